@@ -1,0 +1,47 @@
+# `make help` lists the targets. All of them set up the environment first; when nothing changed that is instant.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export MPLBACKEND = Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-all demo test test-all check format bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.ready  ## create .venv with pinned versions (idempotent)
+
+# Pinned exactly, so that two machines run the same code. Without an NVIDIA GPU the CPU build of
+# torch is tried first: the default build brings several GB of CUDA libraries with it.
+$(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,test,check
+	@touch $@
+
+$(VENV)/.ready-all: $(VENV)/.ready
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,test,check,integrations
+	@touch $@
+
+setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
+
+demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
+	@$(BIN)/surefoot transfer --out runs/demo
+
+test: setup  ## the test suite (no network, no GPU)
+	@$(BIN)/python -m pytest -q -n 2
+
+test-all: setup-all  ## the same with the slow tests and those that need extras
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
+
+check: setup  ## format, lint, types, import direction
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m pytest -q tests/unit/test_imports.py
+
+format: setup  ## rewrite the sources in the house format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: setup  ## whole-step time and memory beside torch's AdamW and Muon
+	@$(BIN)/python benchmarks/step.py
+
+clean:  ## remove the environment and the caches (never runs/)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
