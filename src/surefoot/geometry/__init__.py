@@ -1,0 +1,22 @@
+"""Norms in natural units, one file each; a new one is a `Geometry` with four methods."""
+
+from surefoot.geometry.base import Geometry, dual_norm
+from surefoot.geometry.check import check
+from surefoot.geometry.entrywise import RMS, Frobenius, MaxAbs
+from surefoot.geometry.meanpq import MeanOperator
+from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
+from surefoot.geometry.spectral import Spectral
+
+__all__ = [
+    "RMS",
+    "Frobenius",
+    "Geometry",
+    "HeadRMS",
+    "MaxAbs",
+    "MeanOperator",
+    "RowMean",
+    "RowRMS",
+    "Spectral",
+    "check",
+    "dual_norm",
+]

@@ -1,0 +1,71 @@
+"""`Geometry`: a norm in natural units, and the three things a norm gives: direction, projection, bounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+Cache = dict[str, Tensor] | None
+"""What a geometry may keep from step to step (warm vectors); optimizer state, never an attribute."""
+
+
+class Geometry(ABC):
+    """A norm on matrices `(..., out, in)` or vectors `(..., n)`; leading dimensions are a batch.
+
+    The norm carries its width factor ("natural units"): 1 means that the layer changes its output by Theta(1)
+    RMS at every width. Four methods define a geometry; `surefoot.check` tests the laws that bind them.
+    """
+
+    ndim: int = 2
+    """How many trailing dimensions one norm is taken over: 2 for matrices, 1 for vectors."""
+
+    @property
+    @abstractmethod
+    def couples(self) -> frozenset[int]:
+        """The dimensions that one independent problem spans: {} sign, {-1} rows, {-2, -1} spectral."""
+
+    @abstractmethod
+    def norm(self, w: Tensor) -> Tensor:
+        """`norm(w)` in natural units, shape w.shape[:-ndim]; float32 for half precision."""
+
+    @abstractmethod
+    def direction(self, g: Tensor) -> Tensor:
+        """The maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. The caller subtracts it."""
+
+    @abstractmethod
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """The nearest point (Frobenius) with `norm <= radius`; w itself, bit for bit, if it is inside.
+
+        A radius given as a tensor broadcasts against w, for instance `(..., 1, 1)`.
+        """
+
+    def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
+        """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; a closed form gives the norm twice."""
+        norm = self.norm(w)
+        return norm, norm, cache
+
+
+def expand(norm: Tensor, geometry: Geometry) -> Tensor:
+    """A norm `(...)` shaped to broadcast against its weights: `(..., 1, 1)` or `(..., 1)`."""
+    return norm[(..., *(None,) * geometry.ndim)]
+
+
+def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
+    """The dual norm `max <g, d>` over `norm(d) <= 1`, which is `<g, direction(g)>`.
+
+    Args:
+        geometry: the norm.
+        g: `(..., out, in)` or `(..., n)`, as the geometry takes it.
+
+    Returns:
+        Shape `g.shape[:-ndim]`, float32 for half precision.
+
+    >>> from surefoot.geometry import RMS
+    >>> dual_norm(RMS(), torch.tensor([3.0, 4.0]))  # sqrt(2) * 5
+    tensor(7.0711)
+    """
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    dims = tuple(range(-geometry.ndim, 0))
+    return (g.to(dtype) * geometry.direction(g).to(dtype)).sum(dims)

@@ -1,0 +1,82 @@
+"""Norms of vectors `(..., n)` (gains, biases, scalars) and the entrywise norm of matrices (Frobenius)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.vectors import VectorGeometry
+
+
+@dataclass(frozen=True)
+class MaxAbs(VectorGeometry):
+    """Gain, scalar: `max |w_i|` (a diagonal linear layer), direction `sign(g)`, projection a clamp.
+
+    >>> MaxAbs().direction(torch.tensor([2.0, 0.0, -1e-30]))
+    tensor([ 1.,  0., -1.])
+    """
+
+    ndim = 1
+
+    @property
+    def exponent(self) -> float:
+        """Infinity."""
+        return math.inf
+
+    def scale(self, shape: torch.Size) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class RMS(VectorGeometry):
+    """Bias: `rms(b)`, direction `g / rms(g)`, projection radial.
+
+    >>> RMS().norm(torch.tensor([3.0, 4.0, 0.0, 0.0]))
+    tensor(2.5000)
+    """
+
+    ndim = 1
+
+    @property
+    def exponent(self) -> float:
+        """2."""
+        return 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`1 / sqrt(n)`."""
+        return max(1, shape[-1]) ** -0.5
+
+
+@dataclass(frozen=True)
+class Frobenius(Geometry):
+    """`|W|_F / sqrt(d_out)`: the RMS of a matrix's output over isotropic inputs of RMS 1.
+
+    Weaker than `Spectral` (it bounds the average input, not the worst); the norm of Hyperball's sphere.
+
+    >>> Frobenius().norm(torch.eye(4))
+    tensor(1.)
+    """
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Both dimensions."""
+        return frozenset({-2, -1})
+
+    def norm(self, w: Tensor) -> Tensor:
+        """`|W|_F / sqrt(d_out)`."""
+        return RMS().norm(w.flatten(-2)) * math.sqrt(w.shape[-1])
+
+    def direction(self, g: Tensor) -> Tensor:
+        """`sqrt(d_out) G / |G|_F`."""
+        return (RMS().direction(g.flatten(-2)) / math.sqrt(max(1, g.shape[-1]))).reshape(g.shape)
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Radial."""
+        limit = torch.as_tensor(radius, device=w.device).expand((*w.shape[:-2], 1, 1))[..., 0]
+        flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
+        return flat.reshape(w.shape), cache

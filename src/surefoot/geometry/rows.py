@@ -1,0 +1,80 @@
+"""Row rules for tables `(V, d)`: embeddings, whose input is one-hot, and the LM head, responsible for the loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.geometry.vectors import VectorGeometry
+
+
+@dataclass(frozen=True)
+class RowMean(VectorGeometry):
+    """Embedding: `max_i mean_q(E_i)`, one-hot -> q-mean; each token moves by a full step of its own.
+
+    Args:
+        q: exponent of the mean, `mean_q(x) = mean(|x|**q)**(1/q)`; 2 is the RMS, inf the largest entry.
+
+    Source: MOGA, Algorithm 1 (embedding rule).
+
+    >>> RowMean(2.0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))  # 5 / sqrt(2)
+    tensor(3.5355)
+    """
+
+    q: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.q >= 1:
+            raise ValueError(f"RowMean's exponent must be at least 1, not {self.q}")
+
+    @property
+    def exponent(self) -> float:
+        """q."""
+        return self.q
+
+    def scale(self, shape: torch.Size) -> float:
+        """`d**(-1/q)`."""
+        return 1.0 if math.isinf(self.q) else float(max(1, shape[-1]) ** (-1 / self.q))
+
+
+@dataclass(frozen=True)
+class RowRMS(VectorGeometry):
+    """Embedding: `max_i rms(E_i)`, direction `G_i / rms(G_i)` for each row; the same as `RowMean(2)`.
+
+    Source: "Beyond MuP 3", embedding.
+
+    >>> RowRMS().direction(torch.tensor([[2.0, -2.0], [0.0, 0.0]]))
+    tensor([[ 1., -1.],
+            [ 0.,  0.]])
+    """
+
+    @property
+    def exponent(self) -> float:
+        """2."""
+        return 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`1 / sqrt(d)`."""
+        return max(1, shape[-1]) ** -0.5
+
+
+@dataclass(frozen=True)
+class HeadRMS(VectorGeometry):
+    """LM head: `d * max_i rms(w_i)`, the Lipschitz bound of the loss; the same as `MeanOperator(2, inf)`.
+
+    Source: "Beyond MuP 3", LM head.
+
+    >>> HeadRMS().norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))  # 2 * 5 / sqrt(2)
+    tensor(7.0711)
+    """
+
+    @property
+    def exponent(self) -> float:
+        """2."""
+        return 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`sqrt(d)`: with the row's Euclidean length it makes `d * rms`."""
+        return math.sqrt(max(1, shape[-1]))

@@ -1,0 +1,1 @@
+"""Matrix functions on singular values: the sign (msign) and the clip (mclip)."""

@@ -1,0 +1,55 @@
+"""Coefficients of the polar iterations: data and its source, nothing else."""
+
+from __future__ import annotations
+
+import math
+
+Quintic = tuple[float, float, float]
+"""`(a, b, c)` of one step `x -> a x + b x³ + c x⁵` on every singular value."""
+
+NEWTON_SCHULZ: tuple[Quintic, ...] = ((3.4445, -4.7750, 2.0315),) * 5
+"""K. Jordan, "Muon", 2024. Steep at 0, not convergent: values land in about [0.68, 1.21]."""
+
+# N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025, list for l = 1e-3: the minimax odd
+# quintic of each step, given the interval that the steps before it leave.
+_POLAR_EXPRESS: tuple[Quintic, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+)
+_CLOSING: Quintic = (1.875, -1.25, 0.375)
+"""The classical quintic, tangent to 1 at 1: it removes what rounding and the minimax ripple leave."""
+
+
+def polar_express(closing: int) -> tuple[Quintic, ...]:
+    """Six minimax steps, damped by 1 % against rounding, then `closing` classical ones."""
+    damped = tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS)
+    return damped + (_CLOSING,) * closing
+
+
+def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
+    """Weights of the dynamically weighted Halley steps `x -> x (a + b x²) / (1 + c x²)`.
+
+    Each step is the best rational function of its type that maps `[lowest, 1]` into `[lowest', 1]`.
+    Source: Y. Nakatsukasa, Z. Bai, F. Gygi, "Optimizing Halley's iteration", 2010, eq. 3.18 to 3.20.
+
+    Args:
+        lowest: smallest singular value (relative to the largest) that must reach 1; 0 < lowest < 1.
+        steps: number of steps.
+
+    >>> [round(c) for _, _, c in qdwh(1e-3, 2)]
+    [16000, 14]
+    """
+    weights = []
+    for _ in range(steps):
+        square = lowest * lowest
+        root = (4 * (1 - square) / square**2) ** (1 / 3)
+        a = math.sqrt(1 + root) + 0.5 * math.sqrt(8 - 4 * root + 8 * (2 - square) / (square * math.sqrt(1 + root)))
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        weights.append((a, b, c))
+        lowest = min(1.0, lowest * (a + b * square) / (1 + c * square))
+    return tuple(weights)

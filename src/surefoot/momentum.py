@@ -1,0 +1,120 @@
+"""From gradient to smoothed gradient: the momentum pair, and Adam's two moments for the parts that keep Adam."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Named state tensors of one parameter (or of a chunk of stacked ones)."""
+
+
+class Smoothing(ABC):
+    """What a gradient is turned into before it gets a direction. Pure: state in, state out."""
+
+    @abstractmethod
+    def fresh(self, w: Tensor) -> State:
+        """The state before the first step, for a weight `w` in the dtype that the step computes in."""
+
+    @abstractmethod
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+        """1 for each independent problem that takes a step, 0 for one that keeps weight and state; broadcasts to g.
+
+        Args:
+            g: gradient, `(k, n, out, in)` or `(k, n, size)`; 0 where it was not finite.
+            finite: whether a parameter's gradient was finite, `(k, 1, ...)`.
+            couples: the dimensions of one problem, see `Geometry.couples`.
+        """
+
+    @abstractmethod
+    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
+        """`(next state, smoothed gradient)`; where live is 0 the state stays bit for bit."""
+
+
+@dataclass(frozen=True)
+class Momentum(Smoothing):
+    """`m = b1 m + (1 - b1) g`, look-ahead `b2 m_old + (1 - b2) g`; beta is always the kept fraction.
+
+    `lookahead = beta` is plain averaging, `beta**2` Nesterov, `(0.99, 0.9)` Lion, `(0, 0)` none (and no state).
+    A row (an expert, a matrix) whose current gradient is exactly zero takes no step and keeps its momentum: a
+    normalised step would forget how stale it is.
+
+    Args:
+        beta: kept fraction of the average, 0 <= beta < 1.
+        lookahead: kept fraction in the direction's argument; default beta.
+
+    Raises:
+        ValueError: a fraction outside [0, 1).
+
+    Source: MOGA, Algorithm 1.
+
+    >>> momentum = Momentum(0.5, 0.25)
+    >>> state, look = momentum({"momentum": torch.tensor([4.0])}, torch.tensor([0.0]), torch.tensor([1.0]))
+    >>> state["momentum"].item(), look.item()
+    (2.0, 1.0)
+    """
+
+    beta: float = 0.95
+    lookahead: float | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.beta, self.beta if self.lookahead is None else self.lookahead):
+            if not 0 <= value < 1:
+                raise ValueError(f"a momentum fraction must lie in [0, 1), not {value}")
+
+    def fresh(self, w: Tensor) -> State:
+        """Zeros like w; nothing for beta = 0."""
+        return {"momentum": torch.zeros_like(w)} if self.beta else {}
+
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+        """Whether any gradient entry of the problem differs from zero."""
+        present = g != 0
+        return (present.any(tuple(couples), keepdim=True) if couples else present).to(g.dtype)
+
+    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
+        """Both averages from the old momentum."""
+        if not self.beta:
+            return {}, g
+        old = state["momentum"]
+        new = torch.lerp(old, g, (1 - self.beta) * live)
+        look = new if self.lookahead in (None, self.beta) else torch.lerp(old, g, 1 - self.lookahead)
+        return {"momentum": new}, look
+
+
+@dataclass(frozen=True)
+class Adam(Smoothing):
+    """Adam's moments: the smoothed gradient is `m_hat / (sqrt(v_hat) + eps)`, with 8 bytes per parameter of state.
+
+    For recipes that keep AdamW on some roles; combine with the geometry `AsGiven`, which passes it on unchanged.
+
+    Source: D. Kingma, J. Ba, "Adam", 2015; `torch.optim.AdamW`, whose numbers it reproduces.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+
+    def fresh(self, w: Tensor) -> State:
+        """Two zero moments and a step count, one per leading index of w."""
+        return {
+            "exp_avg": torch.zeros_like(w),
+            "exp_avg_sq": torch.zeros_like(w),
+            "step": torch.zeros((), dtype=torch.float32, device=w.device),
+        }
+
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+        """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""
+        return finite.to(g.dtype)
+
+    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
+        """Both moments, bias-corrected."""
+        count = state["step"].reshape(-1, *(1,) * (g.ndim - 1)) + live
+        first = torch.lerp(state["exp_avg"], g, (1 - self.beta1) * live)
+        second = torch.lerp(state["exp_avg_sq"], g * g, (1 - self.beta2) * live)
+        count_or_one = count.clamp_min(1)
+        root = (second / (1 - self.beta2**count_or_one)).sqrt() + self.eps
+        smoothed = first / (1 - self.beta1**count_or_one) / root
+        return {"exp_avg": first, "exp_avg_sq": second, "step": count.reshape(state["step"].shape)}, smoothed

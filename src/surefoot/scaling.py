@@ -1,0 +1,101 @@
+"""Named functions of a block's shape: learning-rate scales and radius units.
+
+The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other conventions are factors on it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+class Scale(ABC):
+    """A positive factor that depends on a block's shape only."""
+
+    @abstractmethod
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """The factor for blocks of `shape`, `(..., d_out, d_in)`."""
+
+
+@dataclass(frozen=True)
+class Constant(Scale):
+    """The same factor at every width; `Constant(1)` is the natural convention.
+
+    >>> Constant(16.0)((50257, 768))
+    16.0
+    """
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < math.inf:
+            raise ValueError(f"a scale must be positive and finite, not {self.value}")
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """value."""
+        return self.value
+
+
+Natural = Constant
+"""`Natural()`: one learning rate for every layer and width (muP's, MOGA's convention)."""
+
+
+@dataclass(frozen=True)
+class Keller(Scale):
+    """`sqrt(max(1, d_in/d_out))`, so that the step is `lr sqrt(max(1, d_out/d_in)) msign`.
+
+    Source: K. Jordan, "Muon", 2024.
+
+    >>> Keller()((128, 512)), Keller()((512, 128))
+    (2.0, 1.0)
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(max(1, d_in/d_out))`."""
+        d_out, d_in = shape[-2:]
+        return math.sqrt(max(1.0, d_in / max(1, d_out)))
+
+
+@dataclass(frozen=True)
+class Moonlight(Scale):
+    """`0.2 sqrt(max(d_out, d_in) d_in / d_out)`, so that the step is `0.2 lr sqrt(max(d_out, d_in)) msign`.
+
+    Its entries have RMS about 0.2 lr, as AdamW's: it reuses a rate tuned for AdamW.
+
+    Source: J. Liu et al., "Muon is scalable for LLM training", 2025.
+
+    >>> round(Moonlight()((100, 100)), 6)
+    2.0
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`0.2 sqrt(max(d_out, d_in) d_in / d_out)`."""
+        d_out, d_in = shape[-2:]
+        return 0.2 * math.sqrt(max(d_out, d_in) * d_in / max(1, d_out))
+
+
+@dataclass(frozen=True)
+class FanIn(Scale):
+    """`d_in`: undoes the width factor of `MeanOperator(1, inf)`, for sign methods as they were published.
+
+    >>> FanIn()((10, 64))
+    64.0
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`d_in`."""
+        return float(shape[-1])
+
+
+@dataclass(frozen=True)
+class LogRows(Scale):
+    """`log V` of a table `(V, d)`: the unit of a radius for the LM head and the router, whose logits it bounds.
+
+    >>> round(LogRows()((50257, 768)), 3)
+    10.825
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`log V`, at least log 2."""
+        return math.log(max(2, shape[-2]))
