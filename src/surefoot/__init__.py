@@ -1,1 +1,25 @@
-"""Surefoot."""
+"""Surefoot: steepest descent under the right norm for each layer.
+
+The public names are those of `_api`. They are imported when one is first used, so that `surefoot --help` does not
+import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from surefoot._api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    import importlib
+
+    api = importlib.import_module("surefoot._api")
+    if name not in api.__all__:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}; it has {', '.join(api.__all__)}")
+    return getattr(api, name)

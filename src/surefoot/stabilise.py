@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.scaling import Scale
 
 Eta = float | Tensor
 
@@ -109,6 +110,37 @@ class WeightDecay(Stabiliser):
     def promise(self) -> str:
         """The bound."""
         return f"norm <= max(initial, {1 / self.rate:.4g}) by decay"
+
+
+@dataclass(frozen=True)
+class PublishedDecay(Stabiliser):
+    """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
+
+    It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape.
+
+    Args:
+        rate: the weight decay as published.
+        lr_scale: the role's scale rule.
+    """
+
+    rate: float
+    lr_scale: Scale
+
+    def __post_init__(self) -> None:
+        _positive("PublishedDecay's rate", self.rate)
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """As WeightDecay in our units."""
+        return WeightDecay(self.rate / self.lr_scale(tuple(w.shape))).move(w, m, eta, geometry, cache)
+
+    def in_units(self, unit: float) -> PublishedDecay:
+        """Rate over unit."""
+        return PublishedDecay(self.rate / unit, self.lr_scale)
+
+    @property
+    def promise(self) -> str:
+        """The bound."""
+        return f"decay {self.rate:.4g} lr"
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
-from surefoot.geometry.entrywise import RMS, Frobenius, MaxAbs
+from surefoot.geometry.entrywise import RMS, AsGiven, Frobenius, MaxAbs
 from surefoot.geometry.meanpq import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
 
 __all__ = [
     "RMS",
+    "AsGiven",
     "Frobenius",
     "Geometry",
     "HeadRMS",

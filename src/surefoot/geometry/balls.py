@@ -27,7 +27,8 @@ def length(x: Tensor, s: float, dim: int) -> Tensor:
     if math.isinf(s) or x.shape[dim] == 0:
         return peak(x, dim)
     top = peak(x, dim)
-    return torch.linalg.vector_norm(x / torch.where(top == 0, 1, top), s, dim, keepdim=True) * top
+    unit: Tensor = torch.linalg.vector_norm(x / torch.where(top == 0, 1, top), s, dim, keepdim=True)
+    return unit * top
 
 
 def peak(x: Tensor, dim: int) -> Tensor:

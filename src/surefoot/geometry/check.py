@@ -48,7 +48,11 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
 def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float]:
     d = geometry.direction(g)
     best = dual_norm(geometry, g)
-    competitors = [w / expand(geometry.norm(w), geometry), geometry.direction(w), geometry.direction(g + 0.1 * w)]
+    competitors = [
+        w / expand(geometry.norm(w), geometry),
+        geometry.direction(w),
+        geometry.direction(g + 0.1 * w),
+    ]
     dims = tuple(range(-geometry.ndim, 0))
     excess = max(float(((g * c).sum(dims) / best).max()) for c in competitors) - 1
     scales = (1e-30, 1e30)

@@ -49,7 +49,7 @@ class RMS(VectorGeometry):
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(n)`."""
-        return max(1, shape[-1]) ** -0.5
+        return 1 / math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -80,3 +80,33 @@ class Frobenius(Geometry):
         limit = torch.as_tensor(radius, device=w.device).expand((*w.shape[:-2], 1, 1))[..., 0]
         flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
         return flat.reshape(w.shape), cache
+
+
+@dataclass(frozen=True)
+class AsGiven(Geometry):
+    """No norm at all: the direction is the argument. For methods that bring their own step, such as Adam's.
+
+    It keeps none of the laws that make a bound; its norm, for metrics, is the largest entry.
+
+    >>> AsGiven().direction(torch.tensor([3.0, 0.5]))
+    tensor([3.0000, 0.5000])
+    """
+
+    ndim = 1
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Nothing."""
+        return frozenset()
+
+    def norm(self, w: Tensor) -> Tensor:
+        """`max |w_i|`."""
+        return MaxAbs().norm(w)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """g."""
+        return g
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """A clamp."""
+        return MaxAbs().project(w, radius, cache)

@@ -57,7 +57,7 @@ class RowRMS(VectorGeometry):
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(d)`."""
-        return max(1, shape[-1]) ** -0.5
+        return 1 / math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def spectral_norm(x: Tensor) -> Tensor:
     peak = wide.abs().amax((-2, -1), keepdim=True)
     wide = wide / torch.where(peak == 0, 1, peak)
     top = torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()
-    return (top * peak[..., 0, 0]).to(dtype)
+    norm: Tensor = top * peak[..., 0, 0]
+    return norm.to(dtype)
 
 
 def _by_svd(x: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:

@@ -159,7 +159,7 @@ def _qdwh_pair(x: Tensor, ops: Ops, first: Quintic, second: Quintic, bound: Tens
 
 
 def _qdwh2(x: Tensor, ops: Ops) -> Tensor:
-    return _qdwh_pair(x, ops, *FAST_QDWH)
+    return _qdwh_pair(x, ops, FAST_QDWH[0], FAST_QDWH[1])
 
 
 def _qdwh(x: Tensor, ops: Ops) -> Tensor:
@@ -167,7 +167,7 @@ def _qdwh(x: Tensor, ops: Ops) -> Tensor:
     bound = _squared_norm_bound(gram)
     factor, _ = _halley(gram / bound, ops, EXACT_QDWH[0])
     x = ops.apply(factor.mul_(bound.rsqrt()), x)  # all singular values above 1e-4 are now above 0.07
-    return _qdwh_pair(x, ops, *EXACT_QDWH[1:], bound=x.new_ones(1, 1, 1))
+    return _qdwh_pair(x, ops, EXACT_QDWH[1], EXACT_QDWH[2], x.new_ones(1, 1, 1))
 
 
 METHODS: dict[str, Callable[[Tensor, Ops], Tensor]] = {

@@ -1,0 +1,60 @@
+"""The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
+
+from surefoot import geometry, recipes
+from surefoot.geometry import (
+    RMS,
+    Frobenius,
+    Geometry,
+    HeadRMS,
+    MaxAbs,
+    MeanOperator,
+    RowMean,
+    RowRMS,
+    Spectral,
+    check,
+    dual_norm,
+)
+from surefoot.linalg.clip import mclip
+from surefoot.linalg.polar import msign
+from surefoot.momentum import Momentum
+from surefoot.optim import SteepestDescent
+from surefoot.plan import Placement, Plan
+from surefoot.recipes import Recipe
+from surefoot.roles import Role
+from surefoot.scaling import Constant, Keller, Moonlight, Natural
+from surefoot.stabilise import Free, Normalise, PostClip, PreDecay, Rescale, Stabiliser, WeightDecay
+
+__all__ = [
+    "RMS",
+    "Constant",
+    "Free",
+    "Frobenius",
+    "Geometry",
+    "HeadRMS",
+    "Keller",
+    "MaxAbs",
+    "MeanOperator",
+    "Momentum",
+    "Moonlight",
+    "Natural",
+    "Normalise",
+    "Placement",
+    "Plan",
+    "PostClip",
+    "PreDecay",
+    "Recipe",
+    "Rescale",
+    "Role",
+    "RowMean",
+    "RowRMS",
+    "Spectral",
+    "Stabiliser",
+    "SteepestDescent",
+    "WeightDecay",
+    "check",
+    "dual_norm",
+    "geometry",
+    "mclip",
+    "msign",
+    "recipes",
+]

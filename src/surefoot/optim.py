@@ -1,0 +1,238 @@
+"""`SteepestDescent`: the optimizer. The only place that writes to parameters."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.metrics import stability
+from surefoot.plan import Placement, Plan
+from surefoot.roles import Role, by_name
+from surefoot.step import step as advance
+
+FORMAT = 1
+"""Version of the state dictionary's layout."""
+
+_CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
+
+Params = nn.Module | Iterable[Any]
+
+
+class SteepestDescent(Optimizer):
+    """Steepest descent under the norm of each parameter's role.
+
+    For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
+    `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
+
+    Args:
+        params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
+            `{"params": [...], "role": "linear"}` (a role's name, with natural scale and no bound, or a `Role`).
+        plan: roles of the parameters; default for a model: `Plan.of(model)`.
+        lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
+        maximize: climb instead of descending.
+
+    State: 4 bytes per parameter (float32 momentum; float64 for float64 parameters). Parameters in bfloat16 or float16
+    are stepped in float32 and rounded once. A parameter without gradient is untouched; one whose gradient is not
+    finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+
+    Raises:
+        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
+            the plan lacks, a negative lr. List errors are torch's own.
+
+    >>> model = nn.Linear(2, 2, bias=False)
+    >>> optimizer = SteepestDescent(model, lr=0.1)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.param_groups[0]["role"]
+    'linear'
+    """
+
+    def __init__(self, params: Params, plan: Plan | None = None, *, lr: float | Tensor, maximize: bool = False) -> None:
+        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        self._placements: dict[Tensor, Placement] = {}
+        if isinstance(params, nn.Module):
+            plan = plan or Plan.of(params)
+            params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
+        groups = params if plan is None else _groups(params, plan)
+        super().__init__(groups, {"lr": lr, "maximize": maximize})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; the group needs a `"role"`."""
+        group = dict(param_group)
+        placements = group.pop("placements", None)
+        role = group.get("role")
+        group["role"] = role.name if isinstance(role, Role) else role
+        super().add_param_group(group)
+        group = self.param_groups[-1]
+        try:
+            placements = placements or _place(group["params"], role)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._placements.update(zip(group["params"], placements, strict=True))
+        group["plan"] = _digest(placements)
+        group["format"] = FORMAT
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss, as torch's optimizers take it.
+
+        Returns:
+            The closure's loss, else None.
+
+        Raises:
+            RuntimeError: a sparse gradient.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for chunk in self._chunks(group["params"]):
+                self._advance(chunk, group)
+        return loss
+
+    def _chunks(self, params: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Parameters with a gradient, those with like role, block, dtype and device together, cut to the budget."""
+        buckets: dict[Any, list[Tensor]] = defaultdict(list)
+        for p in params:
+            if p.grad is None or p.numel() == 0:
+                continue
+            if p.grad.is_sparse:
+                raise RuntimeError("SteepestDescent does not support sparse gradients: use nn.Embedding(sparse=False)")
+            placement = self._placements[p]
+            buckets[placement.role, placement.block, p.dtype, p.device].append(p)
+        for (_, block, _, device), bucket in buckets.items():
+            count = max(1, _CHUNK_BYTES.get(device.type, 256 << 20) // (4 * math.prod(block)))
+            for start in range(0, len(bucket), count):
+                yield bucket[start : start + count]
+
+    def _advance(self, chunk: list[Tensor], group: dict[str, Any]) -> None:
+        """Stack the blocks of like parameters, take the pure step, write the results back."""
+        placement = self._placements[chunk[0]]
+        role, block = placement.role, placement.block
+        dtype = torch.promote_types(chunk[0].dtype, torch.float32)
+
+        def stack(tensors: list[Tensor]) -> Tensor:
+            return (
+                torch.cat([t.reshape(1, *block) for t in tensors])
+                if len(tensors) > 1
+                else tensors[0].reshape(1, *block)
+            )
+
+        w = stack([p.to(dtype) for p in chunk])
+        g = stack([p.grad.to(dtype) for p in chunk if p.grad is not None])
+        states = [self._state(p, role, dtype) for p in chunk]
+        names = [name for name in states[0] if name != "skipped"]
+        stacked = {
+            name: torch.stack([s[name] for s in states]) if name == "step" else stack([s[name] for s in states])
+            for name in names
+        }
+        finite = torch.linalg.vector_norm(g.flatten(1), torch.inf, 1).isfinite()
+        eta = group["lr"] * role.lr_scale(block)
+        each = finite.reshape(-1, *(1,) * len(block))
+        w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, each)
+        for i, (p, state) in enumerate(zip(chunk, states, strict=True)):
+            p.copy_(w[i].reshape(p.shape))
+            for name in names:
+                state[name].copy_(stacked[name][i].reshape(state[name].shape))
+            state["skipped"] += ~finite[i]
+
+    def _state(self, p: Tensor, role: Role, dtype: torch.dtype) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            state.update(role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
+            state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, and state keeps the dtype it was saved in (torch casts it to the parameter's).
+
+        Raises:
+            ValueError: the checkpoint was made under another plan, or by another optimizer.
+        """
+        saved = state_dict["param_groups"]
+        for index, (theirs, ours) in enumerate(zip(saved, self.param_groups, strict=False)):
+            if theirs.get("format") != FORMAT:
+                raise ValueError(f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT}")
+            if theirs.get("plan") != ours["plan"]:
+                raise ValueError(
+                    f"parameter group {index} ({ours['role']}) was saved under another plan: {theirs.get('plan')}, "
+                    f"now {ours['plan']}; build the optimizer with the recipe and overrides of the checkpoint"
+                )
+        super().load_state_dict(state_dict)
+        for theirs, ours in zip(saved, self.param_groups, strict=True):
+            for index, p in zip(theirs["params"], ours["params"], strict=True):
+                for name, value in state_dict["state"].get(index, {}).items():
+                    self.state[p][name] = value.detach().to(device=p.device, copy=True)
+
+    def skipped(self) -> dict[str, int]:
+        """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
+        counts = {name: int(self.state[p]["skipped"]) for name, p, _ in self._named() if p in self.state}
+        return {name: count for name, count in counts.items() if count}
+
+    def stability(self) -> dict[str, dict[str, float]]:
+        """Bounds on every parameter's norm and next update, in natural units; see `surefoot.metrics.stability`."""
+        return {name: stability(p, self._placements[p], float(group["lr"])) for name, p, group in self._named()}
+
+    def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        for number, group in enumerate(self.param_groups):
+            names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(group["params"]))]
+            yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_placements": self._placements}
+
+
+def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
+    """One group per role name, with each parameter's placement beside it."""
+    groups: dict[str, dict[str, Any]] = {}
+    for entry in named:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
+        name, p = entry
+        if not p.requires_grad:
+            continue
+        placement = plan[name]
+        if tuple(p.shape) != placement.shape:
+            raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
+        empty = {"params": [], "role": placement.role.name, "placements": []}
+        group = groups.setdefault(placement.role.name, empty)
+        group["params"].append(entry)
+        group["placements"].append(placement)
+    return list(groups.values())
+
+
+def _place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
+    if any(p.is_complex() for p in params):
+        raise ValueError("complex parameters have no role; give their real and imaginary parts")
+    if role is None:
+        raise ValueError(
+            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model itself, "
+            "SteepestDescent(model, lr=...), and every role is found"
+        )
+    rule = by_name(role)
+    placements = [Placement(rule, "as given", tuple(p.shape)) for p in params]
+    for placement in placements:
+        try:
+            placement.block  # noqa: B018
+        except ValueError as error:
+            raise ValueError(
+                f"role {rule.name!r} cannot take a parameter of shape {placement.shape}: {error}"
+            ) from None
+    return placements
+
+
+def _digest(placements: list[Placement]) -> str:
+    return Plan("group", {str(i): placement for i, placement in enumerate(placements)}).hash

@@ -1,0 +1,223 @@
+"""`Plan`: every trainable parameter, its role, and why. Pure data: printable, hashable, comparable."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from surefoot.initialise import generator_for
+from surefoot.place import find_kinds
+from surefoot.recipes import Recipe, beyond_mup
+from surefoot.roles import Role
+from surefoot.stabilise import Stabiliser
+
+Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
+Change = str | Role | Callable[[Role], Role]
+Override = tuple[Where, Change]
+"""`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a `Role`,
+or a function of the role that was found."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One parameter's role and the reason for it."""
+
+    role: Role
+    why: str
+    shape: tuple[int, ...]
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The shape of the block that the norm is taken over."""
+        return self.role.view.blocks(self.shape)
+
+    @property
+    def stabiliser(self) -> Stabiliser:
+        """The role's stabiliser with its radius in plain numbers."""
+        return self.role.stabiliser.in_units(self.role.radius_unit(self.block))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The placements of a model's trainable parameters, in its order.
+
+    Build one with `Plan.of`, read it with `print`, hand it to `SteepestDescent`.
+    """
+
+    recipe: str
+    placements: dict[str, Placement] = field(hash=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        recipe: Recipe | None = None,
+        *,
+        stabiliser: Stabiliser | None = None,
+        overrides: Sequence[Override] = (),
+        head: str | Sequence[str] | None = None,
+    ) -> Plan:
+        """Find every trainable parameter's role: by module type, by the model's wiring, then by overrides.
+
+        The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an
+        embedding, else the only Linear(d, V) beside an Embedding(V, d), else what `head` names. A matrix that is
+        both embedding and head takes the head's rule, unless the model has an `output_multiplier` (1/d), which gives
+        the head its width factor: then the embedding's.
+
+        Args:
+            model: any module, on any device, the meta device included.
+            recipe: the role table; default `recipes.beyond_mup()`.
+            stabiliser: for every role, its radius in the role's unit (log V for the head).
+            overrides: `(where, change)` pairs, see `Override`.
+            head: name of the LM head's module, or names; `()` if there is none.
+
+        Raises:
+            ValueError: a parameter that no rule places, two roles for one parameter, an override that matches
+                nothing, a view that does not fit; the message names the parameter and the remedy.
+
+        >>> plan = Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        >>> [placement.role.name for placement in plan.placements.values()]
+        ['linear', 'bias', 'linear', 'bias']
+        """
+        recipe = recipe or beyond_mup()
+        changes = _match(model, overrides)
+        placements: dict[str, Placement] = {}
+        lost: list[str] = []
+        for name, kind in find_kinds(model, head).items():
+            shape = tuple(model.get_parameter(name).shape)
+            role = None if kind is None else recipe.role(kind.name)
+            if role and kind and kind.view:
+                role = replace(role, view=kind.view)
+            why = kind.why if kind else ""
+            if name in changes:
+                change, why = changes[name]
+                role = _apply(change, role, recipe)
+            if role is None:
+                lost.append(f"{name} {shape}")
+                continue
+            role = role if stabiliser is None else replace(role, stabiliser=stabiliser)
+            placements[name] = _placed(name, role, why, shape)
+        if lost:
+            raise ValueError(
+                f"cannot place {', '.join(lost)}: no rule knows the module; say what it is, "
+                f"for example overrides=[({lost[0].split()[0]!r}, 'linear')], or freeze it with requires_grad_(False)"
+            )
+        return cls(recipe.name, placements)
+
+    def __getitem__(self, name: str) -> Placement:
+        try:
+            return self.placements[name]
+        except KeyError:
+            raise ValueError(f"the plan has no parameter {name!r}; make it with Plan.of(model)") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.placements)
+
+    def __len__(self) -> int:
+        return len(self.placements)
+
+    @property
+    def hash(self) -> str:
+        """A digest of all roles and shapes in order; the names do not count, so that wrappers may change them."""
+        text = "\n".join(f"{placement.shape} {placement.role!r}" for placement in self.placements.values())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def rows(self) -> list[dict[str, str]]:
+        """One dictionary of strings per parameter: the plan as a table, and as JSON."""
+        return [_row(name, placement) for name, placement in self.placements.items()]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        if not rows:
+            return f"plan {self.recipe}: no trainable parameters"
+        columns = list(rows[0])
+        width = {c: max(len(c), *(len(row[c]) for row in rows)) for c in columns}
+        table = [{c: c for c in columns}, *rows]
+        lines = ["  ".join(row[c].ljust(width[c]) for c in columns).rstrip() for row in table]
+        rule = "-" * max(map(len, lines))
+        entries = sum(math.prod(placement.shape) for placement in self.placements.values())
+        total = f"{len(rows)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
+        return "\n".join([lines[0], rule, *lines[1:], rule, total])
+
+    @torch.no_grad()
+    def initialise_(self, model: nn.Module, seed: int = 0) -> None:
+        """Write every parameter's initial value: deterministic in (name, seed), the same on every device.
+
+        Args:
+            model: the model the plan was made of; parameters on the meta device are left alone.
+            seed: any integer.
+
+        Raises:
+            ValueError: a parameter of the plan that the model lacks, or whose shape differs.
+        """
+        parameters = dict(model.named_parameters())
+        for name, placement in self.placements.items():
+            parameter = parameters.get(name)
+            if parameter is None or tuple(parameter.shape) != placement.shape:
+                found = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
+                raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
+            if parameter.is_meta:
+                continue
+            block = placement.role.view.split(parameter)
+            placement.role.initial.fill_(block, generator_for(name, seed))
+            parameter.copy_(block.reshape(parameter.shape))
+
+
+def _match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
+    """Parameter name -> the change that an override makes, and why; every override must match something."""
+    changes: dict[str, tuple[Change, str]] = {}
+    for where, change in overrides:
+        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(model, where, name, p)]
+        label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
+        if not matched:
+            raise ValueError(f"the override {label!r} matches no trainable parameter")
+        for name in matched:
+            if name in changes:
+                raise ValueError(f"{name} has two overrides: {changes[name][1]} and override {label!r}")
+            changes[name] = (change, f"override {label!r}")
+    return changes
+
+
+def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter) -> bool:
+    if isinstance(where, str):
+        return fnmatch.fnmatchcase(name, where)
+    if isinstance(where, nn.Module):
+        return any(parameter is p for p in where.parameters())
+    return where(name, parameter)
+
+
+def _apply(change: Change, role: Role | None, recipe: Recipe) -> Role | None:
+    if isinstance(change, Role):
+        return change
+    if isinstance(change, str):
+        return recipe.role(change)
+    return None if role is None else change(role)
+
+
+def _placed(name: str, role: Role, why: str, shape: tuple[int, ...]) -> Placement:
+    try:
+        role.view.blocks(shape)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be {role.name}: {error}") from None
+    return Placement(role, why, shape)
+
+
+def _row(name: str, placement: Placement) -> dict[str, str]:
+    role, block = placement.role, placement.block
+    return {
+        "name": name,
+        "shape": "x".join(map(str, placement.shape)) or "scalar",
+        "role": role.name,
+        "block": "x".join(map(str, block)),
+        "norm": repr(role.geometry).removesuffix("()").replace("(method='auto')", ""),
+        "init": role.initial.describe(block),
+        "lr scale": f"{role.lr_scale(block):.4g}",
+        "promise": placement.stabiliser.promise,
+        "why": placement.why,
+    }

@@ -1,0 +1,185 @@
+"""Named recipes: a role table each. Known optimizers as points of one space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from surefoot.geometry import RMS, AsGiven, Frobenius, Geometry, MaxAbs, MeanOperator, RowMean
+from surefoot.momentum import Adam, Momentum, Smoothing
+from surefoot.roles import NATURAL, Role, derive
+from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
+from surefoot.stabilise import Free, Normalise, PublishedDecay, Stabiliser, WeightDecay
+from surefoot.views import Vector
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A role for each kind of parameter. Initial values are the natural ones, whatever the increment's norm.
+
+    Args:
+        name: for tables and records.
+        table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
+    """
+
+    name: str
+    table: Mapping[str, Role]
+
+    def role(self, kind: str) -> Role:
+        """The role of a kind; ValueError if there is none."""
+        return derive(kind, dict(self.table))
+
+
+def _recipe(name: str, momentum: Smoothing, **changes: Mapping[str, object]) -> Recipe:
+    table = {kind: replace(role, momentum=momentum) for kind, role in NATURAL.items()}
+    for kind, change in changes.items():
+        table[kind] = replace(table[kind], **change)  # type: ignore[arg-type]
+    return Recipe(name, table)
+
+
+def beyond_mup() -> Recipe:
+    """The role table itself: spectral, row RMS, head, sign and RMS, each under its own norm. The default.
+
+    The momentum pair and the head's factor are tuned numbers in natural units, the same at every width.
+
+    Source: "Beyond MuP 2" and "3"; momentum pair and head factor from docs/log.md.
+
+    >>> beyond_mup().role("linear").geometry
+    Spectral(method='auto')
+    """
+    return _recipe("beyond_mup", Momentum(0.9, 0.8), head={"lr_scale": Constant(16.0)})
+
+
+def moga_row(p: float = 2.0) -> Recipe:
+    """MOGA with the row geometry (p, inf) on linear layers; embedding by row RMS, head (2, inf), vectors by sign.
+
+    Source: MOGA, Algorithm 1 with its look-ahead pair.
+
+    >>> moga_row(1.5).role("linear").geometry
+    MeanOperator(p=1.5, q=inf)
+    """
+    return _moga(f"moga_row({p:g})", MeanOperator(p, math.inf), RowMean(2.0))
+
+
+def moga_column(q: float = 2.0) -> Recipe:
+    """MOGA with the column geometry (1, q) on linear layers; embedding by the one-hot q rule, head (2, inf).
+
+    >>> moga_column().role("embedding").geometry
+    RowMean(q=2.0)
+    """
+    return _moga(f"moga_column({q:g})", MeanOperator(1, q), RowMean(q))
+
+
+def _moga(name: str, linear: Geometry, embedding: Geometry) -> Recipe:
+    return _recipe(
+        name,
+        Momentum(0.95, 0.9),
+        linear={"geometry": linear},
+        embedding={"geometry": embedding},
+        bias={"geometry": MaxAbs()},
+    )
+
+
+def muon(scale: Scale = Keller(), adam_lr: float = 0.015) -> Recipe:  # noqa: B008
+    """Muon as published: spectral on hidden matrices, Nesterov .95, decay `lr * 0.1`; AdamW on all the rest.
+
+    The matrix sign is close to exact where the published one is five Newton-Schulz steps.
+
+    Args:
+        scale: `Keller()`, `Moonlight()` or `Natural()`.
+        adam_lr: learning rate of the AdamW parts relative to the group's (3e-4 beside 0.02 in Keller's release);
+            Moonlight's is 1 by definition, whatever is given.
+
+    Source: K. Jordan, "Muon", 2024; J. Liu et al., "Muon is scalable for LLM training", 2025.
+
+    >>> muon().role("head").momentum
+    Adam(beta1=0.9, beta2=0.95, eps=1e-08)
+    """
+    ratio = Constant(1.0 if isinstance(scale, Moonlight) else adam_lr)
+    vector = {"geometry": AsGiven(), "view": Vector(), "momentum": Adam(), "lr_scale": ratio}
+    matrix = vector | {"stabiliser": PublishedDecay(0.1, ratio)}
+    hidden = {
+        "lr_scale": scale,
+        "momentum": Momentum(0.95, 0.95**2),
+        "stabiliser": PublishedDecay(0.1, scale),
+    }
+    return _recipe(
+        f"muon({type(scale).__name__.lower()})",
+        Momentum(0.95, 0.95**2),
+        linear=hidden,
+        **dict.fromkeys(("embedding", "head"), matrix),
+        **dict.fromkeys(("gain", "bias", "scalar"), vector),
+    )
+
+
+def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
+    """Scion as published: every step `(1 - lr) w - lr * radius * d`, which keeps each norm below its radius.
+
+    Spectral on hidden matrices, row RMS on the embedding, sign on the head, RMS on vectors; average .9.
+
+    Source: T. Pethick et al., "Training deep learning models with norm-constrained LMOs", 2025.
+
+    >>> scion().role("linear").stabiliser.promise
+    'norm <= max(initial, 50) by decay'
+    """
+    body = {"lr_scale": Constant(radius), "stabiliser": WeightDecay(1 / radius)}
+    head = {"lr_scale": Constant(head_radius), "stabiliser": WeightDecay(1 / head_radius)}
+    return _recipe(
+        "scion",
+        Momentum(0.9),
+        linear=body,
+        embedding=body,
+        head=head | {"geometry": MeanOperator(1, math.inf), "radius_unit": Constant()},
+        gain=body | {"geometry": RMS()},
+        bias=body,
+        scalar=body,
+    )
+
+
+def lion() -> Recipe:
+    """Lion as published: the sign of the look-ahead, (0.99, 0.9), decay `lr * 0.1` on matrices; no width factor.
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+
+    >>> lion().role("gain").geometry
+    MaxAbs()
+    """
+    return _signs("lion", Momentum(0.99, 0.9), FanIn(), PublishedDecay(0.1, FanIn()))
+
+
+def sign_sgd() -> Recipe:
+    """The sign of the gradient, as published: no momentum, no state, no width factor, no decay.
+
+    >>> sign_sgd().role("linear").momentum
+    Momentum(beta=0.0, lookahead=None)
+    """
+    return _signs("sign_sgd", Momentum(0.0), FanIn(), Free())
+
+
+def sign_natural() -> Recipe:
+    """Lion's pair under (1, inf) with its width factor: the step on a matrix is `sign / d_in`.
+
+    >>> sign_natural().role("linear").lr_scale
+    Constant(value=1.0)
+    """
+    return _signs("sign_natural", Momentum(0.99, 0.9), Constant(), Free())
+
+
+def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
+    matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
+    return _recipe(
+        name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxAbs()}
+    )
+
+
+def hyperball() -> Recipe:
+    """The role table's directions with Nesterov .95, every matrix kept at its initial Frobenius norm.
+
+    Source: "Hyperball" (K. Wen et al., 2025), as "Beyond MuP 4" describes it.
+
+    >>> hyperball().role("linear").stabiliser.promise
+    'Frobenius norm = initial'
+    """
+    sphere = {"stabiliser": Normalise(norm=Frobenius())}
+    return _recipe("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), sphere))

@@ -1,0 +1,83 @@
+"""Roles: what a parameter is, and therefore its norm, initial value, momentum, scale and stabiliser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from surefoot.geometry import RMS, Geometry, HeadRMS, MaxAbs, RowRMS, Spectral
+from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
+from surefoot.momentum import Momentum, Smoothing
+from surefoot.scaling import Constant, LogRows, Scale
+from surefoot.stabilise import Free, Stabiliser
+from surefoot.views import Convolution, Matrix, Stack, Vector, View
+
+
+@dataclass(frozen=True)
+class Role:
+    """Everything that one step needs to know about a parameter: a frozen value.
+
+    Args:
+        name: linear, embedding, head, gain, bias, conv, experts, scalar, or your own.
+        geometry: the norm of the increment.
+        view: how the parameter is laid out in blocks.
+        initial: its initial value.
+        momentum: how gradients are smoothed.
+        lr_scale: factor on the group's learning rate, a named function of the block's shape.
+        radius_unit: unit of a radius that is given for all roles, likewise.
+        stabiliser: what bounds its norm.
+    """
+
+    name: str
+    geometry: Geometry
+    view: View = field(default_factory=Matrix)
+    initial: Initial = field(default_factory=AsBuilt)
+    momentum: Smoothing = field(default_factory=Momentum)
+    lr_scale: Scale = field(default_factory=Constant)
+    radius_unit: Scale = field(default_factory=Constant)
+    stabiliser: Stabiliser = field(default_factory=Free)
+
+
+_LINEAR = Role("linear", Spectral(), initial=LinearNormal())
+_EMBEDDING = Role("embedding", RowRMS(), initial=UnitNormal())
+_HEAD = Role("head", HeadRMS(), initial=HeadNormal(), radius_unit=LogRows())
+
+NATURAL: dict[str, Role] = {
+    "linear": _LINEAR,
+    "embedding": _EMBEDDING,
+    "head": _HEAD,
+    "gain": Role("gain", MaxAbs(), view=Vector(), initial=Fill(1.0)),
+    "bias": Role("bias", RMS(), view=Vector(), initial=Fill(0.0)),
+    "scalar": Role("scalar", MaxAbs(), view=Vector()),
+}
+"""The role table of the specification: natural scale, no bound. Recipes replace parts of it."""
+
+DERIVED: dict[str, tuple[str, View]] = {
+    "conv": ("linear", Convolution()),
+    "experts": ("linear", Stack()),
+    "router": ("head", Matrix()),
+    "positions": ("embedding", Matrix()),
+}
+"""Kinds that take another kind's rule in a layout of their own."""
+
+
+def derive(kind: str, table: dict[str, Role]) -> Role:
+    """The role of a kind under a table of roles.
+
+    Raises:
+        ValueError: an unknown kind; the message lists the known ones.
+
+    >>> derive("experts", NATURAL).geometry
+    Spectral(method='auto')
+    """
+    if kind in table:
+        return table[kind]
+    if kind not in DERIVED:
+        raise ValueError(f"unknown role {kind!r}; choose one of {', '.join([*NATURAL, *DERIVED])}, or give a Role")
+    base, view = DERIVED[kind]
+    role = replace(table[base], name=kind, view=view)
+    return replace(role, initial=AsBuilt()) if kind == "positions" else role
+
+
+def by_name(role: str | Role) -> Role:
+    """A role by its name, with natural scale and no bound; a Role passes through."""
+    return role if isinstance(role, Role) else derive(role, NATURAL)

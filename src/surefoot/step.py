@@ -1,0 +1,37 @@
+"""One step of one chunk of like parameters: the whole algorithm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surefoot.momentum import State
+from surefoot.roles import Role
+from surefoot.stabilise import Eta, Stabiliser
+
+
+def step(
+    role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+) -> tuple[Tensor, State]:
+    """Gradient -> momentum -> direction -> step -> stabilised weight. Pure: nothing given is written to.
+
+    A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
+    gradient is zero, keep weight and momentum bit for bit: they are live = 0, their eta is 0.
+
+    Args:
+        role: the rule; its geometry takes blocks `(n, out, in)` or `(n, size)`.
+        stabiliser: the role's, with its radius in plain numbers.
+        w: k stacked weights `(k, n, out, in)` or `(k, n, size)`, float32 or float64.
+        g: their gradients, w's shape and dtype.
+        state: the momentum's state, stacked likewise.
+        eta: `lr * lr_scale`.
+        finite: whether each parameter's gradient is finite, `(k, 1, ...)`, bool.
+
+    Returns:
+        `(next weights, next state)`.
+    """
+    g = torch.where(finite, g, 0)
+    live = role.momentum.live(g, finite, role.geometry.couples)
+    state, m = role.momentum(state, g, live)
+    w, _ = stabiliser.move(w, m, eta * live, role.geometry)
+    return w, state
