@@ -1,0 +1,64 @@
+"""What a sweep shows on stderr while it runs."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run just finished: its record, runs finished and expected in all, seconds left."""
+
+    record: dict[str, Any]
+    finished: int
+    expected: int
+    seconds_left: float
+
+    @property
+    def headline(self) -> str:
+        """Which run it was and how it ended."""
+        loss = "diverged" if self.record["diverged"] else f"loss {self.record['val_loss']:.3f}"
+        r = self.record
+        return f"{r['recipe']} width {r['width']} lr 2^{r['log2_lr']:g} seed {r['seed']}: {loss}"
+
+    @property
+    def left(self) -> str:
+        """Time left, rounded to what it is worth.
+
+        >>> Progress({}, 1, 2, 200.0).left
+        'about 3:20 left'
+        """
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        return f"about {minutes}:{seconds:02d} left"
+
+
+Callback = Callable[[Progress], None]
+
+
+def silent(_: Progress) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def on_stderr() -> Iterator[Callback]:
+    """A bar on a terminal, one line per finished run elsewhere (a log file, a pipe)."""
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    layout = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt} runs, {postfix}"
+    with tqdm(bar_format=layout, file=sys.stderr, dynamic_ncols=True, total=1, leave=False) as bar:
+
+        def move(progress: Progress) -> None:
+            bar.total, bar.n = progress.expected, progress.finished
+            bar.set_postfix_str(f"{progress.left} · {progress.headline}", refresh=True)
+
+        yield move
+
+
+def _line(progress: Progress) -> None:
+    count = f"[{progress.finished}/{progress.expected}]"
+    print(f"{count} {progress.headline}, {progress.left}", file=sys.stderr, flush=True)

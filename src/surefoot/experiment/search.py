@@ -1,0 +1,118 @@
+"""Which learning rates to measure: a fixed grid, or a search that brackets each optimum."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+COARSE_OCTAVES = 1.0  # between the first rates and at each extension
+FINE_OCTAVES = 0.5  # sqrt(2): around the optimum
+FINEST_OCTAVES = 0.25  # how closely a divergence next to the best rate is approached
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every one of these log2 rates, at every width."""
+
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_list("rates", self.rates)
+        if not all(math.isfinite(rate) for rate in self.rates):
+            raise ValueError(f"rates must be finite log2 rates, got {list(self.rates)}")
+
+    def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
+        """The rates to run next, given the mean losses so far."""
+        return () if means else tuple(sorted(self.rates))
+
+    @property
+    def expected(self) -> int:
+        """About how many rates a width takes."""
+        return len(self.rates)
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A search for the optimum of each width: `next_rates`, at most ``budget`` rates.
+
+    ``centres`` gives the log2 rate to start around, recipe by recipe.
+    """
+
+    centres: Mapping[str, float]
+    budget: int = 7
+
+    def __post_init__(self) -> None:
+        if self.budget < 3:
+            raise ValueError(f"budget must be at least 3 rates per width, got {self.budget}")
+        for recipe, centre in self.centres.items():
+            if not math.isfinite(centre):
+                raise ValueError(f"the starting log2 rate of {recipe} must be finite, got {centre}")
+
+    def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
+        """The rates to run next, given the mean losses so far."""
+        return next_rates(means, self.centres[recipe], self.budget)
+
+    @property
+    def expected(self) -> int:
+        """About how many rates a width takes."""
+        return min(self.budget, 6)
+
+
+def check_list(name: str, values: tuple[Any, ...]) -> None:
+    """Raise ValueError naming the list if it is empty or repeats a value."""
+    if not values:
+        raise ValueError(f"{name} is empty")
+    if len(set(values)) != len(values):
+        raise ValueError(f"{name} names a value twice: {list(values)}")
+
+
+def next_rates(means: Mapping[float, float | None], centre: float, budget: int) -> tuple[float, ...]:
+    """The log2 rates to measure next, given mean losses so far (None: diverged); () when done.
+
+    Three rates an octave apart around ``centre``; one more octave beyond the best rate until it is
+    interior (a divergence beside it is approached by halving instead); then sqrt(2) beside the best
+    rate, and whatever is missing an octave away from it. Never more than ``budget`` rates in all.
+
+    >>> next_rates({}, centre=-4.0, budget=7)
+    (-5.0, -4.0, -3.0)
+    >>> next_rates({-5.0: 2.0, -4.0: 2.1, -3.0: None}, centre=-4.0, budget=7)
+    (-6.0,)
+    >>> next_rates({-6.0: 2.2, -5.0: 2.0, -4.0: 2.1, -3.0: None}, centre=-4.0, budget=7)
+    (-5.5, -4.5)
+    """
+    wanted = _wanted(means, centre)
+    return tuple(sorted(wanted[: max(0, budget - len(means))]))
+
+
+def _wanted(means: Mapping[float, float | None], centre: float) -> list[float]:
+    if not means:
+        return [centre, centre - COARSE_OCTAVES, centre + COARSE_OCTAVES]
+    finite = {rate: mean for rate, mean in means.items() if mean is not None}
+    if not finite:
+        return [min(means) - COARSE_OCTAVES]
+    best = min(finite, key=lambda rate: (finite[rate], rate))
+    extension = [_beyond(best, means, side) for side in (-1, 1)]
+    if any(rate is not None for rate in extension):
+        return [rate for rate in extension if rate is not None]
+    for step in (FINE_OCTAVES, COARSE_OCTAVES):
+        missing = [best + side * step for side in (-1, 1) if not _measured(best + side * step, means)]
+        if missing:
+            return missing
+    return []
+
+
+def _beyond(best: float, means: Mapping[float, float | None], side: int) -> float | None:
+    """The rate that is missing on one side of the best for it to be interior there."""
+    further = [rate for rate in means if (rate - best) * side > 0]
+    if not further:
+        return best + side * COARSE_OCTAVES
+    nearest = min(further, key=lambda rate: abs(rate - best))
+    gap = abs(nearest - best)
+    if means[nearest] is None and gap > FINEST_OCTAVES:
+        return best + side * gap / 2
+    return None
+
+
+def _measured(rate: float, means: Mapping[float, float | None]) -> bool:
+    """Whether a rate was run here or so near that it would tell nothing new."""
+    return any(abs(rate - other) <= FINEST_OCTAVES for other in means)
