@@ -1,0 +1,298 @@
+"""The laws of a geometry, on every case, shape, family and dtype, against float64 numpy."""
+
+import numpy as np
+import pytest
+import torch
+
+from surefoot.geometry import dual_norm
+
+from .cases import CASES, Case
+from .inputs import DTYPES, EMPTY, SHAPES, TOLERANCE, exact, gaussian, generator, inner, stacked
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def expand(per_block: np.ndarray, ndim: int) -> np.ndarray:
+    return per_block[(..., *(None,) * ndim)]
+
+
+def trials(case: Case, dtype: torch.dtype):
+    """(label, batch of all families) over the shapes."""
+    for shape in SHAPES[case.ndim]:
+        names, batch = stacked(shape, case.ndim, dtype)
+        yield f"{shape}: {names}", batch
+
+
+def radii(case: Case, w: torch.Tensor, share: float | np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
+    """share of each block's own norm, as numbers and as a tensor that broadcasts against w."""
+    numbers = share * case.norm(exact(w))
+    return numbers, torch.tensor(expand(numbers, case.ndim))
+
+
+def feasible_points(case: Case, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Random points of the unit sphere, sparse and signed ones among them, by the oracle's norm."""
+    rng = generator(7, *shape)
+    dense = [rng.standard_normal(shape) for _ in range(4)]
+    sparse = [x * (rng.uniform(size=shape) < 0.3) for x in dense[:2]]
+    points = [*dense, *sparse, np.sign(dense[0])]
+    norms = [expand(case.norm(z), case.ndim) for z in points]
+    return [z / np.where(norm == 0, 1, norm) for z, norm in zip(points, norms, strict=True)]
+
+
+@each_dtype
+@each_case
+def test_norm_is_the_independent_norm(case, dtype):
+    for label, w in trials(case, dtype):
+        truth, measured = case.norm(exact(w)), exact(case.geometry.norm(w))
+        assert measured.shape == truth.shape, label
+        np.testing.assert_allclose(measured, truth, rtol=1e-6, err_msg=label)
+
+
+@pytest.mark.parametrize(
+    ("p", "q"), [(1, 1), (1, 2), (1, 4), (1, np.inf), (1.5, np.inf), (2, np.inf), (np.inf, np.inf), (2, 2)]
+)
+def test_closed_form_is_the_largest_amplification(p, q):
+    """The operator norms by their definition: the worst input of p-mean 1 has an output of that q-mean."""
+    from surefoot.geometry import MeanOperator
+
+    from . import oracle
+
+    for shape in ((4, 3), (3, 5), (1, 4), (4, 1)):
+        w = generator(3, *shape).standard_normal(shape)
+        closed = float(MeanOperator(p, q).norm(torch.tensor(w)))
+        assert closed == pytest.approx(oracle.amplification(w, p, q, generator(4)), rel=1e-9)
+
+
+@each_dtype
+@each_case
+def test_unit(case, dtype):
+    for label, g in trials(case, dtype):
+        d = case.geometry.direction(g)
+        assert d.shape == g.shape, label
+        assert d.dtype == dtype, label
+        norm = case.norm(exact(d))
+        assert (norm <= 1 + case.overshoot + TOLERANCE[dtype]).all(), (label, norm)
+        assert (norm >= 1 - case.shortfall - TOLERANCE[dtype]).all(), (label, norm)
+
+
+@each_dtype
+@each_case
+def test_dual_identity_hence_maximal(case, dtype):
+    """<g, direction(g)> is the dual norm, which no feasible competitor exceeds."""
+    for label, g in trials(case, dtype):
+        attained = inner(exact(g), exact(case.geometry.direction(g)), case.ndim)
+        best = case.dual(exact(g))
+        assert (attained >= best * (1 - case.shortfall - TOLERANCE[dtype])).all(), (label, attained / best)
+        assert (attained <= best * (1 + case.overshoot + TOLERANCE[dtype])).all(), (label, attained / best)
+        np.testing.assert_allclose(exact(dual_norm(case.geometry, g)), attained, rtol=1e-4, err_msg=label)
+
+
+@each_case
+def test_no_competitor_does_better(case):
+    """Random and adversarial competitors: directions of nearby gradients, the current one perturbed."""
+    for label, g in trials(case, torch.float64):
+        x = exact(g)
+        attained = inner(x, exact(case.geometry.direction(g)), case.ndim)
+        peaks = np.abs(x).max(axis=tuple(range(-case.ndim, 0)), keepdims=True)
+        noise = generator(5, *x.shape).standard_normal(x.shape) * peaks
+        nearby = [exact(case.geometry.direction(torch.tensor(x + size * noise))) for size in (1e-3, 0.1)]
+        slack = 1e-9 + case.shortfall + case.overshoot
+        for z in [*feasible_points(case, x.shape), *nearby]:
+            assert (inner(x, z, case.ndim) <= attained * (1 + slack)).all(), label
+
+
+@each_dtype
+@each_case
+def test_projection_is_feasible_and_nearest(case, dtype):
+    """<w - P(w), z - P(w)> <= 0 for all feasible z; for the worst it is `r dual(w - P(w)) - <w - P(w), P(w)>`."""
+    for label, w in trials(case, dtype):
+        both = torch.cat([w, w])
+        x = exact(both)
+        share = np.repeat([0.5, 0.01], len(w)).reshape(-1, *(1,) * (w.ndim - case.ndim - 1))
+        radius, limit = radii(case, both, share)
+        projected, _ = case.geometry.project(both, limit)
+        assert projected.dtype == dtype, label
+        assert projected.shape == both.shape, label
+        p = exact(projected)
+        assert (case.norm(p) <= radius * (1 + TOLERANCE[dtype])).all(), label
+        worst = radius * case.dual(x - p) - inner(x - p, p, case.ndim)
+        allowed = TOLERANCE[dtype] * radius * case.dual(np.abs(x))
+        assert (worst <= allowed).all(), (label, worst / allowed)
+        for z in feasible_points(case, x.shape) if dtype == torch.float64 else ():
+            gain = inner(x - p, expand(radius, case.ndim) * z - p, case.ndim)
+            assert (gain <= allowed).all(), label
+
+
+@each_case
+def test_projection_agrees_with_the_independent_one(case):
+    for shape in ((3, 6, 3), (3, 2, 5)) if case.ndim == 2 else ((3, 7),):
+        w = gaussian(shape, 11, torch.float64)
+        radius, limit = radii(case, w, np.array([0.9, 0.3, 0.01]))
+        projected, _ = case.geometry.project(w, limit)
+        for block, number, truth in zip(projected, radius, w, strict=True):
+            np.testing.assert_allclose(exact(block), case.project(exact(truth), float(number)), atol=2e-9)
+
+
+@each_dtype
+@each_case
+def test_projection_is_idempotent(case, dtype):
+    for label, w in trials(case, dtype):
+        _, limit = radii(case, w, 1 / 3)
+        once, _ = case.geometry.project(w, limit)
+        twice, _ = case.geometry.project(once, limit)
+        top = np.abs(exact(once)).max(axis=tuple(range(-case.ndim, 0)), keepdims=True)
+        assert (np.abs(exact(twice) - exact(once)) <= TOLERANCE[dtype] * top).all(), label
+
+
+@each_dtype
+@each_case
+def test_inside_the_ball_nothing_moves(case, dtype):
+    for label, w in trials(case, dtype):
+        for limit in (radii(case, w, 1.01)[1], 3e38 if dtype == torch.float32 else 1e60):
+            stays, _ = case.geometry.project(w, limit)
+            assert torch.equal(stays, w), label
+
+
+@each_case
+def test_projection_takes_a_radius_per_block(case):
+    shape = (3, 4, 5) if case.ndim == 2 else (3, 5)
+    w = gaussian(shape, 2, torch.float64)
+    shares = torch.tensor([2.0, 0.5, 0.0], dtype=torch.float64)[(..., *(None,) * case.ndim)]
+    _, norms = radii(case, w, 1.0)
+    together, _ = case.geometry.project(w, shares * norms)
+    assert torch.equal(together[0], w[0])
+    assert not together[2].any()
+    alone, _ = case.geometry.project(w[1], 0.5 * float(norms[1]))
+    torch.testing.assert_close(together[1], alone, rtol=1e-9, atol=1e-9)
+
+
+@each_case
+def test_radius_zero_gives_zero(case):
+    for label, w in trials(case, torch.float32):
+        assert not case.geometry.project(w, 0.0)[0].any(), label
+
+
+@each_case
+def test_scale_free(case):
+    scales = torch.tensor([1.0, 1e-30, 1e-15, 1e15, 1e30])
+    for shape in SHAPES[case.ndim]:
+        g = gaussian(shape, 4)
+        together = torch.stack([g * scale for scale in scales])
+        d = case.geometry.direction(together)
+        close = {"rtol": 1e-4, "atol": 1e-4 * float(d[0].abs().max())}
+        torch.testing.assert_close(d, d[:1].expand_as(d), **close)
+        for scaled in together:
+            torch.testing.assert_close(case.geometry.direction(scaled), d[0], **close)
+        np.testing.assert_allclose(exact(case.geometry.norm(together)), case.norm(exact(together)), rtol=1e-5)
+        _, limit = radii(case, together, 0.5)
+        back = case.geometry.project(together, limit)[0] / scales.reshape(-1, *(1,) * g.ndim)
+        torch.testing.assert_close(back, back[:1].expand_as(back), rtol=1e-4, atol=1e-4 * float(g.abs().max()))
+
+
+@each_dtype
+@each_case
+def test_zero_safe(case, dtype):
+    shapes = [*SHAPES[case.ndim], *EMPTY[case.ndim]]
+    for shape in shapes:
+        zero = torch.zeros(shape, dtype=dtype)
+        assert torch.equal(case.geometry.direction(zero), zero)
+        assert torch.equal(case.geometry.project(zero, 1.0)[0], zero)
+        assert torch.equal(case.geometry.project(zero, 0.0)[0], zero)
+        for number in (
+            case.geometry.norm(zero),
+            *case.geometry.bounds(zero)[:2],
+            dual_norm(case.geometry, zero),
+        ):
+            assert number.shape == shape[: -case.ndim]
+            assert not number.any()
+
+
+@each_dtype
+@each_case
+def test_zero_rows_among_others(case, dtype):
+    """A row without a gradient gets no step, and does not disturb its neighbours; nothing is NaN."""
+    shape = (2, 5, 4) if case.ndim == 2 else (2, 5)
+    for seed, scale in enumerate((1.0, 1e-30, 1e30)):
+        g = gaussian(shape, seed, dtype) * scale
+        hole = (slice(None), 2) if case.ndim == 2 else (slice(None), slice(1, 2))
+        g[hole] = 0
+        d = case.geometry.direction(g)
+        assert torch.isfinite(d).all()
+        assert not d[hole].any()
+        assert (case.norm(exact(d)) > 0.9).all()
+        p, _ = case.geometry.project(g, 0.25 * float(case.norm(exact(g)).min()))
+        assert torch.isfinite(p).all()
+        assert not p[hole].any()
+
+
+@each_case
+def test_a_zero_block_among_others(case):
+    shape = (3, 4, 5) if case.ndim == 2 else (3, 5)
+    g = gaussian(shape, 9)
+    g[1] = 0
+    d = case.geometry.direction(g)
+    assert not d[1].any()
+    assert torch.isfinite(d).all()
+    np.testing.assert_allclose(case.norm(exact(d))[[0, 2]], 1, atol=case.shortfall + case.overshoot + 1e-5)
+
+
+@each_dtype
+@each_case
+def test_input_is_untouched(case, dtype):
+    for label, w in trials(case, dtype):
+        before = w.clone()
+        case.geometry.direction(w)
+        case.geometry.project(w, radii(case, w, 0.5)[1])
+        case.geometry.norm(w)
+        case.geometry.bounds(w)
+        dual_norm(case.geometry, w)
+        assert torch.equal(w, before), label
+
+
+@each_case
+def test_results_do_not_alias_the_input(case):
+    """Writing into a direction or a projection must not reach the gradient or the weight."""
+    for label, w in trials(case, torch.float32):
+        before = w.clone()
+        case.geometry.direction(w).fill_(7)
+        case.geometry.project(w, 3e38)[0].fill_(7)
+        case.geometry.project(w, radii(case, w, 0.5)[1])[0].fill_(7)
+        assert torch.equal(w, before), label
+
+
+@each_case
+def test_batch_is_a_loop(case):
+    for shape in ((5, 4, 3), (2, 3, 2, 4)) if case.ndim == 2 else ((4, 3), (2, 3, 4)):
+        w = gaussian(shape, 6, torch.float64)
+        lead = shape[: -case.ndim]
+        radius = 0.6 * float(case.norm(exact(w)).max())
+        d, p, n = case.geometry.direction(w), case.geometry.project(w, radius)[0], case.geometry.norm(w)
+        for index in np.ndindex(*lead):
+            close = {"rtol": 1e-9, "atol": 1e-9}
+            torch.testing.assert_close(d[index], case.geometry.direction(w[index]), **close)
+            torch.testing.assert_close(p[index], case.geometry.project(w[index], radius)[0], **close)
+            torch.testing.assert_close(n[index], case.geometry.norm(w[index]), **close)
+
+
+@each_dtype
+@each_case
+def test_bounds_enclose_the_truth(case, dtype):
+    for label, w in trials(case, dtype):
+        lower, upper, _ = case.geometry.bounds(w)
+        truth = case.norm(exact(w))
+        assert (exact(lower) <= truth * (1 + 1e-6)).all(), label
+        assert (exact(upper) >= truth * (1 - 1e-6)).all(), label
+        assert (exact(upper) <= truth * 1.5).all(), label
+
+
+@each_case
+def test_strided_views_are_taken_as_they_are(case):
+    """A transposed or sliced tensor gives what its contiguous copy gives."""
+    base = gaussian((6, 8), 3, torch.float64)
+    for view in (base.mT, base[::2, 1::3], base[:, :1], base[:1]):
+        radius = 0.5 * float(case.norm(exact(view)).max())
+        torch.testing.assert_close(case.geometry.direction(view), case.geometry.direction(view.contiguous()))
+        torch.testing.assert_close(
+            case.geometry.project(view, radius)[0], case.geometry.project(view.contiguous(), radius)[0]
+        )
