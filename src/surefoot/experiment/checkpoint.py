@@ -1,0 +1,160 @@
+"""Checkpoints that survive a crash, a full disk and a flipped byte: written beside, then moved; verified on load."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+MANIFEST = ".sha256.json"
+"""Suffix of the file beside a checkpoint that lists the digests it may have."""
+KEEP = 2
+"""Checkpoints kept in a folder: the newest, and one before it should the newest prove damaged."""
+
+
+def save(path: Path | str, payload: Mapping[str, Any]) -> None:
+    """Write a checkpoint so that at every moment `path` is the old one or the new one, whole.
+
+    The manifest is replaced first and vouches for both; then the checkpoint is.
+
+    Args:
+        path: the checkpoint's file.
+        payload: tensors, numbers, strings, lists and dictionaries only (`weights_only` loading).
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; what was there before still loads.
+    """
+    path = Path(path)
+    buffer = io.BytesIO()
+    torch.save(dict(payload), buffer)
+    data = buffer.getvalue()
+    digests = [hashlib.sha256(data).hexdigest()]
+    if path.exists():
+        digests.append(_digest(path))
+    manifest = json.dumps({"file": path.name, "sha256": digests}).encode()
+    moves = [(_beside(path), path, data), (_beside(_manifest(path)), _manifest(path), manifest)]
+    try:
+        for temporary, _, content in moves:
+            _write(temporary, content)
+        for temporary, final_path, _ in reversed(moves):
+            os.replace(temporary, final_path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        reason = f"cannot write {path}: {error.strerror}; earlier checkpoints are intact"
+        raise OSError(error.errno, reason) from error
+    finally:
+        for temporary, _, _ in moves:
+            temporary.unlink(missing_ok=True)
+
+
+def load(path: Path | str) -> dict[str, Any]:
+    """Read a checkpoint after checking every byte of it.
+
+    Raises:
+        ValueError: it is damaged or has no manifest; the message names the file and the remedy.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    data = path.read_bytes()
+    remedy = "delete it to resume from an older one, or start again in another folder"
+    try:
+        digests = json.loads(_manifest(path).read_bytes())["sha256"]
+    except FileNotFoundError:
+        raise ValueError(f"{path} cannot be verified: {_manifest(path).name} is missing; {remedy}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{_manifest(path)} is damaged, so {path.name} cannot be verified; {remedy}") from None
+    if hashlib.sha256(data).hexdigest() not in digests:
+        raise ValueError(f"{path} is damaged: its SHA-256 is not the one it was saved with; {remedy}")
+    payload: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return payload
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoints:
+    """A folder of checkpoints named by step.
+
+    Args:
+        folder: made when the first is saved.
+        every: steps between two.
+    """
+
+    folder: Path
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"checkpoints need at least one step between them, got {self.every}")
+
+    def save(self, step: int, payload: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step, then delete all but the newest ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save(self.folder / f"step-{step:08d}.pt", payload)
+        for path in self._paths()[KEEP:]:
+            path.unlink(missing_ok=True)
+            _manifest(path).unlink(missing_ok=True)
+
+    def newest(self) -> dict[str, Any] | None:
+        """Read the newest checkpoint that is whole; None if there is none at all.
+
+        A damaged one is warned of and passed over.
+
+        Raises:
+            ValueError: there are checkpoints and every one is damaged.
+        """
+        problem: ValueError | None = None
+        for path in self._paths():
+            try:
+                return load(path)
+            except ValueError as error:
+                problem = error
+                warnings.warn(str(error), stacklevel=2)
+        if problem is not None:
+            raise problem
+        return None
+
+    def _paths(self) -> list[Path]:
+        """Newest first."""
+        found = self.folder.glob("step-*.pt") if self.folder.is_dir() else ()
+        return sorted((path for path in found if re.fullmatch(r"step-\d+\.pt", path.name)), reverse=True)
+
+
+def _manifest(path: Path) -> Path:
+    return path.with_name(path.name + MANIFEST)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renames themselves durable, where the platform can open a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

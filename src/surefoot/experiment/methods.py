@@ -1,0 +1,165 @@
+"""Methods by their command-line name: how a model is initialised and which optimizer it gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from surefoot import recipes
+from surefoot.experiment.baselines import mup_, mup_kinds, torch_, width_of
+from surefoot.optim import SteepestDescent
+from surefoot.plan import Plan
+from surefoot.recipes import Recipe
+
+Initialise = Callable[[nn.Module, int], None]
+"""Writes a model's initial weights in place: `(model, seed)`, never from the global random generator."""
+
+
+class Method(ABC):
+    """A way of training, apart from the learning rate.
+
+    Attributes:
+        clip: bound on the l2 norm of the whole gradient; None for none.
+    """
+
+    clip: float | None
+
+    @abstractmethod
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """Write the initial weights, deterministic in the seed and the same on every device."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """Build the optimizer; schedulers may act on all its groups alike."""
+
+
+@final
+@dataclass(frozen=True)
+class Steepest(Method):
+    """Surefoot itself: initial weights and optimizer of a recipe's plan."""
+
+    recipe: Recipe
+    clip: float | None = None
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As the plan has it."""
+        Plan.of(model, self.recipe).initialise_(model, seed)
+
+    def optimizer(self, model: nn.Module, lr: float) -> SteepestDescent:
+        """`SteepestDescent` under the plan."""
+        return SteepestDescent(model, Plan.of(model, self.recipe), lr=lr)
+
+
+# The baseline's settings are the best of a fixed grid: studies/adamw_baseline.
+ADAMW_INITIALISE: Initialise = torch_
+ADAMW_BETAS = (0.9, 0.95)
+ADAMW_DECAY = 0.1
+ADAMW_CLIP = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class AdamW(Method):
+    """torch's own AdamW with the customary habits: decay on matrices only, gradient clipping.
+
+    Args:
+        initialise: initial weights, `torch_` or `gpt2_`.
+        betas: decay rates of the two moments.
+        weight_decay: rate on parameters of two or more dimensions; each step takes `lr * weight_decay` of them.
+        clip: see `Method`.
+    """
+
+    initialise: Initialise = ADAMW_INITIALISE
+    betas: tuple[float, float] = ADAMW_BETAS
+    weight_decay: float = ADAMW_DECAY
+    clip: float | None = ADAMW_CLIP
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As `initialise` says."""
+        self.initialise(model, seed)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
+        """Fused AdamW with a group for matrices and one for vectors."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": self.weight_decay}
+        vectors = {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0}
+        groups = [group for group in (matrices, vectors) if group["params"]]
+        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, fused=True)
+
+
+# The width at which muP and standard AdamW have the same learning rates: the unit of mup_adamw's rate.
+MUP_BASE_WIDTH = 64
+# Gradients fall with width; under torch's 1e-8 the smallest would stop being scale-free.
+MUP_EPS = 1e-15
+
+
+@final
+@dataclass(frozen=True)
+class MupAdamW(Method):
+    """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`.
+
+    Initial std: hidden `1/sqrt(d_in)`, embedding 1, head 0. Embedding and vectors take the plain rate. The head's
+    multiplier `1/m` on the logits is folded into its weight: `W/m` under Adam is rate `lr/m` on W. Decay keeps
+    `lr * weight_decay` the same at every width, as the package does.
+
+    Args:
+        base_width: the width at which the table changes nothing.
+        betas, weight_decay, clip: as `AdamW`.
+
+    Source: G. Yang et al., "Tensor Programs V", table 3 and appendix D.2; the `mup` package.
+    """
+
+    base_width: int = MUP_BASE_WIDTH
+    betas: tuple[float, float] = ADAMW_BETAS
+    weight_decay: float = ADAMW_DECAY
+    clip: float | None = ADAMW_CLIP
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As the table has it."""
+        mup_(model, seed)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
+        """Fused AdamW with a group for each kind of scaling."""
+        m = width_of(model) / self.base_width
+        kinds = mup_kinds(model)
+        groups = [
+            {"params": kinds["matrices"], "lr": lr / m, "weight_decay": self.weight_decay * m},
+            {"params": kinds["embeddings"], "weight_decay": self.weight_decay},
+            {"params": kinds["vectors"], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
+
+
+METHODS: dict[str, Method] = {
+    "beyond_mup": Steepest(recipes.beyond_mup()),
+    "moga_row": Steepest(recipes.moga_row()),
+    "moga_column": Steepest(recipes.moga_column()),
+    "muon": Steepest(recipes.muon()),
+    "scion": Steepest(recipes.scion()),
+    "lion": Steepest(recipes.lion()),
+    "sign_sgd": Steepest(recipes.sign_sgd()),
+    "hyperball": Steepest(recipes.hyperball()),
+    "adamw": AdamW(),
+    "mup_adamw": MupAdamW(),
+}
+"""Every method of the command line."""
+
+
+def method(name: str) -> Method:
+    """Look a method up by its name.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones.
+
+    >>> method("adamw").clip
+    1.0
+    """
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    return METHODS[name]
