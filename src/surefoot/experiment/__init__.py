@@ -1,0 +1,1 @@
+"""Experiments on the optimizer: reference models, data, training, sweeps, fits and reports."""

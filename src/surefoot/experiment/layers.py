@@ -1,0 +1,199 @@
+"""The layers of the reference decoders: In-Norm linear, rotary positions, attention, feed-forward, block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MakeLinear = Callable[[int, int], nn.Linear]  # (in, out) -> layer; says In-Norm or not, biases or not
+
+
+@final
+class InNormLinear(nn.Linear):
+    """Linear layer of an RMS-normalised input: `y = (W x) / rms(x) + b`, which is `W (x / rms(x)) + b`.
+
+    The product and the RMS need not wait for each other; the division comes last. As in `nn.RMSNorm`, float32's
+    machine epsilon is added to the mean square, so a zero input gives a zero product. The RMS is taken in
+    float32 or better, whatever the dtype of `x`.
+
+    Args:
+        x: `(..., in_features)`.
+
+    Source: Beyond MuP 2, linear layers and steepest descent.
+
+    >>> layer = InNormLinear(4, 2, bias=False)
+    >>> x = torch.ones(1, 4)
+    >>> torch.allclose(layer(1000 * x), layer(x))  # only the direction of the input matters
+    True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(W x) / rms(x) + b`, shape `(..., out_features)`."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
+        product = F.linear(x, self.weight)
+        y = (product * inverse_rms).to(product.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+def attention_scale(head_dim: int, base_head_dim: int | None = None) -> float:
+    """Scale of the attention logits, `1/sqrt(d0) * d0/d`: inverse in `d`, usual at the base model.
+
+    Args:
+        head_dim: head dimension `d` of this model.
+        base_head_dim: head dimension `d0` of the base model; None means `d`, hence `1/sqrt(d)`.
+
+    >>> attention_scale(64), attention_scale(64, base_head_dim=16)
+    (0.125, 0.0625)
+    """
+    base = head_dim if base_head_dim is None else base_head_dim
+    if head_dim <= 0 or base <= 0:
+        raise ValueError(f"head dimensions must be positive, got {head_dim} and base {base}")
+    return 1 / math.sqrt(base) * (base / head_dim)
+
+
+@final
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the feature pair `j` of a query or key at position `t` turns by `t * base**(-2j/d)`.
+
+    Pairs are `(j, j + d/2)`, the layout of LLaMA's published weights in transformers.
+
+    Source: Su et al. 2021, https://arxiv.org/abs/2104.09864 (base 10,000).
+
+    >>> q = torch.ones(1, 1, 3, 2)
+    >>> Rope().rotate(q, *Rope().angles(3, 2, q.device))[0, 0, 0].tolist()  # position 0 does not turn
+    [1.0, 1.0]
+    """
+
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if not self.base > 1:
+            raise ValueError(f"the base of rotary positions must be above 1, got {self.base}")
+
+    def angles(self, length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each `(length, head_dim / 2)` in float32."""
+        pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+        position = torch.arange(length, device=device, dtype=torch.float32)
+        angle = position[:, None] * self.base ** (-pairs / head_dim)
+        return angle.cos(), angle.sin()
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return `x` of shape `(..., length, head_dim)` turned, in the dtype of `x`."""
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+@final
+@dataclass(frozen=True)
+class Learned:
+    """Learned positions: one row per position is added to the token's row; `context` is the longest input."""
+
+    context: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.context <= 0:
+            raise ValueError(f"the context of learned positions must be positive, got {self.context}")
+
+
+@final
+@dataclass(frozen=True)
+class Heads:
+    """Shape of an attention layer: `count` query heads of `dim` features share `kv_count` key-value heads."""
+
+    count: int
+    dim: int
+    kv_count: int
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.kv_count <= 0 or self.count % self.kv_count:
+            divisors = [k for k in range(1, self.count + 1) if self.count % k == 0]
+            raise ValueError(f"{self.kv_count} key-value heads cannot serve {self.count} heads; take one of {divisors}")
+
+
+@final
+class Attention(nn.Module):
+    """Causal self-attention; query, key, value and output are matrices of their own, never fused.
+
+    Args:
+        heads: number and dimension of the heads; grouped when there are fewer key-value heads.
+        rope: turns queries and keys; None leaves positions to the embedding.
+        linear: makes the four layers.
+    """
+
+    def __init__(self, heads: Heads, rope: Rope | None, linear: MakeLinear) -> None:
+        super().__init__()
+        width, kv_width = heads.count * heads.dim, heads.kv_count * heads.dim
+        self.heads, self.rope = heads, rope
+        self.query = linear(width, width)
+        self.key = linear(width, kv_width)
+        self.value = linear(width, kv_width)
+        self.output = linear(width, width)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Map `(B, T, width)` to `(B, T, width)`; `turn` holds the cosines and sines of `rope`."""
+        heads = self.heads
+        split = (*x.shape[:2], -1, heads.dim)
+        q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))  # (B, h, T, d)
+        if self.rope is not None:
+            assert turn is not None
+            q, k = self.rope.rotate(q, *turn), self.rope.rotate(k, *turn)
+        grouped = heads.kv_count != heads.count
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=grouped)
+        out: Tensor = self.output(y.transpose(1, 2).reshape(x.shape))
+        return out
+
+
+@final
+class MLP(nn.Module):
+    """GPT's feed-forward layer `down(gelu(up(x)))`, with the tanh form of GELU, as GPT-2 has it."""
+
+    def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
+        super().__init__()
+        self.up = linear(width, inner)
+        self.down = linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., width)` to `(..., width)`."""
+        y: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return y
+
+
+@final
+class GatedMLP(nn.Module):
+    """LLaMA's feed-forward layer `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
+        super().__init__()
+        self.gate = linear(width, inner)
+        self.up = linear(width, inner)
+        self.down = linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., width)` to `(..., width)`."""
+        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+@final
+class Block(nn.Module):
+    """One residual block: `x += attention(norm(x))`, then `x += mlp(norm(x))`."""
+
+    def __init__(self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norms
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Map `(B, T, width)` to `(B, T, width)`."""
+        x = x + self.attention(self.attention_norm(x), turn)
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        return y

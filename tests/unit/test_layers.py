@@ -1,0 +1,90 @@
+"""The layers: In-Norm, rotary positions and attention against their formulas."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from surefoot.experiment.layers import InNormLinear, Rope, attention_scale
+from surefoot.experiment.models import Llama, LlamaConfig, Size
+
+# --- In-Norm -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_norm_equals_normalising_first(bias):
+    torch.manual_seed(0)
+    layer = InNormLinear(24, 7, bias=bias, dtype=torch.float64)
+    x = 30 * torch.randn(5, 3, 24, dtype=torch.float64)
+    first = x / x.square().mean(-1, keepdim=True).sqrt()
+    assert torch.allclose(layer(x), F.linear(first, layer.weight, layer.bias), atol=1e-7)
+    assert not torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=0.1)
+
+
+def test_in_norm_bounds_the_output_by_the_spectral_norm():
+    layer = InNormLinear(16, 64, bias=False)
+    x = torch.linalg.svd(layer.weight).Vh[0] * 123  # the worst input
+    bound = math.sqrt(16 / 64) * torch.linalg.matrix_norm(layer.weight, 2).item()
+    assert layer(x).square().mean().sqrt().item() == pytest.approx(bound, rel=1e-5)
+
+
+def test_in_norm_of_zero_is_zero_with_a_finite_gradient():
+    layer, x = InNormLinear(8, 4, bias=False), torch.zeros(2, 8, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert not y.any()
+    assert x.grad.isfinite().all()
+
+
+# --- positions and attention -------------------------------------------------------------------------------
+
+
+def test_rope_products_depend_on_the_distance_only():
+    rope, d = Rope(), 16
+    q, k = torch.randn(2, d, generator=torch.Generator().manual_seed(0))
+    cos, sin = rope.angles(64, d, q.device)
+    turned_q, turned_k = rope.rotate(q.expand(64, d), cos, sin), rope.rotate(k.expand(64, d), cos, sin)
+    products = turned_q @ turned_k.T
+    for distance in (-20, -3, 0, 1, 7):
+        diagonal = products.diagonal(distance)
+        assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal), atol=1e-4)
+    assert (products[0, 0] - products[0, 5]).abs() > 1e-2  # and they do depend on it
+    assert torch.allclose(turned_q.norm(dim=-1), q.norm().expand(64))
+
+
+def test_rope_against_complex_rotation():
+    d, base = 8, 500.0
+    x = torch.randn(3, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = torch.complex(x[:, : d // 2], x[:, d // 2 :])
+    speed = torch.tensor([base ** (-2 * j / d) for j in range(d // 2)], dtype=torch.float64)
+    turned = pairs * torch.exp(1j * torch.arange(3)[:, None] * speed)
+    ours = Rope(base).rotate(x, *Rope(base).angles(3, d, x.device))
+    assert torch.allclose(ours, torch.cat((turned.real, turned.imag), -1), atol=1e-6)
+
+
+def test_attention_scale():
+    assert attention_scale(64) == 1 / 8
+    assert attention_scale(64, 64) == 1 / 8
+    assert attention_scale(64, 16) == pytest.approx(16 / 4 / 64)
+    assert attention_scale(128, 16) == pytest.approx(attention_scale(64, 16) / 2)  # inverse in d
+    with pytest.raises(ValueError, match="positive"):
+        attention_scale(64, 0)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_attention_equals_the_formula_head_by_head(kv_heads):
+    torch.manual_seed(0)
+    attention = (
+        Llama(LlamaConfig(Size(32, 2, head_dim=8, vocab=50), kv_heads=kv_heads, base_head_dim=2)).blocks[0].attention
+    )
+    x, turn = torch.randn(1, 6, 32), Rope().angles(6, 8, torch.device("cpu"))
+    q, k, v = (f(x)[0] for f in (attention.query, attention.key, attention.value))
+    mask = torch.full((6, 6), -math.inf).triu(1)
+    heads = []
+    for h in range(4):
+        g = h // (4 // kv_heads)
+        qh = Rope().rotate(q[:, 8 * h : 8 * h + 8], *turn)
+        kh, vh = Rope().rotate(k[:, 8 * g : 8 * g + 8], *turn), v[:, 8 * g : 8 * g + 8]
+        heads.append((qh @ kh.T * (2 / math.sqrt(2) / 8) + mask).softmax(-1) @ vh)
+    assert torch.allclose(attention(x, turn)[0], attention.output(torch.cat(heads, -1)), atol=1e-5)
