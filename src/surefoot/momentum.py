@@ -12,6 +12,15 @@ State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""
 
 
+def largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """`max |x|` over dims (kept), NaN if any is; many times faster on a CPU than `vector_norm(x, inf)` or `any(x != 0)`.
+
+    >>> largest(torch.tensor([[1.0, -3.0]]), (-1,))
+    tensor([[3.]])
+    """
+    return torch.maximum(x.amax(dims, keepdim=True), -x.amin(dims, keepdim=True))
+
+
 class Smoothing(ABC):
     """What a gradient is turned into before it gets a direction. Pure: state in, state out."""
 
@@ -71,8 +80,9 @@ class Momentum(Smoothing):
 
     def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Whether any gradient entry of the problem differs from zero."""
-        present = g != 0
-        return (present.any(tuple(couples), keepdim=True) if couples else present).to(g.dtype)
+        if not couples:
+            return (g != 0).to(g.dtype)
+        return (largest(g, tuple(couples)) > 0).to(g.dtype)
 
     def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
         """Both averages from the old momentum."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.metrics import stability
+from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 from surefoot.step import step as advance
@@ -139,15 +140,14 @@ class SteepestDescent(Optimizer):
             name: torch.stack([s[name] for s in states]) if name == "step" else stack([s[name] for s in states])
             for name in names
         }
-        finite = torch.linalg.vector_norm(g.flatten(1), torch.inf, 1).isfinite()
+        finite = largest(g, tuple(range(1, g.ndim))).isfinite()
         eta = group["lr"] * role.lr_scale(block)
-        each = finite.reshape(-1, *(1,) * len(block))
-        w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, each)
+        w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, finite)
         for i, (p, state) in enumerate(zip(chunk, states, strict=True)):
             p.copy_(w[i].reshape(p.shape))
             for name in names:
                 state[name].copy_(stacked[name][i].reshape(state[name].shape))
-            state["skipped"] += ~finite[i]
+            state["skipped"] += ~finite[i].reshape(())
 
     def _state(self, p: Tensor, role: Role, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]

@@ -131,7 +131,8 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
         return {module: "LM head, by get_output_embeddings()"}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-    tied = {m: "LM head, tied to an embedding" for m in linears.values() if any(m.weight is t.weight for t in tables)}
+    weights = {id(table.weight) for table in tables}
+    tied: dict[nn.Module, str] = {m: "LM head, tied" for m in linears.values() if id(m.weight) in weights}
     if tied or declared or not tables or not linears:
         return tied
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}

@@ -81,14 +81,14 @@ def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
 
 def _unit_peak(x: Tensor) -> Tensor:
     """Each matrix over its largest entry, so that squares neither overflow nor vanish; zero stays zero."""
-    peak = x.abs().amax((-2, -1), keepdim=True)
+    peak = torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
     return x / torch.where(peak == 0, 1, peak)
 
 
 def _squared_norm_bound(gram: Tensor) -> Tensor:
     """`sigma_max² <= min(|A|_F, max_i sum_j |A_ij|)` for `A = x xᵀ`, `(b, 1, 1)`; 1 for a zero matrix."""
     frobenius = torch.linalg.matrix_norm(gram, keepdim=True)
-    row_sum = torch.linalg.matrix_norm(gram, ord=torch.inf, keepdim=True)
+    row_sum = gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
     bound = torch.minimum(frobenius, row_sum)
     return torch.where(bound == 0, 1, bound)
 
