@@ -20,8 +20,8 @@ from surefoot.stabilise import Stabiliser
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
-"""`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a `Role`,
-or a function of the role that was found."""
+"""`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a
+`Role`, or a function of the role that was found."""
 
 
 @dataclass(frozen=True)

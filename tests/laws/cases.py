@@ -142,7 +142,6 @@ CASES = (
     spectral("spectral_qdwh", Spectral("qdwh"), shortfall=1e-3, overshoot=1e-4),
     spectral("mean_2_2", MeanOperator(2.0, 2.0), shortfall=0.05, overshoot=5e-4),
     one_hot("row_rms", RowRMS(), 2),
-    one_hot("row_mean_1.5", RowMean(1.5), 1.5),
     one_hot("row_mean_3", RowMean(3.0), 3),
     one_hot("row_mean_1", RowMean(1.0), 1),
     one_hot("row_mean_inf", RowMean(inf), inf),

@@ -134,7 +134,7 @@ def test_projection_agrees_with_the_independent_one(case):
             np.testing.assert_allclose(exact(block), case.project(exact(truth), float(number)), atol=2e-9)
 
 
-@each_dtype
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each_case
 def test_projection_is_idempotent(case, dtype):
     for label, w in trials(case, dtype):
@@ -165,12 +165,6 @@ def test_projection_takes_a_radius_per_block(case):
     assert not together[2].any()
     alone, _ = case.geometry.project(w[1], 0.5 * float(norms[1]))
     torch.testing.assert_close(together[1], alone, rtol=1e-9, atol=1e-9)
-
-
-@each_case
-def test_radius_zero_gives_zero(case):
-    for label, w in trials(case, torch.float32):
-        assert not case.geometry.project(w, 0.0)[0].any(), label
 
 
 @each_case
