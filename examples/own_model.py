@@ -1,0 +1,20 @@
+"""Ten lines for a model of your own; the README shows them and a test runs them."""
+
+import torch
+from torch import nn
+
+import surefoot as sf
+
+body = (nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+model = nn.Sequential(nn.Embedding(256, 64), *body, nn.Linear(64, 256, bias=False))
+plan = sf.Plan.of(model)  # every parameter's role and why, or an error that names it
+print(plan)
+plan.initialise_(model, seed=0)
+optimizer = sf.SteepestDescent(model, plan, lr=2**-4)  # one learning rate, at every width
+tokens = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
+for _ in range(20):
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(f"loss {loss.item():.3f}, norm of the first matrix {optimizer.stability()['2.weight']['norm_upper']:.2f}")
