@@ -12,13 +12,13 @@ from surefoot.experiment.train import TrainConfig, train
 
 
 def run_cell(cell: Cell) -> CellResult:
-    """Train the cell's model; its `settings` are `TrainConfig`'s fields, and "data" (a path or None) and "corpus".
+    """Train the cell's model; its `settings` are `TrainConfig`'s fields, "data" (a path or None), "text" and "corpus".
 
     Raises:
         ValueError: an impossible configuration, or data whose SHA-256 is no longer "corpus".
     """
     torch.set_num_threads(1)
-    settings = dict(cell.settings)
+    settings = {key: value for key, value in cell.settings.items() if key != "text"}  # "text" is for people
     corpus = _corpus(settings.pop("data", None))
     if settings.pop("corpus", corpus.sha256) != corpus.sha256:
         raise ValueError(f"{corpus.name} has changed since the sweep was started: choose another directory")

@@ -67,7 +67,7 @@ def load(path: Path | str) -> dict[str, Any]:
     data = path.read_bytes()
     remedy = "delete it to resume from an older one, or start again in another folder"
     try:
-        digests = json.loads(_manifest(path).read_bytes())["sha256"]
+        digests = list(json.loads(_manifest(path).read_bytes())["sha256"])
     except FileNotFoundError:
         raise ValueError(f"{path} cannot be verified: {_manifest(path).name} is missing; {remedy}") from None
     except (ValueError, KeyError, TypeError):
@@ -125,7 +125,8 @@ class Checkpoints:
     def _paths(self) -> list[Path]:
         """Newest first."""
         found = self.folder.glob("step-*.pt") if self.folder.is_dir() else ()
-        return sorted((path for path in found if re.fullmatch(r"step-\d+\.pt", path.name)), reverse=True)
+        named = [path for path in found if re.fullmatch(r"step-\d+", path.stem)]
+        return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
 def _manifest(path: Path) -> Path:

@@ -55,7 +55,7 @@ class Steepest(Method):
         return SteepestDescent(model, Plan.of(model, self.recipe), lr=lr)
 
 
-# The baseline's settings are the best of a fixed grid: studies/adamw_baseline.
+# The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.
 ADAMW_INITIALISE: Initialise = torch_
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_DECAY = 0.1
@@ -103,9 +103,9 @@ MUP_EPS = 1e-15
 class MupAdamW(Method):
     """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`.
 
-    Initial std: hidden `1/sqrt(d_in)`, embedding 1, head 0. Embedding and vectors take the plain rate. The head's
-    multiplier `1/m` on the logits is folded into its weight: `W/m` under Adam is rate `lr/m` on W. Decay keeps
-    `lr * weight_decay` the same at every width, as the package does.
+    Embedding and vectors take the plain rate. The head's multiplier `1/m` on the logits is folded into its weight:
+    under Adam, `W/m` at rate lr is a weight of its own at rate `lr/m`. Decay keeps `lr * weight_decay` the same at
+    every width, as the package does.
 
     Args:
         base_width: the width at which the table changes nothing.
@@ -121,7 +121,7 @@ class MupAdamW(Method):
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """As the table has it."""
-        mup_(model, seed)
+        mup_(model, seed, self.base_width)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
         """Fused AdamW with a group for each kind of scaling."""

@@ -1,0 +1,118 @@
+"""The command `surefoot`. Reads argv, prints, sets exit codes; the work is done elsewhere.
+
+Nothing here imports torch before a command runs: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import surefoot
+from surefoot.cli import audit, report, train, transfer
+
+FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
+_COMMANDS = (transfer, train, audit, report)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where the main thread is, so that files close and workers stop as for Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code: 0, 1 failed, 2 wrong usage or input, 128 + signal.
+
+    Raises:
+        SystemExit: from argparse: 0 after `--help`, 2 for options that cannot be parsed.
+
+    >>> main(["audit", "--model", "no_such_model"])
+    2
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        with _plain_warnings(), _terminable():
+            code: int = arguments.run(arguments)
+            sys.stdout.flush()  # a full disk shows here, not at exit where no one can tell
+            return code
+    except KeyboardInterrupt as interrupt:
+        again = getattr(arguments, "resume", "") or "nothing was left half written"
+        _say(f"interrupted; {again}")
+        return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()  # the reader (head, less) has seen enough
+        return FAILED
+    except ModuleNotFoundError as error:
+        _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
+        return FAILED
+    except ValueError as error:
+        _say(f"{arguments.command}: error: {error}")
+        return USAGE
+    except (OSError, RuntimeError) as error:
+        _say(f"{arguments.command}: error: {_explain(error)}")
+        _discard_stdout()
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="surefoot",
+        description="Steepest descent under the right norm for each layer: one learning rate at every width.",
+        epilog="example: surefoot transfer --out runs/transfer",
+    )
+    parser.add_argument("--version", action="version", version=f"surefoot {surefoot.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(f"surefoot: {text}", file=sys.stderr)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _discard_stdout() -> None:
+    """What could not be written would be tried again, and complained about, when Python exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings for people: the message, not the line of code it came from."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        _say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

@@ -1,0 +1,85 @@
+"""`surefoot audit`: which rule does each parameter get, and why?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.cli import options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_EXAMPLES = """
+surefoot audit --model llama --width 768 --depth 12 --head-dim 64
+surefoot audit --model my_package.model:build --recipe muon      build() returns an nn.Module
+surefoot audit --json | jq .parameters[].role
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "print the plan of a model: role, norm and reason of every parameter"
+    parser = options.command(commands, "audit", run, help, _EXAMPLES)
+    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that returns a model")
+    parser.add_argument("--recipe", choices=options.RECIPES, default="beyond_mup", metavar="NAME",
+                        help="out of " + ", ".join(options.RECIPES))  # fmt: skip
+    parser.add_argument("--width", type=options.count, default=64, help="of the reference model")
+    options.add_model(parser)
+    parser.add_argument("--vocab", type=options.count, default=256, help="of the reference model")
+    parser.add_argument("--head", metavar="MODULE", help="name of the LM head's module (default: found by the wiring)")
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; 1 if a parameter cannot be placed."""
+    from surefoot.experiment.methods import Steepest, method
+    from surefoot.plan import Plan
+
+    model, chosen = _build(arguments), method(arguments.recipe)
+    assert isinstance(chosen, Steepest)
+    try:
+        plan = Plan.of(model, chosen.recipe, head=arguments.head)
+    except ValueError as error:
+        print(f"surefoot: audit: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps({"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows()}, indent=2))
+    else:
+        print(plan)
+    return 0
+
+
+def _build(arguments: argparse.Namespace) -> nn.Module:
+    """The model; reference models on the meta device, where any size is instant."""
+    import torch
+
+    from surefoot.experiment.models import reference
+
+    if ":" in arguments.model:
+        return _call(arguments.model)
+    with torch.device("meta"):
+        return reference(arguments.model, arguments.width, arguments.depth, arguments.head_dim, arguments.vocab)
+
+
+def _call(target: str) -> nn.Module:
+    from torch import nn
+
+    place, _, name = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        function = getattr(importlib.import_module(place), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--model {target}: {error}; it is looked for as Python would from {here}") from None
+    except (AttributeError, ValueError):
+        raise ValueError(f"--model {target}: module {place!r} has no function {name!r}") from None
+    model = function()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"--model {target}: it returned a {type(model).__name__}, not an nn.Module")
+    return model

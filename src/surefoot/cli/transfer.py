@@ -1,0 +1,103 @@
+"""`surefoot transfer`: where does the best learning rate lie at each width?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli import options
+
+if TYPE_CHECKING:
+    from surefoot.experiment.cells import SweepConfig
+
+# Where the search starts (log2 lr); it extends by itself, so these save time and decide nothing.
+_CENTRES = {
+    "beyond_mup": -4.0,
+    "moga_row": -4.0,
+    "moga_column": -4.0,
+    "muon": -2.0,
+    "scion": -11.0,
+    "lion": -7.0,
+    "sign_sgd": -7.0,
+    "hyperball": -3.0,
+    "adamw": -6.0,
+    "mup_adamw": -6.0,
+}
+_EXAMPLES = """
+surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
+surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
+surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
+surefoot transfer --out runs/transfer                again: finished runs are skipped
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "find the best learning rate at several widths, and how far it moves"
+    parser = options.command(commands, "transfer", run, help, _EXAMPLES)
+    parser.add_argument(
+        "--recipes", nargs="+", choices=options.METHODS, default=["adamw", "beyond_mup"], metavar="NAME",
+        help="out of " + ", ".join(options.METHODS),
+    )  # fmt: skip
+    parser.add_argument("--widths", nargs="+", type=options.count, default=[32, 64, 128], help="model widths")
+    parser.add_argument("--seeds", type=options.count, default=1, help="seeds per cell; three give intervals")
+    parser.add_argument(
+        "--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search"
+    )
+    parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
+    parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
+    parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
+    parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="reference model")
+    options.add_model(parser)
+    options.add_training(parser)
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sweep, then print the table and draw the picture."""
+    from surefoot.experiment import report, sweep
+    from surefoot.experiment.cell import run_cell
+
+    config = configure(arguments)
+    arguments.resume = "what was finished is kept: the same command goes on from there"
+    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
+    summary = sweep.run(config, arguments.out, run_cell, workers=arguments.workers)
+    if arguments.json:
+        print(json.dumps(summary, indent=2, allow_nan=False))
+    else:
+        print(report.table(summary))
+    if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
+        print(f"\npicture: {report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
+    return 0
+
+
+def configure(arguments: argparse.Namespace) -> SweepConfig:
+    """The sweep that the options ask for.
+
+    Raises:
+        ValueError: data that cannot be used, or a width that the head dimension does not divide.
+    """
+    from surefoot.experiment.cells import SweepConfig
+    from surefoot.experiment.data import load
+    from surefoot.experiment.run import pick_device
+    from surefoot.experiment.search import Bracket, Grid
+    from surefoot.experiment.sizes import Size
+
+    corpus = load(arguments.data, context=arguments.context)
+    for width in arguments.widths:
+        Size(width, arguments.depth, arguments.head_dim, corpus.vocab)
+    settings: dict[str, Any] = {
+        **options.shared_settings(arguments),
+        "device": pick_device(arguments.device).type,
+        "data": options.absolute(arguments.data),
+        "text": corpus.name,
+        "corpus": corpus.sha256,
+    }
+    centres = {name: _CENTRES[name] for name in arguments.recipes}
+    search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
+    seeds = tuple(range(arguments.seeds))
+    recipes, widths = tuple(arguments.recipes), tuple(arguments.widths)
+    return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)

@@ -1,0 +1,158 @@
+"""Checkpoints under crashes, full disks and flipped bytes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from surefoot.experiment import checkpoint
+from surefoot.experiment.checkpoint import Checkpoints, load, save
+
+PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
+
+
+def test_round_trip(tmp_path):
+    save(tmp_path / "a.pt", PAYLOAD)
+    found = load(tmp_path / "a.pt")
+    assert torch.equal(found["weights"]["w"], PAYLOAD["weights"]["w"])
+    assert {**found, "weights": 0} == {**PAYLOAD, "weights": 0}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "a.pt.sha256.json"]
+
+
+def test_every_flipped_byte_is_noticed(tmp_path):
+    path = tmp_path / "a.pt"
+    save(path, PAYLOAD)
+    data = path.read_bytes()
+    for place in range(0, len(data), 97):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ValueError, match=r"a\.pt is damaged.*delete it"):
+            load(path)
+    path.write_bytes(data[:-10])
+    with pytest.raises(ValueError, match="is damaged"):
+        load(path)
+
+
+def test_a_manifest_that_is_missing_or_damaged_is_named(tmp_path):
+    path, manifest = tmp_path / "a.pt", tmp_path / "a.pt.sha256.json"
+    save(path, PAYLOAD)
+    for content in (b"", b"[]", b"{}", b"\xff", b'{"sha256": 1}'):
+        manifest.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.pt"):
+            load(path)
+    manifest.unlink()
+    with pytest.raises(ValueError, match=r"a\.pt cannot be verified: a\.pt\.sha256\.json is missing; delete it"):
+        load(path)
+
+
+def test_own_classes_are_refused_on_load(tmp_path):
+    save(tmp_path / "a.pt", {"path": tmp_path})
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("survives", [0, 1])
+def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, monkeypatch, survives):
+    path = tmp_path / "a.pt"
+    save(path, {"step": 1})
+    moves = []
+
+    def crash(source, target):
+        if len(moves) == survives:
+            raise OSError(5, "Input/output error")
+        moves.append(target)
+        os.rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    with pytest.raises(OSError, match=r"cannot write .*a\.pt"):
+        save(path, {"step": 2})
+    assert load(path) == {"step": 1}
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    """A file-size limit in a process of its own: writing fails in the middle, as on a full disk."""
+    script = """
+import resource, sys, torch
+from pathlib import Path
+from surefoot.experiment.checkpoint import Checkpoints
+folder = Checkpoints(Path(sys.argv[1]))
+folder.save(1, {"step": 1, "w": torch.zeros(100)})
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+for _ in range(2):
+    try:
+        folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
+    except OSError as error:
+        print(error)
+print(folder.newest()["step"])
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    first, second, step = done.stdout.splitlines()
+    assert first == second
+    assert "step-00000002.pt: File too large; earlier checkpoints are intact" in first
+    assert step == "1"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_dev_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_beside", lambda path: tmp_path / "full")
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device; earlier checkpoints are intact"):
+        save(tmp_path / "a.pt", PAYLOAD)
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_kill_while_saving_loses_nothing(tmp_path):
+    script = """
+import sys, torch
+from pathlib import Path
+from surefoot.experiment.checkpoint import Checkpoints, save
+path = Path(sys.argv[1]) / "one.pt"
+step = 0
+while True:
+    step += 1
+    save(path, {"step": step, "w": torch.full((200_000,), float(step))})
+    print(step, flush=True)
+"""
+    done = 0
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            done = int(line)
+            if done == 20:
+                time.sleep(0.003)
+                process.send_signal(signal.SIGKILL)
+    found = load(tmp_path / "one.pt")
+    assert found["step"] in (done, done + 1)
+    assert torch.equal(found["w"], torch.full((200_000,), float(found["step"])))
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path):
+    folder = Checkpoints(tmp_path)
+    assert folder.newest() is None
+    for step in (8, 9, 10):
+        folder.save(step, {"step": step})
+    (tmp_path / "step-00000010.pt").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match=r"step-00000010\.pt is damaged"):
+        assert folder.newest() == {"step": 9}
+    (tmp_path / "step-00000009.pt.sha256.json").unlink()
+    with (
+        pytest.warns(UserWarning, match="damaged|verified"),
+        pytest.raises(ValueError, match=r"step-00000009\.pt cannot be verified"),
+    ):
+        folder.newest()
+
+
+def test_old_checkpoints_go(tmp_path):
+    folder = Checkpoints(tmp_path)
+    for step in (1, 2, 99_999_999, 100_000_000):
+        folder.save(step, {"step": step})
+    names = sorted(path.name for path in tmp_path.glob("*.pt"))
+    assert names == ["step-100000000.pt", "step-99999999.pt"]
+    assert folder.newest() == {"step": 100_000_000}
+
+
+def test_steps_between_checkpoints_must_be_positive(tmp_path):
+    with pytest.raises(ValueError, match="got 0"):
+        Checkpoints(tmp_path, every=0)

@@ -1,0 +1,157 @@
+"""Methods: their names, initial values and groups; muP's table by its own coordinate check."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surefoot.cli import options
+from surefoot.experiment import baselines, methods
+from surefoot.experiment.data import Corpus, load
+from surefoot.experiment.models import reference
+from surefoot.experiment.run import Run, TrainConfig
+
+WIDTHS = (32, 64, 128, 256)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    """Real text that is the same on every machine: the licence."""
+    return load(Path(__file__).parents[2] / "LICENSE")
+
+
+def test_command_line_names_are_the_tables():
+    assert set(options.METHODS) == set(methods.METHODS)
+    assert {n for n, m in methods.METHODS.items() if isinstance(m, methods.Steepest)} == set(options.RECIPES)
+
+
+def test_unknown_method_lists_the_known():
+    with pytest.raises(ValueError, match=r"'sgd'.*beyond_mup.*mup_adamw"):
+        methods.method("sgd")
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_initialises_by_seed_and_takes_a_step(name, corpus):
+    runs = [Run(TrainConfig(method=name, width=32, depth=1, lr=1e-3, seed=seed), corpus) for seed in (0, 0, 1)]
+    weights = [run.model.get_parameter("blocks.0.mlp.up.weight") for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    before = {name: p.detach().clone() for name, p in runs[0].model.named_parameters()}
+    runs[0].advance()
+    runs[0].advance()
+    moved = [name for name, p in runs[0].model.named_parameters() if not torch.equal(p, before[name])]
+    assert moved == list(before)
+    assert all(bool(p.isfinite().all()) for p in runs[0].model.parameters())
+
+
+@pytest.mark.parametrize("initialise", [baselines.torch_, baselines.gpt2_])
+def test_initial_values_leave_the_global_generator_alone(initialise):
+    model = reference("gpt", 32)
+    state = torch.get_rng_state()
+    initialise(model, 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_torch_initial_values_have_torchs_distribution():
+    ours, torchs = reference("gpt", 128), reference("gpt", 128)
+    baselines.torch_(ours, 0)
+    for (name, p), q in zip(ours.named_parameters(), torchs.parameters(), strict=True):
+        assert not torch.equal(p, q) or p.ndim == 1, name
+        assert float(p.detach().std()) == pytest.approx(float(q.detach().std()), rel=0.03, abs=1e-6), name
+        if p.ndim == 2 and "embedding" not in name:
+            assert float(p.detach().abs().max()) == pytest.approx(float(q.detach().abs().max()), rel=0.01), name
+
+
+def test_gpt2_initial_values_shrink_what_adds_to_the_residual_stream():
+    model = reference("llama", 128, depth=8)
+    baselines.gpt2_(model, 0)
+    for name, p in model.named_parameters():
+        expected = 0.02 / 4 if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
+        if p.ndim == 2:
+            assert float(p.detach().std()) == pytest.approx(expected, rel=0.03), name
+
+
+def test_a_tied_head_starts_as_the_embedding():
+    model = reference("gpt", 64, head="tied")
+    baselines.torch_(model, 0)
+    assert float(model.head.weight.detach().std()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_baselines_refuse_modules_they_do_not_know():
+    with pytest.raises(ValueError, match=r"^0 is a Conv1d"):
+        baselines.torch_(nn.Sequential(nn.Conv1d(2, 2, 1)), 0)
+
+
+def test_adamw_decays_matrices_only():
+    model = reference("gpt", 32)
+    matrices, vectors = methods.AdamW(weight_decay=0.3).optimizer(model, 1e-3).param_groups
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert matrices["weight_decay"] == 0.3
+    assert {p.ndim for p in vectors["params"]} == {1}
+    assert vectors["weight_decay"] == 0
+
+
+def test_mup_is_adamw_at_its_base_width():
+    model, other = reference("gpt", 64), reference("gpt", 64)
+    method = methods.MupAdamW(base_width=64)
+    method.initialise_(model, 3)
+    baselines.torch_(other, 3)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert {group["lr"] for group in method.optimizer(model, 0.5).param_groups} == {0.5}
+
+
+def test_mup_scales_matrices_and_head_by_width():
+    model = reference("gpt", 128)
+    groups = methods.MupAdamW(base_width=32, weight_decay=0.1).optimizer(model, 1.0).param_groups
+    rates = {name: (g["lr"], g["weight_decay"]) for g in groups for name in g["param_names"]}
+    assert rates["blocks.0.mlp.down.weight"] == rates["head.weight"] == (0.25, 0.4)
+    assert rates["embedding.weight"] == (1.0, 0.1)
+    assert rates["final_norm.weight"] == (1.0, 0.0)
+
+
+def test_mup_refuses_a_tied_head_without_a_multiplier():
+    with pytest.raises(ValueError, match=r"embedding.weight.*tied_scaled"):
+        methods.MupAdamW().optimizer(reference("gpt", 32, head="tied"), 1e-3)
+    methods.MupAdamW().optimizer(reference("gpt", 32, head="tied_scaled"), 1e-3)
+
+
+def activations(run: Run, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    leaves = [(name, module) for name, module in run.model.named_modules() if not list(module.children())]
+    hooks = [m.register_forward_hook(lambda _, __, y, n=n: found.update({n: y.detach().clone()})) for n, m in leaves]
+    with torch.no_grad():
+        run.model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def slopes(method: methods.Method, corpus: Corpus, seeds: int = 2) -> dict[str, float]:
+    """Slope of log2 rms(change of an activation after 8 steps) over log2 width, by module."""
+    changes: dict[str, list[float]] = {}
+    tokens, _ = corpus.batch("validation", 0, 0, 8, 64)
+    for width in WIDTHS:
+        table: dict[str, float] = {}
+        for seed in range(seeds):
+            run = Run(TrainConfig(width=width, lr=2.0**-7, seed=seed), corpus, method)
+            before = activations(run, tokens)
+            for _ in range(8):
+                run.advance()
+            for name, y in activations(run, tokens).items():
+                table[name] = table.get(name, 0) + float((y - before[name]).square().mean().log2()) / 2 / seeds
+        for name, change in table.items():
+            changes.setdefault(name, []).append(change)
+    x = [math.log2(width) for width in WIDTHS]
+    return {name: float(np.polyfit(x, y, 1)[0]) for name, y in changes.items()}
+
+
+def test_mup_passes_its_coordinate_check(corpus):
+    found = slopes(methods.MupAdamW(), corpus)
+    assert max(map(abs, found.values())) < 0.15, found
+
+
+def test_the_coordinate_check_tells_standard_adamw_from_mup(corpus):
+    assert max(slopes(methods.AdamW(), corpus, seeds=1).values()) > 0.4
