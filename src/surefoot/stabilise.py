@@ -45,7 +45,8 @@ class Stabiliser(ABC):
 
 
 def _step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
-    return w - eta * geometry.direction(m)
+    """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
+    return w - (eta * geometry.direction(m)).add_(0.0)
 
 
 def _where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:

@@ -31,9 +31,13 @@ HERE = Path(__file__).parent
 
 
 def _adamw() -> dict[str, Method]:
-    grid = itertools.product((torch_, gpt2_), ((0.9, 0.999), (0.9, 0.95), (0.8, 0.9)), (0.0, 0.1), (None, 1.0))
+    betas = ((0.9, 0.999), (0.9, 0.95), (0.8, 0.9))
+    grid = [*itertools.product((torch_, gpt2_), betas, (0.0, 0.1), (None, 1.0))]
+    grid += itertools.product((torch_,), ((0.8, 0.95), (0.7, 0.9), (0.7, 0.8), (0.6, 0.8)), (0.1,), (None, 1.0))
     return {
-        f"{start.__name__.rstrip('_')} init, betas {betas}, decay {decay}, clip {clip}": AdamW(start, betas, decay, clip)
+        f"{start.__name__.rstrip('_')} init, betas {betas}, decay {decay}, clip {clip}": AdamW(
+            start, betas, decay, clip
+        )
         for start, betas, decay, clip in grid
     }
 
