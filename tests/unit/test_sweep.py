@@ -192,3 +192,28 @@ def test_wrong_searches_are_refused():
         Grid((math.inf,))
     with pytest.raises(ValueError, match="at least 3"):
         Bracket({}, budget=2)
+
+
+def hopeless(cell):
+    return CellResult(None, None, 0.0) if cell.recipe == "falling" else fake(cell)
+
+
+def test_report_draws_and_prints_what_was_found(finished):
+    from surefoot.experiment import report
+
+    assert report.figure(finished[0]).read_bytes().startswith(b"\x89PNG")
+    text = report.table(finished[1])
+    assert "2^-4.30" in text
+    assert "-2.00" in text
+    assert len({len(line) for line in text.splitlines()[:4]}) == 1  # aligned
+
+
+def test_report_of_a_recipe_that_only_diverges(tmp_path):
+    from surefoot.experiment import report
+
+    grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
+    summary = run(grid, tmp_path, hopeless, workers=1, progress=silent)
+    assert "no result" in report.table(summary)
+    assert report.figure(tmp_path).exists()
+    (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it
+    assert report.figure(tmp_path).exists()
