@@ -134,15 +134,14 @@ def test_projection_agrees_with_the_independent_one(case):
             np.testing.assert_allclose(exact(block), case.project(exact(truth), float(number)), atol=2e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each_case
-def test_projection_is_idempotent(case, dtype):
-    for label, w in trials(case, dtype):
+def test_projection_is_idempotent(case):
+    for label, w in trials(case, torch.float32):
         _, limit = radii(case, w, 1 / 3)
         once, _ = case.geometry.project(w, limit)
         twice, _ = case.geometry.project(once, limit)
         top = np.abs(exact(once)).max(axis=tuple(range(-case.ndim, 0)), keepdims=True)
-        assert (np.abs(exact(twice) - exact(once)) <= TOLERANCE[dtype] * top).all(), label
+        assert (np.abs(exact(twice) - exact(once)) <= TOLERANCE[torch.float32] * top).all(), label
 
 
 @each_dtype
@@ -231,28 +230,29 @@ def test_a_zero_block_among_others(case):
     np.testing.assert_allclose(case.norm(exact(d))[[0, 2]], 1, atol=case.shortfall + case.overshoot + 1e-5)
 
 
-@each_dtype
 @each_case
-def test_input_is_untouched(case, dtype):
-    for label, w in trials(case, dtype):
+def test_input_is_untouched_and_never_aliased(case):
+    """Neither a method nor a write into its result reaches the gradient or the weight."""
+    for label, w in trials(case, torch.float32):
         before = w.clone()
-        case.geometry.direction(w)
-        case.geometry.project(w, radii(case, w, 0.5)[1])
+        case.geometry.direction(w).fill_(7)
+        case.geometry.project(w, radii(case, w, 0.5)[1])[0].fill_(7)
+        case.geometry.project(w, 3e38)[0].fill_(7)
         case.geometry.norm(w)
         case.geometry.bounds(w)
         dual_norm(case.geometry, w)
         assert torch.equal(w, before), label
 
 
+@each_dtype
 @each_case
-def test_results_do_not_alias_the_input(case):
-    """Writing into a direction or a projection must not reach the gradient or the weight."""
-    for label, w in trials(case, torch.float32):
-        before = w.clone()
-        case.geometry.direction(w).fill_(7)
-        case.geometry.project(w, 3e38)[0].fill_(7)
-        case.geometry.project(w, radii(case, w, 0.5)[1])[0].fill_(7)
-        assert torch.equal(w, before), label
+def test_input_of_any_dtype_is_untouched(case, dtype):
+    """Where no conversion makes a copy first, an in-place operation would show."""
+    w = gaussian((2, 4, 3) if case.ndim == 2 else (2, 5), 1, dtype)
+    before = w.clone()
+    case.geometry.direction(w)
+    case.geometry.project(w, 0.5 * float(case.norm(exact(w)).min()))
+    assert torch.equal(w, before)
 
 
 @each_case
