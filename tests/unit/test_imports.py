@@ -1,0 +1,155 @@
+"""The import direction of the package, read from its source: left may not import right.
+
+linalg <- geometry <- stabilise, momentum, scaling, views <- initialise, roles, place, recipes, plan <- metrics, step
+<- optim <- _api <- experiment, integrations <- cli. No torch is imported here, so that `make check` stays quick.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "surefoot"
+
+LAYERS = (
+    ("linalg",),
+    ("geometry",),
+    ("stabilise", "momentum", "scaling", "views"),
+    ("initialise", "roles", "place", "recipes", "plan"),
+    ("metrics", "step"),
+    ("optim",),
+    ("_api",),
+    ("experiment", "integrations"),
+    ("cli",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazily
+
+ANYWHERE = {*sys.stdlib_module_names, "surefoot", "torch"}
+ON_TOP = {"numpy", "scipy", "tqdm"}
+"""What experiment and cli may import besides."""
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def module_name(path: Path, root: Path = ROOT) -> str:
+    """Dotted and relative to the package: `experiment.fit`; a package's `__init__` goes by the package's name."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_name(path) for path in FILES}
+
+
+def imported(source: str) -> set[str]:
+    """Absolute dotted names that a source imports, at any depth; `from a import b` gives `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def inner(name: str) -> str:
+    """The package's module that an absolute name refers to; a public name of the root is `_api`'s."""
+    parts = name.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in MODULES:
+            return ".".join(parts[:end])
+    return "_api" if parts else "__init__"
+
+
+def violations(module: str, source: str) -> list[str]:
+    """What a module imports and may not."""
+    top = module.split(".")[0]
+    wrong: list[str] = []
+    for name in sorted(imported(source)):
+        package = name.split(".")[0]
+        if package == "surefoot":
+            target = inner(name).split(".")[0]
+            if LEVEL[target] > LEVEL[top] or (LEVEL[target] == LEVEL[top] and top == "experiment" != target):
+                wrong.append(name)
+        elif package == "matplotlib":
+            if module != "experiment.report":
+                wrong.append(name)
+        elif package == "transformers" or package == "lightning":
+            if top != "integrations":
+                wrong.append(name)
+        elif package not in ANYWHERE and not (package in ON_TOP and top in ("experiment", "cli")):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_point_one_way(path):
+    module = module_name(path)
+    assert module.split(".")[0] in LEVEL, f"{module} has no layer: add it to LAYERS, or put it where it belongs"
+    assert violations(module, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("linalg.polar", "from surefoot.geometry import RMS"),
+        ("geometry.rows", "from surefoot.momentum import Momentum"),
+        ("views", "from surefoot import roles"),
+        ("plan", "def late():\n    from surefoot.optim import SteepestDescent"),
+        ("metrics", "import surefoot.optim"),
+        ("optim", "from surefoot import Plan"),
+        ("optim", "import numpy as np"),
+        ("_api", "from surefoot.experiment.fit import parabola"),
+        ("experiment.fit", "from surefoot.cli import main"),
+        ("experiment.fit", "import matplotlib.pyplot as plt"),
+        ("experiment.train", "import yaml"),
+        ("cli.audit", "from matplotlib import pyplot"),
+    ],
+)
+def test_a_wrong_import_is_noticed(module, source):
+    assert violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("geometry.rows", "from surefoot.linalg.polar import msign"),
+        ("optim", "import torch\nimport math"),
+        ("experiment.report", "import matplotlib"),
+        ("experiment.train", "from surefoot import recipes\nimport numpy"),
+        ("cli.audit", "from surefoot import Plan\nfrom surefoot.experiment.models import reference"),
+    ],
+)
+def test_a_right_import_is_let_through(module, source):
+    assert violations(module, source) == []
+
+
+def test_no_two_modules_import_each_other():
+    graph = {
+        module_name(path): {inner(name) for name in imported(path.read_text()) if name.split(".")[0] == "surefoot"}
+        for path in FILES
+        if module_name(path) not in ("__init__", "_api")
+    }
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"cycle: {' -> '.join((*above, module))}"
+        if module in done or module not in graph:
+            return
+        for other in sorted(graph[module] - {module}):
+            if not module.startswith(f"{other}.") and not other.startswith(f"{module}."):  # a package and its part
+                visit(other, (*above, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
+    assert done == set(graph)
+
+
+def test_import_surefoot_does_not_import_torch():
+    code = "import surefoot, sys; print(sorted({'torch', 'numpy', 'scipy', 'matplotlib', 'tqdm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
