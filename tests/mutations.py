@@ -1,0 +1,189 @@
+"""Break the library on purpose, one way at a time, and see the tests fail: `python tests/mutations.py [name ...]`.
+
+Each mutation replaces one piece of text in a temporary copy of `src` (an assertion says when the code has moved
+on and the text is gone) and runs the tests that must notice. Exit code 1 names the mutations that survived. It
+takes about three minutes; the test suite itself does not run it.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GEOMETRY = "tests/laws/test_geometry.py"
+MSIGN = "tests/laws/test_msign.py"
+STABILISERS = "tests/laws/test_stabilisers.py"
+SWEEP = "tests/unit/test_sweep.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old` becomes `new` in one file of the package; `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "sign of the step",
+        "stabilise.py",
+        "return w - (eta * geometry.direction(m))",
+        "return w + (eta * geometry.direction(m))",
+        STABILISERS,
+    ),
+    Mutation("sign of msign", "geometry/spectral.py", ".mul_(_unit(g.shape))", ".mul_(-_unit(g.shape))", GEOMETRY),
+    Mutation("sign of a row's direction", "geometry/balls.py", "unit = g / torch", "unit = -g / torch", GEOMETRY),
+    Mutation(
+        "fan-in and fan-out swapped, spectral",
+        "geometry/spectral.py",
+        "math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))",
+        "math.sqrt(max(1, shape[-1]) / max(1, shape[-2]))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "fan-in and fan-out swapped, head",
+        "geometry/rows.py",
+        "return math.sqrt(max(1, shape[-1]))",
+        "return math.sqrt(max(1, shape[-2]))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "fan-in and fan-out swapped, column",
+        "geometry/meanpq.py",
+        "shape[-1] / max(1, shape[-2])",
+        "shape[-2] / max(1, shape[-1])",
+        GEOMETRY,
+    ),
+    Mutation(
+        "momentum normalised in place, rows",
+        "geometry/balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g.div_(torch.where(top == 0, 1, top))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "momentum normalised in place, msign",
+        "linalg/polar.py",
+        "return x / torch.where(peak == 0, 1, peak)",
+        "return x.div_(torch.where(peak == 0, 1, peak))",
+        MSIGN,
+    ),
+    Mutation(
+        "eps added to the norm, msign",
+        "linalg/polar.py",
+        "return x / torch.where(peak == 0, 1, peak)",
+        "return x / (peak + 1e-8)",
+        MSIGN,
+    ),
+    Mutation(
+        "eps added to the norm, rows",
+        "geometry/balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g / (top + 1e-8)",
+        GEOMETRY,
+    ),
+    Mutation(
+        "absent row turned NaN",
+        "geometry/balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g / top",
+        GEOMETRY,
+    ),
+    Mutation(
+        "zero matrix turned NaN",
+        "linalg/polar.py",
+        "return x / torch.where(peak == 0, 1, peak)",
+        "return x / peak",
+        MSIGN,
+    ),
+    Mutation(
+        "clip threshold without the width factor, spectral",
+        "geometry/spectral.py",
+        "mclip(w, radius * _unit(w.shape))",
+        "mclip(w, radius)",
+        GEOMETRY,
+    ),
+    Mutation(
+        "clip threshold without the width factor, rows",
+        "geometry/vectors.py",
+        "device=w.device) / self.scale(w.shape)",
+        "device=w.device)",
+        GEOMETRY,
+    ),
+    Mutation("decay not capped", "stabilise.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
+    Mutation("wrong exponent of the dual direction", "geometry/balls.py", "** (p - 1)\n", "** (s - 1)\n", GEOMETRY),
+    Mutation(
+        "best lr taken from another width",
+        "experiment/summary.py",
+        '"best_log2_lr": [o.log2_lr for o in optima]',
+        '"best_log2_lr": [optima[0].log2_lr for o in optima]',
+        SWEEP,
+    ),
+    Mutation(
+        "regret of the wrong width's optimum",
+        "experiment/summary.py",
+        "_regret(optima[0].log2_lr",
+        "_regret(optima[-1].log2_lr",
+        SWEEP,
+    ),
+)
+
+
+def passes(source: Path, tests: list[str]) -> bool:
+    """Whether the tests pass on this copy of the package; the first failure ends the run."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
+    environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    where = subprocess.run(
+        [sys.executable, "-c", "import surefoot; print(surefoot.__file__)"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert where.startswith(str(source)), f"the tests would run on {where.strip()}, not on {source}"
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode not in (0, 1):  # 2 and up: no test ran, which proves nothing
+        raise RuntimeError(f"pytest could not run {tests}:\n{result.stdout}{result.stderr}")
+    return result.returncode == 0
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether the tests still pass with the mutation in place."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        file = source / "surefoot" / mutation.file
+        text = file.read_text()
+        assert text.count(mutation.old) == 1, f"{mutation.name}: {mutation.file} has {mutation.old!r} not exactly once"
+        file.write_text(text.replace(mutation.old, mutation.new))
+        return passes(source, [mutation.tests])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="part of a mutation's name; default: all of them")
+    names = parser.parse_args().names
+    chosen = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
+    if not chosen:
+        parser.error("no such mutation; choose among: " + ", ".join(m.name for m in MUTATIONS))
+    assert passes(ROOT / "src", sorted({m.tests for m in chosen})), "the tests fail before anything is broken"
+    survivors = []
+    for mutation in chosen:
+        alive = survives(mutation)
+        print(f"{'SURVIVED' if alive else 'caught':9} {mutation.name}", flush=True)
+        survivors += [mutation.name] * alive
+    return bool(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
