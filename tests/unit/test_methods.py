@@ -25,6 +25,7 @@ def corpus() -> Corpus:
 
 def test_command_line_names_are_the_tables():
     assert set(options.METHODS) == set(methods.METHODS)
+    assert set(options.LOG2_LR) == set(methods.METHODS)
     assert {n for n, m in methods.METHODS.items() if isinstance(m, methods.Steepest)} == set(options.RECIPES)
 
 

@@ -12,6 +12,20 @@ RECIPES = ("beyond_mup", "moga_row", "moga_column", "muon", "scion", "lion", "si
 METHODS = (*RECIPES, "adamw", "mup_adamw")
 """The names of `experiment.methods.METHODS`, repeated since that module imports torch (a test compares them)."""
 
+LOG2_LR = {
+    "beyond_mup": -4.0,
+    "moga_row": -4.0,
+    "moga_column": -4.0,
+    "muon": -2.0,
+    "scion": -11.0,
+    "lion": -7.0,
+    "sign_sgd": -7.0,
+    "hyperball": -3.0,
+    "adamw": -6.0,
+    "mup_adamw": -6.0,
+}
+"""A sensible log2 learning rate of each method: where a search starts, and `train`'s default."""
+
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
 
@@ -34,7 +48,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
-        if default in (None, False, argparse.SUPPRESS):
+        if default is None or default is False or default is argparse.SUPPRESS:
             return action.help
         shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
         return f"{action.help} (default: {shown})"

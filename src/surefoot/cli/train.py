@@ -35,7 +35,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="reference model")
     parser.add_argument("--width", type=options.count, default=64, help="model width")
     options.add_model(parser)
-    parser.add_argument("--lr", type=options.positive, default=2.0**-4, help="largest learning rate of the schedule")
+    parser.add_argument("--lr", type=options.positive, help="peak of the schedule (default: the method's own)")
     parser.add_argument("--seed", type=options.natural, default=0, help="of initial weights and data order")
     options.add_training(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
@@ -44,6 +44,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument(
         "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
     )
+    parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
     options.add_json(parser)
 
 
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _configure(arguments: argparse.Namespace) -> TrainConfig:
     from surefoot.experiment.run import TrainConfig, pick_device
 
-    own = {name: getattr(arguments, name) for name in ("width", "method", "lr", "seed", "steps")}
+    own = {name: getattr(arguments, name) for name in ("width", "method", "seed", "steps")}
+    own["lr"] = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
     device: Any = pick_device(arguments.device).type
     return TrainConfig(**options.shared_settings(arguments), **own, device=device)
 

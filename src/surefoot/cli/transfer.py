@@ -13,19 +13,6 @@ from surefoot.cli import options
 if TYPE_CHECKING:
     from surefoot.experiment.cells import SweepConfig
 
-# Where the search starts (log2 lr); it extends by itself, so these save time and decide nothing.
-_CENTRES = {
-    "beyond_mup": -4.0,
-    "moga_row": -4.0,
-    "moga_column": -4.0,
-    "muon": -2.0,
-    "scion": -11.0,
-    "lion": -7.0,
-    "sign_sgd": -7.0,
-    "hyperball": -3.0,
-    "adamw": -6.0,
-    "mup_adamw": -6.0,
-}
 _EXAMPLES = """
 surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
 surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
@@ -96,7 +83,8 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
         "text": corpus.name,
         "corpus": corpus.sha256,
     }
-    centres = {name: _CENTRES[name] for name in arguments.recipes}
+    # The search extends by itself: where it starts saves time and decides nothing.
+    centres = {name: options.LOG2_LR[name] for name in arguments.recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     seeds = tuple(range(arguments.seeds))
     recipes, widths = tuple(arguments.recipes), tuple(arguments.widths)

@@ -1,0 +1,386 @@
+"""The command line as a user meets it: exit codes, messages, and what is left behind when things go wrong."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefoot.cli import main
+from surefoot.experiment.records import locked
+
+# Spawned workers import torch anew, so sweeps take seconds: few of them, tiny.
+CORPUS = b"the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 400
+SMALL = ["--depth", "1", "--batch-size", "4", "--context", "16"]
+COMMANDS = ("transfer", "train", "audit", "report")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(CORPUS)
+    return path
+
+
+def sweep(out: Path, text: Path, *more: str, steps: int = 3) -> list[str]:
+    size = ["--widths", "16", "--steps", f"{steps}", *SMALL]
+    return ["transfer", "--out", f"{out}", "--data", f"{text}", *size, "--rates", "-7", "-6", *more]
+
+
+def training(out: Path, text: Path, *more: str) -> list[str]:
+    common = ["--data", f"{text}", "--width", "16", "--steps", "6", "--threads", "1", *SMALL]
+    return ["train", "--out", f"{out}", *common, *more]
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-c", "import sys; from surefoot.cli import main; sys.exit(main())", *arguments]
+
+
+def start(arguments: list[str], **options: object) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command(arguments), env=environment, **{**pipes, **options})
+
+
+def finish(arguments: list[str], **options: object) -> tuple[int, str, str]:
+    with start(arguments, **options) as process:
+        out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """Run in this process; the message of a run that ends with this code, one line and no traceback."""
+    try:
+        ended = main(arguments)
+    except SystemExit as leaving:
+        ended = leaving.code
+    out, err = capsys.readouterr()
+    assert ended == code, err
+    assert out == ""
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# Help and usage
+
+
+def test_help_imports_nothing_heavy():
+    script = """
+import sys
+from surefoot.cli import main
+for arguments in (["--help"], ["transfer", "--help"], ["train", "--help"], ["audit", "--help"], ["report", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as leaving:
+        assert leaving.code == 0
+heavy = {"torch", "numpy", "scipy", "matplotlib", "tqdm"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("examples:") == 4
+    for name in COMMANDS:
+        assert f"surefoot {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["transfer", "--widths", "0"], "argument --widths: must be at least 1, got 0"),
+        (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
+        (["transfer", "--recipes", "sgd"], "argument --recipes: invalid choice: 'sgd'"),
+        (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
+        (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
+        (["train", "--seed", "-1"], "argument --seed: must not be negative"),
+        (["report"], "the following arguments are required: directory"),
+        (["coordcheck"], "invalid choice: 'coordcheck'"),
+        ([], "the following arguments are required: command"),
+    ],
+)
+def test_wrong_usage(arguments, message, capsys):
+    assert message in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize("name", ["transfer", "train"])
+def test_data_that_cannot_be_used(name, tmp_path, capsys):
+    out, short = tmp_path / "out", tmp_path / "short.txt"
+    short.write_bytes(b"abc")
+    missing = refused([name, "--out", f"{out}", "--data", f"{tmp_path}/none"], capsys)
+    assert f"{tmp_path}/none does not exist" in missing
+    assert f"{short}: 3 bytes are too few" in refused([name, "--out", f"{out}", "--data", f"{short}"], capsys)
+    assert not out.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_data_without_permission(tmp_path, text, capsys):
+    text.chmod(0)
+    assert f"cannot read {text}: Permission denied" in refused(sweep(tmp_path / "out", text), capsys)
+
+
+def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, text, capsys):
+    assert "width 24 is not a multiple of the head dimension 16" in refused(
+        [*sweep(tmp_path / "out", text), "--widths", "16", "24"], capsys
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_rates_given_twice(tmp_path, text, capsys):
+    assert "rates names a value twice" in refused([*sweep(tmp_path / "out", text), "--rates", "-6", "-6"], capsys)
+
+
+# Transfer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str, str]:
+    folder = tmp_path_factory.mktemp("finished")
+    text = folder / "text.txt"
+    text.write_bytes(CORPUS)
+    code, out, err = finish(sweep(folder / "run", text, "--recipes", "adamw", "beyond_mup", "--widths", "16", "32"))
+    assert code == 0, err
+    return folder / "run", text, out, err
+
+
+def test_transfer_writes_results_summary_table_and_picture(finished):
+    run, text, out, err = finished
+    assert {path.name for path in run.iterdir()} >= {"config.json", "results.jsonl", "summary.json", "transfer.png"}
+    cells = [(r["recipe"], r["width"], r["log2_lr"]) for r in lines(run / "results.jsonl")]
+    assert {cell[:2] for cell in cells} == {(r, w) for r in ("adamw", "beyond_mup") for w in (16, 32)}
+    assert len(set(cells)) == len(cells) == 8
+    fields = {"recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds"}
+    assert all(fields <= record.keys() for record in lines(run / "results.jsonl"))
+    config = json.loads((run / "summary.json").read_text())["config"]
+    assert config["settings"]["depth"] == 1
+    assert len(config["settings"]["corpus"]) == 64
+    assert err.startswith(f"surefoot: writing to {run}/, data: {text}")
+    assert "| beyond_mup |" in out
+    assert out.endswith(f"picture: {run}/transfer.png\n")
+    assert (run / "transfer.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_rerun_skips_what_is_finished_and_speaks_json(finished, capsys):
+    run, text, _, _ = finished
+    before = (run / "results.jsonl").read_bytes()
+    assert main([*sweep(run, text, "--recipes", "adamw", "beyond_mup", "--widths", "16", "32"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((run / "summary.json").read_text())
+    assert (run / "results.jsonl").read_bytes() == before
+
+
+def test_report_remakes_table_and_picture(finished, capsys):
+    run, _, out, _ = finished
+    (run / "transfer.png").unlink()
+    assert main(["report", f"{run}"]) == 0
+    assert capsys.readouterr().out == out
+    assert (run / "transfer.png").exists()
+    assert main(["report", f"{run}", "--json"]) == 0
+    assert {entry["recipe"] for entry in json.loads(capsys.readouterr().out)["recipes"]} == {"adamw", "beyond_mup"}
+
+
+def test_a_directory_of_another_configuration(finished, capsys):
+    run, text, _, _ = finished
+    before = (run / "results.jsonl").read_bytes()
+    other = sweep(run, text, "--recipes", "adamw", "beyond_mup", "--widths", "16", "32", steps=4)
+    assert "belongs to another configuration; it differs in steps: there 3, now 4" in refused(other, capsys)
+    assert (run / "results.jsonl").read_bytes() == before
+
+
+def test_report_on_a_folder_that_is_no_run(tmp_path, capsys):
+    assert f"{tmp_path} is no run directory" in refused(["report", f"{tmp_path}"], capsys, code=1)
+
+
+def test_two_sweeps_in_one_directory(finished, capsys):
+    run, text, _, _ = finished
+    with locked(run):
+        message = refused(sweep(run, text, "--recipes", "adamw", "beyond_mup", "--widths", "16", "32"), capsys, code=1)
+    assert f"{run} is in use by another sweep (process {os.getpid()})" in message
+
+
+# Interrupted sweeps
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_sweep_stopped_in_the_middle_loses_nothing(tmp_path, text, stop, code):
+    out = tmp_path / "run"
+    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "6", "--workers", "2", steps=40)
+    with start(arguments, start_new_session=True) as process:
+        wait_for_lines(out / "results.jsonl", 3, process)
+        if stop == signal.SIGINT:
+            os.killpg(process.pid, stop)  # as a terminal does: the workers get it too
+        else:
+            process.send_signal(stop)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    if stop != signal.SIGKILL:
+        assert "surefoot: interrupted; what was finished is kept: the same command goes on" in err
+    kept = (out / "results.jsonl").read_bytes()
+    assert 3 <= kept.count(b"\n") < 12
+    if stop != signal.SIGKILL:
+        assert len(lines(out / "results.jsonl")) == kept.count(b"\n")  # no line is torn
+        return
+    kept = kept[: kept.rindex(b"\n") + 1]
+    code, _, err = finish(arguments)
+    assert code == 0, err
+    assert (out / "results.jsonl").read_bytes().startswith(kept)
+    cells = [(r["log2_lr"], r["seed"]) for r in lines(out / "results.jsonl")]
+    assert sorted(cells) == [(rate, seed) for rate in (-7.0, -6.0) for seed in range(6)]
+
+
+# Full disks
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+
+
+def test_a_sweep_on_a_full_disk_says_so_and_can_go_on(tmp_path, text):
+    out = tmp_path / "run"
+    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "8", "--workers", "1")
+    code, _, err = finish(arguments, preexec_fn=limit_files)
+    assert code == 1
+    assert f"cannot append to {out}/results.jsonl: File too large; its earlier lines are intact" in err
+    assert "Traceback" not in err
+    kept = (out / "results.jsonl").read_bytes()
+    assert len(lines(out / "results.jsonl")) >= 3
+    code, _, err = finish(arguments)
+    assert code == 0, err
+    assert (out / "results.jsonl").read_bytes().startswith(kept)
+    assert len(lines(out / "results.jsonl")) == 16
+
+
+def test_training_on_a_full_disk_keeps_the_checkpoint(tmp_path, text):
+    code, _, err = finish(training(tmp_path / "run", text), preexec_fn=limit_files)
+    assert code == 1
+    assert "checkpoints/step-00000006.pt: File too large; earlier checkpoints are intact" in err
+    assert "Traceback" not in err
+
+
+def test_output_to_a_full_disk():
+    with open("/dev/full", "w") as full:
+        code, _, err = finish(["audit", "--json"], stdout=full)
+    assert code == 1
+    assert err == "surefoot: audit: error: [Errno 28] No space left on device\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    shell = " ".join(f"'{part}'" for part in command(["audit", "--depth", "400"]))
+    done = subprocess.run(["sh", "-c", f"{shell} | head -n 1"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("name ")
+    assert done.stderr == ""
+
+
+# Train
+
+
+def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main(training(out, text, "--log-every", "2", "--eval-every", "3", "--checkpoint-every", "4")) == 0
+    said, _ = capsys.readouterr()
+    assert "nats a byte after 6 steps" in said
+    assert [record["step"] for record in lines(out / "log.jsonl")] == [2, 3, 4, 6]
+    assert ["val_loss" in record for record in lines(out / "log.jsonl")] == [False, True, False, True]
+    assert sorted(path.name for path in (out / "checkpoints").glob("*.pt")) == ["step-00000004.pt", "step-00000006.pt"]
+    result = json.loads((out / "result.json").read_text())
+    assert main([*training(out, text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**result, "seconds": pytest.approx(result["seconds"], abs=0.01)}
+    assert "it differs in lr: there 0.0625, now 0.5" in refused([*training(out, text), "--lr", "0.5"], capsys)
+
+
+def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text):
+    long = ["--steps", "200", "--log-every", "1", "--checkpoint-every", "7"]
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    arguments = [*training(part, text), *long]
+    with start(arguments) as process:
+        wait_for_lines(part / "log.jsonl", 10, process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
+    assert "Traceback" not in err
+    for run in (arguments, [*training(whole, text), *long]):
+        assert main(run) == 0
+    ours, theirs = lines(part / "log.jsonl"), lines(whole / "log.jsonl")
+    assert [(r["step"], r["loss"], r["lr"]) for r in ours] == [(r["step"], r["loss"], r["lr"]) for r in theirs]
+    ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+@pytest.mark.filterwarnings("default")
+def test_training_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main([*training(out, text), "--checkpoint-every", "3"]) == 0
+    newest = out / "checkpoints" / "step-00000006.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    first = json.loads((out / "result.json").read_text())
+    capsys.readouterr()
+    assert main([*training(out, text), "--checkpoint-every", "3"]) == 0
+    assert f"surefoot: warning: {newest} is damaged" in capsys.readouterr().err
+    assert json.loads((out / "result.json").read_text())["val_loss"] == first["val_loss"]
+
+
+def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
+    assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 0
+    assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["val_loss"] is None
+
+
+# Audit
+
+
+def test_audit_prints_the_plan(capsys):
+    assert main(["audit", "--model", "llama", "--width", "32", "--depth", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "LM head, by get_output_embeddings()" in table
+    assert main(["audit", "--recipe", "muon", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {row["role"] for row in plan["parameters"]} == {"embedding", "gain", "linear", "head"}
+    assert plan["hash"]
+
+
+def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_models.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.mystery = nn.Parameter(torch.zeros(2, 3))\n"
+        "def good(): return nn.Linear(2, 3)\n"
+        "def number(): return 5\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["audit", "--model", "my_models:good"]) == 0
+    assert "bias of Linear(2, 3)" in capsys.readouterr().out
+    assert "cannot place mystery (2, 3)" in refused(["audit", "--model", "my_models:Odd"], capsys, code=1)
+    assert "it returned a int, not an nn.Module" in refused(["audit", "--model", "my_models:number"], capsys)
+    assert "has no function 'absent'" in refused(["audit", "--model", "my_models:absent"], capsys)
+    assert "No module named 'absent'" in refused(["audit", "--model", "absent:build"], capsys)
+    assert "unknown reference model 'bert'; choose from gpt, llama" in refused(["audit", "--model", "bert"], capsys)
