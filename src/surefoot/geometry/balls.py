@@ -93,7 +93,7 @@ def _newton(y: Tensor, s: float, dim: int) -> Tensor:
     """
     high = (length(y, conjugate(s), dim) / s).log()
     low = high - 80.0
-    for _ in range(64):
+    for _ in range(50):  # to 1e-13 of mu
         middle = (low + high) / 2
         outside = length(_shrunk(y, middle.exp(), s), s, dim) > 1
         low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
@@ -110,11 +110,11 @@ def _shrunk(y: Tensor, mu: Tensor, s: float) -> Tensor:
     power = s - 1
     if s >= 2:
         z = torch.minimum(y, (y / c) ** (1 / power))
-        for _ in range(30):
+        for _ in range(12):
             z = z - (z + c * z**power - y) / (1 + c * power * z ** (power - 1))
         return z.clamp_min(0)
     z = torch.minimum(y**power, y / c)
     inverse = 1 / power
-    for _ in range(30):
+    for _ in range(12):
         z = (z - (z**inverse + c * z - y) / (c + inverse * z ** (inverse - 1))).clamp_min(0)
     return z**inverse

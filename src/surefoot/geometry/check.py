@@ -48,13 +48,10 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
 def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float]:
     d = geometry.direction(g)
     best = dual_norm(geometry, g)
-    competitors = [
-        w / expand(geometry.norm(w), geometry),
-        geometry.direction(w),
-        geometry.direction(g + 0.1 * w),
-    ]
     dims = tuple(range(-geometry.ndim, 0))
-    excess = max(float(((g * c).sum(dims) / best).max()) for c in competitors) - 1
+    competitors = [w, g, _ascent(geometry, g, d)]
+    reached = [(g * c / expand(geometry.norm(c), geometry)).sum(dims) for c in competitors]
+    excess = max(float(((value - best) / value.abs()).max()) for value in reached)
     scales = (1e-30, 1e30)
     return {
         "unit": float((geometry.norm(d) - 1).abs().max()),
@@ -63,6 +60,15 @@ def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float
         "zero-safe": float(geometry.direction(torch.zeros_like(g)).abs().max()),
         "batch": float((torch.stack([geometry.direction(x) for x in g]) - d).abs().max() / d.abs().max()),
     }
+
+
+def _ascent(geometry: Geometry, g: Tensor, d: Tensor) -> Tensor:
+    """Projected gradient ascent of `<g, z>` over the unit ball: where a direction can be improved, this does."""
+    climb = g * (d.norm() / g.norm())
+    z = d
+    for _ in range(10):
+        z, _ = geometry.project(z + climb, 1.0)
+    return z
 
 
 def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
