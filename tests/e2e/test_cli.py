@@ -225,11 +225,11 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("stop", "workers", "code"), [(signal.SIGINT, "2", 130), (signal.SIGKILL, "1", -signal.SIGKILL)]
 )
-def test_a_sweep_stopped_in_the_middle_loses_nothing(tmp_path, text, stop, code):
+def test_a_sweep_stopped_in_the_middle_loses_nothing(tmp_path, text, stop, workers, code):
     out = tmp_path / "run"
-    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "6", "--workers", "2", steps=40)
+    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "6", "--workers", workers, steps=40)
     with start(arguments, start_new_session=True) as process:
         wait_for_lines(out / "results.jsonl", 3, process)
         if stop == signal.SIGINT:
@@ -320,9 +320,9 @@ def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text):
     arguments = [*training(part, text), *long]
     with start(arguments) as process:
         wait_for_lines(part / "log.jsonl", 10, process)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
+    assert process.returncode == 143, err
     assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
     assert "Traceback" not in err
     for run in (arguments, [*training(whole, text), *long]):
