@@ -117,6 +117,25 @@ def test_auto_is_aligned_at_width(width):
             assert alignment(o, exact(x)) >= 0.95, (shape, name, alignment(o, exact(x)))
 
 
+@pytest.mark.parametrize(
+    ("method", "tail"),
+    [
+        (method, tail)
+        for method in ("svd", "qdwh", "polar_express", "gram", "auto")
+        for tail in ("i^-1", "i^-1.5", "spike of the width")
+    ],
+)
+def test_aligned_on_heavy_tails(method, tail, request):
+    """A few large singular values over many small ones that carry half the nuclear norm: what gradients look like."""
+    if method == "auto" and tail != "i^-1":
+        reason = "two QDWH steps leave the values below 0.01 sigma_max short: alignment .944 and .869, promised .95"
+        request.applymarker(pytest.mark.xfail(strict=False, reason=reason))
+    i = np.arange(1, 257)
+    values = {"i^-1": 1 / i, "i^-1.5": i**-1.5, "spike of the width": np.where(i == 1, 256.0, 1.0)}[tail]
+    g = torch.tensor(with_spectrum(256, 256, values)).float()
+    assert alignment(exact(surefoot.msign(g, method=method)), exact(g)) >= 0.95
+
+
 @pytest.mark.parametrize("method", ["svd", "qdwh", "auto"])
 def test_float64_is_exact_on_full_rank(method):
     """float64 is the oracle's dtype: nothing but rounding is left on well-conditioned matrices."""

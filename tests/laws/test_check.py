@@ -1,0 +1,117 @@
+"""`surefoot.check`: what a user gets to judge a geometry of their own passes ours and names each broken law."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import surefoot
+from surefoot.geometry import MeanOperator, RowRMS, Spectral
+
+from .cases import CASES
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.shortfall], ids=lambda case: case.name)
+def test_exact_geometries_pass(case):
+    surefoot.check(case.geometry)
+
+
+def test_spectral_passes_with_its_stated_error():
+    surefoot.check(Spectral("svd"))
+    surefoot.check(Spectral("qdwh"), tolerance=1e-2)
+
+
+@dataclass(frozen=True)
+class WrongSign(RowRMS):
+    def direction(self, g):
+        return -super().direction(g)
+
+
+@dataclass(frozen=True)
+class WrongExponent(MeanOperator):
+    """A feasible direction that is not the maximiser: the sign rule under a row norm."""
+
+    p: float = 3.0
+    q: float = float("inf")
+
+    def direction(self, g):
+        return g.sign() / super().norm(g.sign())[..., None, None]
+
+
+@dataclass(frozen=True)
+class AdditiveEps(RowRMS):
+    def direction(self, g):
+        return g / (g.square().mean(-1, keepdim=True).sqrt() + 1e-8)
+
+
+@dataclass(frozen=True)
+class NoEps(RowRMS):
+    def direction(self, g):
+        return g / g.square().mean(-1, keepdim=True).sqrt()
+
+
+@dataclass(frozen=True)
+class InPlace(RowRMS):
+    def direction(self, g):
+        return g.copy_(super().direction(g))
+
+
+@dataclass(frozen=True)
+class TooLong(RowRMS):
+    def direction(self, g):
+        return 1.2 * super().direction(g)
+
+
+@dataclass(frozen=True)
+class AcrossTheBatch(RowRMS):
+    """One norm over a whole expert stack."""
+
+    def direction(self, g):
+        return g / g.square().mean().sqrt().clamp_min(1e-300)
+
+
+@dataclass(frozen=True)
+class RadialProjection(RowRMS):
+    """Feasible, but not the nearest point: all rows shrink where one is outside."""
+
+    def project(self, w, radius, cache=None):
+        return w * (radius / self.norm(w)[..., None, None]).clamp(max=1), cache
+
+
+@dataclass(frozen=True)
+class NoProjection(RowRMS):
+    def project(self, w, radius, cache=None):
+        return w.clone(), cache
+
+
+@dataclass(frozen=True)
+class LowUpperBound(RowRMS):
+    def bounds(self, w, cache=None):
+        return 0.5 * self.norm(w), 0.9 * self.norm(w), cache
+
+
+@pytest.mark.parametrize(
+    ("geometry", "law"),
+    [
+        (WrongSign(), "maximal"),
+        (WrongExponent(), "maximal"),
+        (AdditiveEps(), "scale-free"),
+        (NoEps(), "zero-safe"),
+        (InPlace(), "untouched"),
+        (TooLong(), "unit"),
+        (AcrossTheBatch(), "batch"),
+        (RadialProjection(), "nearest"),
+        (NoProjection(), "feasible"),
+        (LowUpperBound(), "bounds"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_each_broken_law_is_named(geometry, law):
+    with pytest.raises(ValueError, match=law):
+        surefoot.check(geometry)
+
+
+def test_check_leaves_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    surefoot.check(RowRMS())
+    assert torch.equal(before, torch.random.get_rng_state())
