@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = "tests/laws/test_geometry.py"
+PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/test_msign.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
 SWEEP = "tests/unit/test_sweep.py"
@@ -110,14 +111,14 @@ MUTATIONS = (
         "geometry/spectral.py",
         "mclip(w, radius * _unit(w.shape))",
         "mclip(w, radius)",
-        GEOMETRY,
+        PROJECTION,
     ),
     Mutation(
         "clip threshold without the width factor, rows",
         "geometry/vectors.py",
         "device=w.device) / self.scale(w.shape)",
         "device=w.device)",
-        GEOMETRY,
+        PROJECTION,
     ),
     Mutation("decay not capped", "stabilise.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
     Mutation("wrong exponent of the dual direction", "geometry/balls.py", "** (p - 1)\n", "** (s - 1)\n", GEOMETRY),
