@@ -1,0 +1,169 @@
+"""Recipes as role tables: they train, keep their bounds, and place every kind of parameter."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, SteepestDescent, recipes
+
+RATES = {
+    "beyond_mup": 0.03,
+    "moga_row(1.5)": 0.03,
+    "moga_column(2)": 0.03,
+    "muon(keller)": 0.2,
+    "muon(moonlight)": 0.02,
+    "scion": 3e-4,
+    "lion": 3e-3,
+    "sign_sgd": 3e-3,
+    "sign_natural": 0.05,
+    "hyperball": 0.03,
+}
+RECIPES = [
+    recipes.beyond_mup(),
+    recipes.moga_row(1.5),
+    recipes.moga_column(),
+    recipes.muon(),
+    recipes.muon(sf.Moonlight()),
+    recipes.scion(),
+    recipes.lion(),
+    recipes.sign_sgd(),
+    recipes.sign_natural(),
+    recipes.hyperball(),
+]
+by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+VOCAB, WIDTH = 16, 24
+
+
+class Bigram(nn.Module):
+    """Predicts a fixed permutation of the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.out = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        return self.out(self.norm(x + self.down(self.up(x).relu())))
+
+
+def train(recipe, lr, steps=40, **options):
+    model = Bigram()
+    plan = Plan.of(model, recipe, **options)
+    plan.initialise_(model)
+    optimizer = SteepestDescent(model, plan, lr=lr)
+    tokens = torch.arange(VOCAB)
+    goal = tokens.roll(5)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens), goal)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, optimizer, losses
+
+
+@by_name
+def test_every_recipe_learns(recipe):
+    _, optimizer, losses = train(recipe, RATES[recipe.name])
+    assert abs(losses[0] - math.log(VOCAB)) < 0.5
+    assert losses[-1] < 0.5 * losses[0]
+    assert optimizer.skipped() == {}
+
+
+@by_name
+def test_every_recipe_trains_within_a_radius(recipe):
+    model, _, losses = train(recipe, RATES[recipe.name], stabiliser=sf.PostClip(2.0))
+    assert losses[-1] < 0.9 * losses[0]
+    report = SteepestDescent(model, lr=0.0).stability()  # in the natural norms
+    if recipe.name in ("beyond_mup", "hyperball"):
+        for name, numbers in report.items():
+            assert numbers["norm_upper"] <= 2.0 * (math.log(VOCAB) if name == "out.weight" else 1) * 1.001
+
+
+def test_a_head_in_plain_units_cannot_reach_the_loss():
+    """Radius 2 bounds the logits of a normed input by 2: the loss stays above log(1 + (V - 1) exp(-4))."""
+    head = sf.recipes.beyond_mup().role("head")
+    plain = dataclasses.replace(head, radius_unit=sf.Constant())
+    floor = math.log(1 + (VOCAB - 1) * math.exp(-2 * 2))
+    radius = {"stabiliser": sf.PostClip(2.0)}
+    *_, stuck = train(
+        recipes.beyond_mup(), 0.05, 100, overrides=[("out.weight", plain), ("out.bias", "scalar")], **radius
+    )
+    *_, free = train(recipes.beyond_mup(), 0.05, 100, **radius)
+    assert min(free) < min(0.5 * min(stuck), floor)
+
+
+@by_name
+def test_every_kind_of_parameter_has_a_role(recipe):
+    kinds = ("linear", "embedding", "head", "gain", "bias", "scalar", "conv", "experts", "router", "positions")
+    for kind in kinds:
+        role = recipe.role(kind)
+        assert role.name == kind
+        assert isinstance(role.geometry, sf.Geometry)
+        assert role.lr_scale((1, 4, 6)) > 0
+    with pytest.raises(ValueError, match=r"'matrix'.*linear"):
+        recipe.role("matrix")
+
+
+@by_name
+def test_derived_kinds_follow_their_base(recipe):
+    for kind, base in (("conv", "linear"), ("experts", "linear"), ("router", "head"), ("positions", "embedding")):
+        ours, theirs = recipe.role(kind), recipe.role(base)
+        assert ours.geometry == theirs.geometry
+        assert ours.momentum == theirs.momentum
+        assert ours.stabiliser == theirs.stabiliser
+        assert ours.lr_scale == theirs.lr_scale
+
+
+@by_name
+def test_initial_values_and_layouts_are_natural_under_every_recipe(recipe):
+    model = Bigram()
+    natural, plan = Plan.of(model), Plan.of(model, recipe)
+    for name in plan:
+        assert plan[name].role.initial == natural[name].role.initial
+        assert plan[name].block == natural[name].block, name
+
+
+def test_published_decay_is_by_the_learning_rate_alone():
+    """Neither the role's scale nor its radius unit enters: weights shrink by `1 - 0.1 lr`."""
+    lr = 0.5
+    for recipe, ratio in ((recipes.lion(), 1.0), (recipes.muon(adam_lr=0.25), 0.25)):
+        model = Bigram()
+        plan = Plan.of(model, recipe)
+        plan.initialise_(model)
+        big = {name: 1e6 * p.detach() for name, p in model.named_parameters()}
+        model.load_state_dict(big)
+        optimizer = SteepestDescent(model, plan, lr=lr)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for name in ("table.weight", "up.weight", "down.weight", "out.weight"):
+            own = ratio if name in ("table.weight", "out.weight") else 1.0
+            left = (model.get_parameter(name).norm() / big[name].norm()).item()
+            assert left == pytest.approx(1 - 0.1 * lr * own, rel=1e-3), (recipe.name, name)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: recipes.moga_row(0.5), "1 <= p <= q"),
+        (lambda: recipes.moga_column(0.5), "1 <= p <= q"),
+        (lambda: sf.Momentum(1.0), r"\[0, 1\)"),
+        (lambda: sf.Momentum(0.9, -0.1), r"\[0, 1\)"),
+        (lambda: sf.Constant(0.0), "positive"),
+        (lambda: sf.PostClip(0.0), "positive"),
+        (lambda: sf.WeightDecay(-1.0), "positive"),
+        (lambda: sf.Rescale(math.inf), "finite"),
+    ],
+)
+def test_impossible_settings_raise(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
