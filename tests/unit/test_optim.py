@@ -529,6 +529,13 @@ def test_zero_learning_rate_is_a_bit_exact_no_op(recipe, zero):
     assert same(before, weights(model))
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_the_sign_of_zero_survives_a_step_of_zero(role):
+    minus = torch.full(ROLES[role], -0.0)
+    for lr, size in ((0.0, 1.0), (0.1, math.nan)):
+        assert torch.equal(bits(stepped(role, minus, noise(*ROLES[role]) * size, lr=lr)), bits(minus))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("stabiliser", STABILISERS, ids=str)
 def test_zero_learning_rate_leaves_weights_outside_the_ball(stabiliser, dtype):
