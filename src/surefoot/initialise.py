@@ -36,7 +36,11 @@ class NormalInitial(Initial):
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
         """Drawn in float32 on the CPU, so that a seed gives the same weights on every device."""
-        block.copy_(torch.empty(block.shape).normal_(0, self.std(tuple(block.shape)), generator=generator))
+        block.copy_(
+            torch.empty(block.shape, dtype=torch.float32, device="cpu").normal_(
+                0, self.std(tuple(block.shape)), generator=generator
+            )
+        )
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,14 @@ class SteepestDescent(Optimizer):
         group = dict(param_group)
         placements = group.pop("placements", None)
         role = group.get("role")
+        if self.param_groups and "param_names" in self.param_groups[0]:
+            group["params"] = _with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
+            if any(p.is_complex() for p in group["params"]):
+                raise ValueError("complex parameters have no role; give their real and imaginary parts")
             placements = placements or _place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
@@ -214,9 +218,16 @@ def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
+def _with_names(params: Any, number: int) -> Any:
+    """torch wants names in every group or in none; unnamed parameters get `group1.0` and so on."""
+    if isinstance(params, Tensor):
+        params = [params]
+    if isinstance(params, set):
+        return params
+    return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
+
+
 def _place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
-    if any(p.is_complex() for p in params):
-        raise ValueError("complex parameters have no role; give their real and imaginary parts")
     if role is None:
         raise ValueError(
             "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model itself, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -62,7 +62,9 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]]
 """Module types and what their parameters are; the first match wins."""
 
 
-def find_kinds(model: nn.Module, head: str | Sequence[str] | None = None) -> dict[str, Kind | None]:
+def find_kinds(
+    model: nn.Module, head: str | Sequence[str] | None = None, settled: Container[str] = ()
+) -> dict[str, Kind | None]:
     """Every trainable parameter's kind, by name, in the model's order; None where none can be told.
 
     Args:
@@ -83,7 +85,7 @@ def find_kinds(model: nn.Module, head: str | Sequence[str] | None = None) -> dic
             uses[id(parameter)].append((f"{path}.{name}" if path else name, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
-    return {name: _one_kind(model, uses[id(p)]) for name, p in trainable.items()}
+    return {name: _one_kind(model, uses[id(p)], name in settled) for name, p in trainable.items()}
 
 
 def _bare(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
@@ -92,7 +94,7 @@ def _bare(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
     return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}") if parameter.ndim <= 1 else None
 
 
-def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]]) -> Kind | None:
+def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]], settled: bool) -> Kind | None:
     names = ", ".join(name for name, _ in uses)
     kinds = {(kind.name, kind.view) if kind else None: kind for _, kind in uses}
     if len(kinds) == 1:
@@ -102,6 +104,8 @@ def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]]) -> Kind | N
         if getattr(model, "output_multiplier", None) is not None:
             return Kind("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
         return Kind("head", f"tied ({names}); the head's rule, since its outputs are the logits")
+    if settled:
+        return None
     found = ", ".join(f"{name}: {kind.name if kind else 'unknown'}" for name, kind in uses)
     raise ValueError(f"one parameter has two roles ({found}); give it one with an override")
 
@@ -125,6 +129,8 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
         names = (head,) if isinstance(head, str) else tuple(head)
         if unknown := [name for name in names if name not in modules]:
             raise ValueError(f"head={unknown[0]!r} names no module of the model")
+        if bare := [name for name in names if not hasattr(modules[name], "weight")]:
+            raise ValueError(f"head={bare[0]!r} has no weight of its own; name the layer inside it")
         return {modules[name]: "LM head, as given" for name in names}
     declared = getattr(model, "get_output_embeddings", None)
     if declared and (module := declared()) is not None:

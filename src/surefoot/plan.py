@@ -89,7 +89,7 @@ class Plan:
         changes = _match(model, overrides)
         placements: dict[str, Placement] = {}
         lost: list[str] = []
-        for name, kind in find_kinds(model, head).items():
+        for name, kind in find_kinds(model, head, changes).items():
             shape = tuple(model.get_parameter(name).shape)
             role = None if kind is None else recipe.role(kind.name)
             if role and kind and kind.view:

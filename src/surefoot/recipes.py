@@ -11,7 +11,6 @@ from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.roles import NATURAL, Role, derive
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
 from surefoot.stabilise import Free, Normalise, PublishedDecay, Stabiliser, WeightDecay
-from surefoot.views import Vector
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ def muon(scale: Scale = Keller(), adam_lr: float = 0.015) -> Recipe:  # noqa: B0
     Adam(beta1=0.9, beta2=0.95, eps=1e-08)
     """
     ratio = Constant(1.0 if isinstance(scale, Moonlight) else adam_lr)
-    vector = {"geometry": AsGiven(), "view": Vector(), "momentum": Adam(), "lr_scale": ratio}
-    matrix = vector | {"stabiliser": PublishedDecay(0.1, ratio)}
+    vector = {"geometry": AsGiven(), "momentum": Adam(), "lr_scale": ratio}
+    matrix = vector | {"stabiliser": PublishedDecay(0.1, Constant())}
     hidden = {
         "lr_scale": scale,
         "momentum": Momentum(0.95, 0.95**2),

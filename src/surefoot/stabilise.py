@@ -135,8 +135,8 @@ class PublishedDecay(Stabiliser):
         return WeightDecay(self.rate / self.lr_scale(tuple(w.shape))).move(w, m, eta, geometry, cache)
 
     def in_units(self, unit: float) -> PublishedDecay:
-        """Rate over unit."""
-        return PublishedDecay(self.rate / unit, self.lr_scale)
+        """Itself: a published rate is absolute."""
+        return self
 
     @property
     def promise(self) -> str:

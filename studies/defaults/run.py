@@ -1,9 +1,10 @@
 """Which settings should be the defaults? Each variant gets its own best learning rate; the losses are compared.
 
     python studies/defaults/run.py adamw         # AdamW's initialisation, betas, decay, clipping: all of a fixed grid
+    python studies/defaults/run.py adamw_128     # its best ones again at width 128, where the demo compares
     python studies/defaults/run.py beyond_mup    # momentum pair and learning-rate scale per role: one at a time
 
-Width 64, 120 steps, the demo's model and text, seeds that no transfer study uses. Resumes; the results lie beside
+Width 64 but where another is named, 120 steps, the demo's model and text, seeds that no transfer study uses. Resumes; the results lie beside
 this file, in `<study>/results.jsonl`, and the table is printed from them.
 """
 
@@ -42,6 +43,10 @@ def _adamw() -> dict[str, Method]:
     }
 
 
+def _adamw_finalists() -> dict[str, Method]:
+    return {name: m for name, m in _adamw().items() if "torch init" in name and "(0.9" not in name and "decay 0.1" in name}
+
+
 BASE_MOMENTUM, BASE_HEAD = Momentum(0.9, 0.8), 16.0
 
 
@@ -61,12 +66,16 @@ def _beyond_mup() -> dict[str, Method]:
     return variants
 
 
-STUDIES = {"adamw": (_adamw, -6.0), "beyond_mup": (_beyond_mup, -4.0)}
+STUDIES = {
+    "adamw": (_adamw, -6.0, 64),
+    "adamw_128": (_adamw_finalists, -7.0, 128),
+    "beyond_mup": (_beyond_mup, -4.0, 64),
+}
 
 
 def run_cell(cell: Cell) -> CellResult:
     torch.set_num_threads(1)
-    make, _ = STUDIES[cell.settings["study"]]
+    make, _, _ = STUDIES[cell.settings["study"]]
     config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
     result = train(config, load(None), method=make()[cell.recipe])
     return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
@@ -77,10 +86,10 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[100])
     options = parser.parse_args()
-    make, centre = STUDIES[options.study]
+    make, centre, width = STUDIES[options.study]
     names = tuple(make())
     search = Bracket(dict.fromkeys(names, centre), budget=7)
-    config = SweepConfig(names, (64,), tuple(options.seeds), 120, search, {"study": options.study})
+    config = SweepConfig(names, (width,), tuple(options.seeds), 120, search, {"study": options.study})
     summary = run(config, HERE / options.study, run_cell)
     rows = sorted(summary["recipes"], key=lambda row: row["best_loss"][0])
     print("| variant | log2 lr* | best loss |\n|---|---|---|")

@@ -57,9 +57,9 @@ class Steepest(Method):
 
 # The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.
 ADAMW_INITIALISE: Initialise = torch_
-ADAMW_BETAS = (0.9, 0.95)
+ADAMW_BETAS = (0.6, 0.8)
 ADAMW_DECAY = 0.1
-ADAMW_CLIP = 1.0
+ADAMW_CLIP: float | None = 1.0
 
 
 @final
