@@ -3,6 +3,7 @@
     python benchmarks/step.py                       # GPT-2 Small's and 24 small layers' matrices, one thread
     python benchmarks/step.py --fraction 0.25       # a quarter of the layers, for a quick look
     python benchmarks/step.py --threads 2 --json benchmarks/results/step.json
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/step.py    # as on a CPU without bfloat16 units
 
 Every round steps each optimizer once, in turn, so that a noisy neighbour hits all of them; the ratio is that of
 the medians, and the fastest round is shown beside it. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular
@@ -15,6 +16,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -132,7 +134,7 @@ def environment(threads: int) -> dict[str, object]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": model or platform.processor(),
-        "bf16_units": "avx512_bf16" in text or "amx_bf16" in text,
+        "bf16_units": ("avx512_bf16" in text or "amx_bf16" in text) and not os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         "torch": torch.__version__,

@@ -99,7 +99,8 @@ class Plan:
                 change, why = changes[name]
                 role = _apply(change, role, recipe)
             if role is None:
-                lost.append(f"{name} {shape}")
+                owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+                lost.append(f"{name} {shape} of {owner}")
                 continue
             role = role if stabiliser is None else replace(role, stabiliser=stabiliser)
             placements[name] = _placed(name, role, why, shape)

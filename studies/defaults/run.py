@@ -44,7 +44,9 @@ def _adamw() -> dict[str, Method]:
 
 
 def _adamw_finalists() -> dict[str, Method]:
-    return {name: m for name, m in _adamw().items() if "torch init" in name and "(0.9" not in name and "decay 0.1" in name}
+    return {
+        name: m for name, m in _adamw().items() if "torch init" in name and "(0.9" not in name and "decay 0.1" in name
+    }
 
 
 BASE_MOMENTUM, BASE_HEAD = Momentum(0.9, 0.8), 16.0

@@ -287,7 +287,7 @@ def test_output_to_a_full_disk():
     with open("/dev/full", "w") as full:
         code, _, err = finish(["audit", "--json"], stdout=full)
     assert code == 1
-    assert err == "surefoot: audit: error: [Errno 28] No space left on device\n"
+    assert err == "surefoot audit: error: [Errno 28] No space left on device\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -377,6 +377,8 @@ def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["audit", "my_models:good"]) == 0
+    assert "bias of Linear(2, 3)" in capsys.readouterr().out
     assert main(["audit", "--model", "my_models:good"]) == 0
     assert "bias of Linear(2, 3)" in capsys.readouterr().out
     assert "cannot place mystery (2, 3)" in refused(["audit", "--model", "my_models:Odd"], capsys, code=1)

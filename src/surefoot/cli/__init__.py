@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
         return FAILED
     except ValueError as error:
-        _say(f"{arguments.command}: error: {error}")
+        _say(f"error: {error}", arguments.command)
         return USAGE
     except (OSError, RuntimeError) as error:
-        _say(f"{arguments.command}: error: {_explain(error)}")
+        _say(f"error: {_explain(error)}", arguments.command)
         _discard_stdout()
         return FAILED
 
@@ -73,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(text: str) -> None:
-    print(f"surefoot: {text}", file=sys.stderr)
+def _say(text: str, command: str = "") -> None:
+    print(f"surefoot {command}".strip() + f": {text}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _EXAMPLES = """
-surefoot audit --model llama --width 768 --depth 12 --head-dim 64
-surefoot audit --model my_package.model:build --recipe muon      build() returns an nn.Module
+surefoot audit llama --width 768 --depth 12 --head-dim 64
+surefoot audit my_package.model:build --recipe muon      build() returns an nn.Module
 surefoot audit --json | jq .parameters[].role
 """
 
@@ -25,13 +25,14 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "print the plan of a model: role, norm and reason of every parameter"
     parser = options.command(commands, "audit", run, help, _EXAMPLES)
-    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that returns a model")
+    parser.add_argument("target", nargs="?", metavar="model", help="gpt, llama, or module:function returning a model")
+    parser.add_argument("--model", default="gpt", help="the same")
     parser.add_argument("--recipe", choices=options.RECIPES, default="beyond_mup", metavar="NAME",
                         help="out of " + ", ".join(options.RECIPES))  # fmt: skip
     parser.add_argument("--width", type=options.count, default=64, help="of the reference model")
     options.add_model(parser)
     parser.add_argument("--vocab", type=options.count, default=256, help="of the reference model")
-    parser.add_argument("--head", metavar="MODULE", help="name of the LM head's module (default: found by the wiring)")
+    parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: found by the wiring)")
     options.add_json(parser)
 
 
@@ -43,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     model, chosen = _build(arguments), method(arguments.recipe)
     assert isinstance(chosen, Steepest)
     try:
-        plan = Plan.of(model, chosen.recipe, head=arguments.head)
+        plan = Plan.of(model, chosen.recipe, head=() if arguments.head == "none" else arguments.head)
     except ValueError as error:
-        print(f"surefoot: audit: {error}", file=sys.stderr)
+        print(f"surefoot audit: error: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps({"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows()}, indent=2))
@@ -60,10 +61,11 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
 
     from surefoot.experiment.models import reference
 
-    if ":" in arguments.model:
-        return _call(arguments.model)
+    name = arguments.target or arguments.model
+    if ":" in name:
+        return _call(name)
     with torch.device("meta"):
-        return reference(arguments.model, arguments.width, arguments.depth, arguments.head_dim, arguments.vocab)
+        return reference(name, arguments.width, arguments.depth, arguments.head_dim, arguments.vocab)
 
 
 def _call(target: str) -> nn.Module:
@@ -76,10 +78,13 @@ def _call(target: str) -> nn.Module:
     try:
         function = getattr(importlib.import_module(place), name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"--model {target}: {error}; it is looked for as Python would from {here}") from None
+        raise ValueError(f"{target}: {error}; it is looked for as Python would from {here}") from None
     except (AttributeError, ValueError):
-        raise ValueError(f"--model {target}: module {place!r} has no function {name!r}") from None
-    model = function()
+        raise ValueError(f"{target}: module {place!r} has no function {name!r}") from None
+    try:
+        model = function()
+    except TypeError as error:
+        raise ValueError(f"{target}: it is called without arguments, and failed: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"--model {target}: it returned a {type(model).__name__}, not an nn.Module")
+        raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
     return model
