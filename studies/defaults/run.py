@@ -4,8 +4,8 @@
     python studies/defaults/run.py adamw_128     # its best ones again at width 128, where the demo compares
     python studies/defaults/run.py beyond_mup    # momentum pair and learning-rate scale per role: one at a time
 
-Width 64 but where another is named, 120 steps, the demo's model and text, seeds that no transfer study uses. Resumes; the results lie beside
-this file, in `<study>/results.jsonl`, and the table is printed from them.
+Width 64 but where another is named, 120 steps, the demo's model and text, seeds that no transfer study uses. Resumes;
+the results lie beside this file, in `<study>/results.jsonl`, and the table is printed from them.
 """
 
 from __future__ import annotations
