@@ -56,8 +56,6 @@ class SteepestDescent(Optimizer):
     """
 
     def __init__(self, params: Params, plan: Plan | None = None, *, lr: float | Tensor, maximize: bool = False) -> None:
-        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
-            raise ValueError(f"Invalid learning rate: {lr}")
         self._placements: dict[Tensor, Placement] = {}
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
@@ -76,6 +74,8 @@ class SteepestDescent(Optimizer):
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
+            if not isinstance(group["lr"], Tensor) and not 0 <= group["lr"] < math.inf:
+                raise ValueError(f"Invalid learning rate: {group['lr']}")
             if any(p.is_complex() for p in group["params"]):
                 raise ValueError("complex parameters have no role; give their real and imaginary parts")
             placements = placements or _place(group["params"], role)
@@ -117,7 +117,7 @@ class SteepestDescent(Optimizer):
             if p.grad.is_sparse:
                 raise RuntimeError("SteepestDescent does not support sparse gradients: use nn.Embedding(sparse=False)")
             placement = self._placements[p]
-            buckets[placement.role, placement.block, p.dtype, p.device].append(p)
+            buckets[placement.rule, placement.block, p.dtype, p.device].append(p)
         for (_, block, _, device), bucket in buckets.items():
             count = max(1, _CHUNK_BYTES.get(device.type, 256 << 20) // (4 * math.prod(block)))
             for start in range(0, len(bucket), count):
@@ -128,22 +128,12 @@ class SteepestDescent(Optimizer):
         placement = self._placements[chunk[0]]
         role, block = placement.role, placement.block
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
-
-        def stack(tensors: list[Tensor]) -> Tensor:
-            return (
-                torch.cat([t.reshape(1, *block) for t in tensors])
-                if len(tensors) > 1
-                else tensors[0].reshape(1, *block)
-            )
-
-        w = stack([p.to(dtype) for p in chunk])
-        g = stack([p.grad.to(dtype) for p in chunk if p.grad is not None])
+        w = _stack([p.to(dtype) for p in chunk], block)
+        g = _stack([p.grad.to(dtype) for p in chunk if p.grad is not None], block)
         states = [self._state(p, role, dtype) for p in chunk]
         names = [name for name in states[0] if name != "skipped"]
-        stacked = {
-            name: torch.stack([s[name] for s in states]) if name == "step" else stack([s[name] for s in states])
-            for name in names
-        }
+        shapes = {name: () if name == "step" else block for name in names}  # a step count is one number
+        stacked = {name: _stack([s[name] for s in states], shapes[name]) for name in names}
         finite = largest(g, tuple(range(1, g.ndim))).isfinite()
         eta = group["lr"] * role.lr_scale(block)
         w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, finite)
@@ -197,6 +187,13 @@ class SteepestDescent(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_placements": self._placements}
+
+
+def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """`(k, *shape)`; one tensor alone is not copied."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(1, *shape)
+    return torch.cat([t.reshape(1, *shape) for t in tensors])
 
 
 def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:

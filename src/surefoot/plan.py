@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -32,12 +33,17 @@ class Placement:
     why: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def block(self) -> tuple[int, ...]:
         """The shape of the block that the norm is taken over."""
         return self.role.view.blocks(self.shape)
 
-    @property
+    @cached_property
+    def rule(self) -> str:
+        """The role in full, as text: equal for equal roles, and cheap to compare."""
+        return repr(self.role)
+
+    @cached_property
     def stabiliser(self) -> Stabiliser:
         """The role's stabiliser with its radius in plain numbers."""
         return self.role.stabiliser.in_units(self.role.radius_unit(self.block))
@@ -126,7 +132,7 @@ class Plan:
     @property
     def hash(self) -> str:
         """A digest of all roles and shapes in order; the names do not count, so that wrappers may change them."""
-        text = "\n".join(f"{placement.shape} {placement.role!r}" for placement in self.placements.values())
+        text = "\n".join(f"{placement.shape} {placement.rule}" for placement in self.placements.values())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def rows(self) -> list[dict[str, str]]:
