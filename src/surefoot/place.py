@@ -146,4 +146,7 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
     if len(found) == 1:
         return {modules[found[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(found)} could each be" if found else "no Linear(d, V) beside the Embedding(V, d) is"
-    raise ValueError(f"{problem} the LM head; name it with head='path.to.module', or head=() if there is none")
+    raise ValueError(
+        f"{problem} the LM head; name it with head='path.to.module' (head=() if there is none), "
+        "or give the model a get_output_embeddings() that returns it"
+    )

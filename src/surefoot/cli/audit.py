@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
@@ -60,31 +58,10 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     import torch
 
     from surefoot.experiment.models import reference
+    from surefoot.experiment.own import call, is_own
 
     name = arguments.target or arguments.model
-    if ":" in name:
-        return _call(name)
+    if is_own(name):
+        return call(name)
     with torch.device("meta"):
         return reference(name, arguments.width, arguments.depth, arguments.head_dim, arguments.vocab)
-
-
-def _call(target: str) -> nn.Module:
-    from torch import nn
-
-    place, _, name = target.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
-    try:
-        function = getattr(importlib.import_module(place), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{target}: {error}; it is looked for as Python would from {here}") from None
-    except (AttributeError, ValueError):
-        raise ValueError(f"{target}: module {place!r} has no function {name!r}") from None
-    try:
-        model = function()
-    except TypeError as error:
-        raise ValueError(f"{target}: it is called without arguments, and failed: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
-    return model

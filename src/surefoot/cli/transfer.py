@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
 surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
+surefoot transfer --model my_package.model:build --recipe beyond_mup     build(width) returns an nn.Module
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
 surefoot transfer --out runs/transfer                again: finished runs are skipped
 """
@@ -37,7 +38,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
     parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
-    parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="reference model")
+    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that takes a width")
     options.add_model(parser)
     options.add_training(parser)
     options.add_json(parser)
@@ -67,15 +68,23 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
     Raises:
         ValueError: data that cannot be used, or a width that the head dimension does not divide.
     """
+    import torch
+
     from surefoot.experiment.cells import SweepConfig
     from surefoot.experiment.data import load
+    from surefoot.experiment.models import reference
+    from surefoot.experiment.own import call, is_own
     from surefoot.experiment.run import pick_device
     from surefoot.experiment.search import Bracket, Grid
-    from surefoot.experiment.sizes import Size
+    from surefoot.plan import Plan
 
     corpus = load(arguments.data, context=arguments.context)
     for width in arguments.widths:
-        Size(width, arguments.depth, arguments.head_dim, corpus.vocab)
+        if is_own(arguments.model):
+            Plan.of(call(arguments.model, width))  # what cannot be placed is said before anything runs
+        else:
+            with torch.device("meta"):
+                reference(arguments.model, width, arguments.depth, arguments.head_dim, corpus.vocab)
     settings: dict[str, Any] = {
         **options.shared_settings(arguments),
         "device": pick_device(arguments.device).type,

@@ -16,6 +16,7 @@ from surefoot.experiment.data import Corpus
 from surefoot.experiment.methods import Method
 from surefoot.experiment.methods import method as method_named
 from surefoot.experiment.models import reference
+from surefoot.experiment.own import call, is_own
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
@@ -33,8 +34,8 @@ class TrainConfig:
     """Everything that determines a run; the vocabulary is the corpus's.
 
     Args:
-        model: a reference model's name, "gpt" or "llama".
-        width, depth, head_dim: its size.
+        model: a reference model's name, "gpt" or "llama", or `module:function`, which is called with the width.
+        width, depth, head_dim: its size; the last two are the reference models'.
         method: a name of `methods.METHODS`.
         lr: the largest learning rate of the schedule.
         seed: of initial weights and of the order of the data.
@@ -111,6 +112,18 @@ def pick_device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
+def build(config: TrainConfig, vocab: int) -> nn.Module:
+    """The model of a configuration, as its constructor leaves it: a reference model, or `function(width)`.
+
+    A function of the user's own draws from torch's global generator; it is seeded here and then restored.
+    """
+    if not is_own(config.model):
+        return reference(config.model, config.width, config.depth, config.head_dim, vocab)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return call(config.model, config.width)
+
+
 @final
 class Run:
     """A model under training: weights, optimizer, schedule and losses so far; made to be resumed bit for bit.
@@ -125,7 +138,7 @@ class Run:
         self.config, self.corpus = config, corpus
         self.method = method or method_named(config.method)
         self.device = pick_device(config.device)
-        model = reference(config.model, config.width, config.depth, config.head_dim, corpus.vocab)
+        model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
         self.model: nn.Module = model.to(self.device)
         self.optimizer = self.method.optimizer(self.model, config.lr)
