@@ -9,7 +9,7 @@ venv=$1 extras=$2 python=${PYTHON:-python3}
   exit 1
 }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip --quiet)
+pip=("$venv/bin/python" -m pip --quiet --quiet)
 
 # torch first. Its default build needs several GB of CUDA packages, so on a machine without an NVIDIA GPU
 # the CPU build is asked for before it, from whatever indexes and wheel folders pip is configured with.

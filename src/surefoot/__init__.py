@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from surefoot._api import *  # noqa: F403
 
 
+def __dir__() -> list[str]:
+    import importlib
+
+    return [*importlib.import_module("surefoot._api").__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)

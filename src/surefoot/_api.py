@@ -1,6 +1,6 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
-from surefoot import geometry, recipes
+from surefoot import geometry, recipes, views
 from surefoot.geometry import (
     RMS,
     Frobenius,
@@ -57,4 +57,5 @@ __all__ = [
     "mclip",
     "msign",
     "recipes",
+    "views",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from surefoot.geometry import AsGiven
 from surefoot.plan import Placement
 
 
@@ -22,12 +25,14 @@ def stability(weight: Tensor, placement: Placement, lr: float) -> dict[str, floa
         lr: the present learning rate of its group.
 
     Returns:
-        `norm_lower`, `norm_upper`, `update_upper`: plain numbers, in natural units.
+        `norm_lower`, `norm_upper`, `update_upper`: plain numbers, in natural units; update_upper is
+        inf for AdamW parts.
     """
-    block = placement.role.view.split(weight.detach().float())
-    lower, upper, _ = placement.role.geometry.bounds(block)
+    block = placement.role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    geometry = placement.role.geometry
+    lower, upper, _ = geometry.bounds(block)
     return {
         "norm_lower": float(lower.max()) if lower.numel() else 0.0,
         "norm_upper": float(upper.max()) if upper.numel() else 0.0,
-        "update_upper": lr * placement.role.lr_scale(placement.block),
+        "update_upper": math.inf if isinstance(geometry, AsGiven) else lr * placement.role.lr_scale(placement.block),
     }

@@ -73,6 +73,8 @@ class Momentum(Smoothing):
         for value in (self.beta, self.beta if self.lookahead is None else self.lookahead):
             if not 0 <= value < 1:
                 raise ValueError(f"a momentum fraction must lie in [0, 1), not {value}")
+        if not self.beta and self.lookahead:
+            raise ValueError(f"without momentum (beta = 0) there is nothing to look ahead from, not {self.lookahead}")
 
     def fresh(self, w: Tensor) -> State:
         """Zeros like w; nothing for beta = 0."""

@@ -39,9 +39,9 @@ class SteepestDescent(Optimizer):
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
         maximize: climb instead of descending.
 
-    State: 4 bytes per parameter (float32 momentum; float64 for float64 parameters). Parameters in bfloat16 or float16
-    are stepped in float32 and rounded once. A parameter without gradient is untouched; one whose gradient is not
-    finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+    State: 4 bytes per parameter (float32 momentum; 8 for float64 parameters and for AdamW parts). Parameters in
+    bfloat16 or float16 are stepped in float32 and rounded once. A parameter without gradient is untouched; one whose gradient is
+    not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
@@ -74,7 +74,10 @@ class SteepestDescent(Optimizer):
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
-            if not isinstance(group["lr"], Tensor) and not 0 <= group["lr"] < math.inf:
+            if (
+                not (isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu")
+                and not 0 <= group["lr"] < math.inf
+            ):
                 raise ValueError(f"Invalid learning rate: {group['lr']}")
             if any(p.is_complex() for p in group["params"]):
                 raise ValueError("complex parameters have no role; give their real and imaginary parts")
@@ -231,14 +234,12 @@ def _place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
             "SteepestDescent(model, lr=...), and every role is found"
         )
     rule = by_name(role)
-    placements = [Placement(rule, "as given", tuple(p.shape)) for p in params]
-    for placement in placements:
+    placements = []
+    for p in params:
         try:
-            placement.block  # noqa: B018
+            placements.append(Placement(rule, "as given", tuple(p.shape)))
         except ValueError as error:
-            raise ValueError(
-                f"role {rule.name!r} cannot take a parameter of shape {placement.shape}: {error}"
-            ) from None
+            raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
     return placements
 
 

@@ -72,7 +72,7 @@ def find_kinds(
         head: names of the modules that are LM heads; `()` says there is none; None finds it by the wiring.
 
     Raises:
-        ValueError: a parameter with two kinds, two parameters over one memory, an ambiguous or missing head.
+        ValueError: a parameter with two kinds, two parameters at one address, an ambiguous or missing head.
     """
     heads = _find_heads(model, head)
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
@@ -122,6 +122,14 @@ def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:
             )
 
 
+def _require_weight(source: str, module: nn.Module) -> None:
+    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+        raise ValueError(
+            f"{source} is a {type(module).__name__} without a weight of its own; name the layer inside it with "
+            "head='path.to.layer'"
+        )
+
+
 def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Module, str]:
     """The LM heads and the reason for each."""
     modules = dict(model.named_modules())
@@ -129,11 +137,12 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
         names = (head,) if isinstance(head, str) else tuple(head)
         if unknown := [name for name in names if name not in modules]:
             raise ValueError(f"head={unknown[0]!r} names no module of the model")
-        if bare := [name for name in names if not hasattr(modules[name], "weight")]:
-            raise ValueError(f"head={bare[0]!r} has no weight of its own; name the layer inside it")
+        for name in names:
+            _require_weight(f"head={name!r}", modules[name])
         return {modules[name]: "LM head, as given" for name in names}
     declared = getattr(model, "get_output_embeddings", None)
     if declared and (module := declared()) is not None:
+        _require_weight("get_output_embeddings()", module)
         return {module: "LM head, by get_output_embeddings()"}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
@@ -147,6 +156,6 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
         return {modules[found[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(found)} could each be" if found else "no Linear(d, V) beside the Embedding(V, d) is"
     raise ValueError(
-        f"{problem} the LM head; name it with head='path.to.module' (head=() if there is none), "
-        "or give the model a get_output_embeddings() that returns it"
+        f"{problem} the LM head; name it with head='path.to.module', or head=() if this is no language model "
+        "(on the command line --head), or give the model a get_output_embeddings() that returns it"
     )

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from surefoot.geometry import AsGiven
 from surefoot.initialise import generator_for
 from surefoot.place import find_kinds
 from surefoot.recipes import Recipe, beyond_mup
@@ -27,11 +28,23 @@ Override = tuple[Where, Change]
 
 @dataclass(frozen=True)
 class Placement:
-    """One parameter's role and the reason for it."""
+    """One parameter's role and the reason for it.
+
+    Raises:
+        ValueError: the role's view does not fit the shape, or its geometry not the view's blocks.
+    """
 
     role: Role
     why: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        geometry = self.role.geometry
+        if len(self.block) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
+            raise ValueError(
+                f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
+                f"{type(self.role.view).__name__} gives blocks of shape {self.block}"
+            )
 
     @cached_property
     def block(self) -> tuple[int, ...]:
@@ -72,14 +85,16 @@ class Plan:
         """Find every trainable parameter's role: by module type, by the model's wiring, then by overrides.
 
         The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an
-        embedding, else the only Linear(d, V) beside an Embedding(V, d), else what `head` names. A matrix that is
+        embedding, else the only Linear(d, V) beside an Embedding(V, d), else what `head` names; a model whose
+        `get_output_embeddings()` returns None has none. A matrix that is
         both embedding and head takes the head's rule, unless the model has an `output_multiplier` (1/d), which gives
         the head its width factor: then the embedding's.
 
         Args:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.beyond_mup()`.
-            stabiliser: for every role, its radius in the role's unit (log V for the head).
+            stabiliser: for every role, its radius in the role's unit (log V for the head); a Role or a function
+                given in an override keeps its own.
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
 
@@ -100,20 +115,22 @@ class Plan:
             role = None if kind is None else recipe.role(kind.name)
             if role and kind and kind.view:
                 role = replace(role, view=kind.view)
+            if role and stabiliser:
+                role = replace(role, stabiliser=stabiliser)
             why = kind.why if kind else ""
             if name in changes:
                 change, why = changes[name]
-                role = _apply(change, role, recipe)
+                role = _apply(name, change, role, recipe, stabiliser)
             if role is None:
                 owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
                 lost.append(f"{name} {shape} of {owner}")
                 continue
-            role = role if stabiliser is None else replace(role, stabiliser=stabiliser)
             placements[name] = _placed(name, role, why, shape)
         if lost:
             raise ValueError(
-                f"cannot place {', '.join(lost)}: no rule knows the module; say what it is, "
-                f"for example overrides=[({lost[0].split()[0]!r}, 'linear')], or freeze it with requires_grad_(False)"
+                f"cannot place {', '.join(lost)}: no rule knows the module. Say what it is, "
+                f"overrides=[({lost[0].split()[0]!r}, 'linear')] for an (out, in) matrix, 'positions' for a table of "
+                "rows, a Role with a view for other layouts; or freeze it with requires_grad_(False)"
             )
         return cls(recipe.name, placements)
 
@@ -156,6 +173,8 @@ class Plan:
     def initialise_(self, model: nn.Module, seed: int = 0) -> None:
         """Write every parameter's initial value: deterministic in (name, seed), the same on every device.
 
+        Initialise before wrapping: a wrapper that renames parameters changes the values (not the plan's hash).
+
         Args:
             model: the model the plan was made of; parameters on the meta device are left alone.
             seed: any integer.
@@ -171,7 +190,7 @@ class Plan:
                 raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
             if parameter.is_meta:
                 continue
-            block = placement.role.view.split(parameter)
+            block = placement.role.view.split(parameter).clone()  # strides that a view cannot follow are copied
             placement.role.initial.fill_(block, generator_for(name, seed))
             parameter.copy_(block.reshape(parameter.shape))
 
@@ -199,20 +218,23 @@ def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter)
     return where(name, parameter)
 
 
-def _apply(change: Change, role: Role | None, recipe: Recipe) -> Role | None:
+def _apply(name: str, change: Change, role: Role | None, recipe: Recipe, stabiliser: Stabiliser | None) -> Role:
+    """The role after an override; one given in full, or made by a function, keeps its own stabiliser."""
     if isinstance(change, Role):
         return change
     if isinstance(change, str):
-        return recipe.role(change)
-    return None if role is None else change(role)
+        named = recipe.role(change)
+        return replace(named, stabiliser=stabiliser) if stabiliser else named
+    if role is None:
+        raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
+    return change(role)
 
 
 def _placed(name: str, role: Role, why: str, shape: tuple[int, ...]) -> Placement:
     try:
-        role.view.blocks(shape)
+        return Placement(role, why, shape)
     except ValueError as error:
         raise ValueError(f"{name} cannot be {role.name}: {error}") from None
-    return Placement(role, why, shape)
 
 
 def _row(name: str, placement: Placement) -> dict[str, str]:

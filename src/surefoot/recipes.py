@@ -113,14 +113,16 @@ def muon(scale: Scale = Keller(), adam_lr: float = 0.015) -> Recipe:  # noqa: B0
 
 
 def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
-    """Scion as published: every step `(1 - lr) w - lr * radius * d`, which keeps each norm below its radius.
+    """Scion as published: `(1 - lr) w - lr * radius * d` keeps each norm below max(initial, radius) for lr <= 1.
+
+    Except that a row without gradient rests, as everywhere here, where the published one decays it.
 
     Spectral on hidden matrices, row RMS on the embedding, sign on the head, RMS on vectors; average .9.
 
     Source: T. Pethick et al., "Training deep learning models with norm-constrained LMOs", 2025.
 
     >>> scion().role("linear").stabiliser.promise
-    'norm <= max(initial, 50) by decay'
+    'norm <= max(initial, 50) by decay while eta <= 50'
     """
     body = {"lr_scale": Constant(radius), "stabiliser": WeightDecay(1 / radius)}
     head = {"lr_scale": Constant(head_radius), "stabiliser": WeightDecay(1 / head_radius)}
@@ -138,6 +140,8 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
 
 def lion() -> Recipe:
     """Lion as published: the sign of the look-ahead, (0.99, 0.9), decay `lr * 0.1` on matrices; no width factor.
+
+    Except that an entry whose gradient is exactly zero rests, where the published one moves by its momentum's sign.
 
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", 2023.
 

@@ -9,7 +9,7 @@ from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal
 from surefoot.momentum import Momentum, Smoothing
 from surefoot.scaling import Constant, LogRows, Scale
 from surefoot.stabilise import Free, Stabiliser
-from surefoot.views import Convolution, Matrix, Stack, Vector, View
+from surefoot.views import Convolution, Matrix, Rows, Stack, Vector, View
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ DERIVED: dict[str, tuple[str, View]] = {
     "conv": ("linear", Convolution()),
     "experts": ("linear", Stack()),
     "router": ("head", Matrix()),
-    "positions": ("embedding", Matrix()),
+    "positions": ("embedding", Rows()),
 }
 """Kinds that take another kind's rule in a layout of their own."""
 

@@ -20,7 +20,7 @@ class Scale(ABC):
 
 @dataclass(frozen=True)
 class Constant(Scale):
-    """The same factor at every width; `Constant(1)` is the natural convention.
+    """The same factor at every width.
 
     >>> Constant(16.0)((50257, 768))
     16.0
@@ -37,8 +37,17 @@ class Constant(Scale):
         return self.value
 
 
-Natural = Constant
-"""`Natural()`: one learning rate for every layer and width (muP's, MOGA's convention)."""
+@dataclass(frozen=True)
+class Natural(Scale):
+    """1: one learning rate for every layer and width (muP's, MOGA's convention).
+
+    >>> Natural()((128, 512))
+    1.0
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """1."""
+        return 1.0
 
 
 @dataclass(frozen=True)

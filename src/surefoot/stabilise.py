@@ -20,7 +20,7 @@ Eta = float | Tensor
 
 
 class Stabiliser(ABC):
-    """A scheme of spec section 6. `promise` says in words what `tests/laws/test_stabilisers.py` proves."""
+    """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows."""
 
     @abstractmethod
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
@@ -90,8 +90,10 @@ class Free(Stabiliser):
 class WeightDecay(Stabiliser):
     """`(1 - eta rate) w - eta d`: `norm(w) <= max(norm(w0), 1/rate)` in every norm, by the triangle inequality.
 
+    The bound needs `eta * rate <= 1` and directions of norm 1.
+
     Args:
-        rate: decay per unit of eta; `eta * rate` is capped at 1.
+        rate: decay per unit of eta; the decay `eta * rate` is capped at 1, the step is not.
     """
 
     rate: float
@@ -110,7 +112,7 @@ class WeightDecay(Stabiliser):
     @property
     def promise(self) -> str:
         """The bound."""
-        return f"norm <= max(initial, {1 / self.rate:.4g}) by decay"
+        return f"norm <= max(initial, {1 / self.rate:.4g}) by decay while eta <= {1 / self.rate:.4g}"
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,13 @@ class PreDecay(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Shrink the norm, step, and clip what a long direction left outside."""
         norm = expand(geometry.norm(w), geometry).to(w.dtype)
-        shrunk, cache = geometry.project(w, norm * _decay(eta, self.rate), cache)
+        resting = torch.as_tensor(eta, device=w.device) <= 0
+        shrunk, cache = geometry.project(w, torch.where(resting, math.inf, norm * _decay(eta, self.rate)), cache)
         stepped = _step(shrunk, m, eta, geometry)
-        nearest, cache = geometry.project(stepped, norm.clamp_min(1 / self.rate), cache)
+        slack = (
+            1 + 4 * torch.finfo(torch.promote_types(w.dtype, torch.float32)).eps
+        )  # rounding of the norm must not move what rests at it
+        nearest, cache = geometry.project(stepped, norm.clamp_min(1 / self.rate) * slack, cache)
         return _where_moved(eta, geometry, nearest, w), cache
 
     def in_units(self, unit: float) -> PreDecay:
@@ -242,7 +248,7 @@ class Rescale(Stabiliser):
 
 @dataclass(frozen=True)
 class Normalise(Stabiliser):
-    """`w - eta d`, rescaled to norm radius: training on a sphere. A zero weight is left alone.
+    """`w - eta d`, rescaled to norm radius: training on a sphere. A zero weight (a bias at its start) stays zero.
 
     Args:
         radius: in the unit of the role; None keeps the norm that the weight has.

@@ -16,7 +16,8 @@ def step(
     """Gradient -> momentum -> direction -> step -> stabilised weight. Pure: nothing given is written to.
 
     A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
-    gradient is zero, keep weight and momentum bit for bit: they are live = 0, their eta is 0.
+    gradient is zero, take no step and keep their momentum bit for bit: live = 0, so their eta is 0. A stabiliser that
+    acts on the whole block may still move such a row with the others.
 
     Args:
         role: the rule; its geometry takes blocks `(n, out, in)` or `(n, size)`.

@@ -60,6 +60,21 @@ class Stack(View):
 
 
 @dataclass(frozen=True)
+class Rows(View):
+    """A table `(..., d)` of any number of dimensions, one row each: positions `(1, N, d)`, class tokens.
+
+    >>> Rows().blocks((1, 17, 64))
+    (1, 17, 64)
+    """
+
+    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`(1, prod(...), d)`."""
+        if len(shape) < 2:
+            raise ValueError(f"a table has 2 dimensions or more, not shape {tuple(shape)}")
+        return (1, math.prod(shape[:-1]), shape[-1])
+
+
+@dataclass(frozen=True)
 class Fused(View):
     """`parts` equal projections fused along dimension 0, as `nn.MultiheadAttention`'s q, k and v: a norm each.
 

@@ -210,7 +210,7 @@ def test_two_sweeps_in_one_directory(finished, capsys):
     run, text, _, _ = finished
     with locked(run):
         message = refused(sweep(run, text, "--recipes", "adamw", "beyond_mup", "--widths", "16", "32"), capsys, code=1)
-    assert f"{run} is in use by another sweep (process {os.getpid()})" in message
+    assert f"{run} is in use by another run (process {os.getpid()})" in message
 
 
 # Interrupted sweeps
@@ -279,7 +279,7 @@ def test_a_sweep_on_a_full_disk_says_so_and_can_go_on(tmp_path, text):
 def test_training_on_a_full_disk_keeps_the_checkpoint(tmp_path, text):
     code, _, err = finish(training(tmp_path / "run", text), preexec_fn=limit_files)
     assert code == 1
-    assert "checkpoints/step-00000006.pt: File too large; earlier checkpoints are intact" in err
+    assert "checkpoints/step-00000006.pt: File too large; what was saved earlier is intact" in err
     assert "Traceback" not in err
 
 
@@ -287,7 +287,7 @@ def test_output_to_a_full_disk():
     with open("/dev/full", "w") as full:
         code, _, err = finish(["audit", "--json"], stdout=full)
     assert code == 1
-    assert err == "surefoot audit: error: [Errno 28] No space left on device\n"
+    assert err == "surefoot audit: error: No space left on device\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -386,3 +386,9 @@ def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "has no function 'absent'" in refused(["audit", "--model", "my_models:absent"], capsys)
     assert "No module named 'absent'" in refused(["audit", "--model", "absent:build"], capsys)
     assert "unknown reference model 'bert'; choose from gpt, llama" in refused(["audit", "--model", "bert"], capsys)
+
+
+def test_report_of_a_training_run_says_what_it_is(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"method": "adamw"}')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds a training run, not a sweep" in capsys.readouterr().err

@@ -91,7 +91,7 @@ print(folder.newest()["step"])
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     first, second, step = done.stdout.splitlines()
     assert first == second
-    assert "step-00000002.pt: File too large; earlier checkpoints are intact" in first
+    assert "step-00000002.pt: File too large; what was saved earlier is intact" in first
     assert step == "1"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -99,7 +99,7 @@ print(folder.newest()["step"])
 def test_dev_full(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_beside", lambda path: tmp_path / "full")
     (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device; earlier checkpoints are intact"):
+    with pytest.raises(OSError, match="No space left on device; what was saved earlier is intact"):
         save(tmp_path / "a.pt", PAYLOAD)
     assert not (tmp_path / "a.pt").exists()
 

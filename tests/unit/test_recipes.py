@@ -91,7 +91,7 @@ def test_every_recipe_trains_within_a_radius(recipe):
 def test_a_head_in_plain_units_cannot_reach_the_loss():
     """Radius 2 bounds the logits of a normed input by 2: the loss stays above log(1 + (V - 1) exp(-4))."""
     head = sf.recipes.beyond_mup().role("head")
-    plain = dataclasses.replace(head, radius_unit=sf.Constant())
+    plain = dataclasses.replace(head, radius_unit=sf.Constant(), stabiliser=sf.PostClip(2.0))
     floor = math.log(1 + (VOCAB - 1) * math.exp(-2 * 2))
     radius = {"stabiliser": sf.PostClip(2.0)}
     *_, stuck = train(

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = load(arguments.data, context=config.context)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    arguments.resume = f"the same command goes on from the newest checkpoint in {out / CHECKPOINTS}"
+    arguments.resume = f"the same command goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
         claim(out, {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}, LOG)
         print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)

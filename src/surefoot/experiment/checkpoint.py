@@ -49,7 +49,7 @@ def save(path: Path | str, payload: Mapping[str, Any]) -> None:
             os.replace(temporary, final_path)
         _sync_folder(path.parent)
     except OSError as error:
-        reason = f"cannot write {path}: {error.strerror}; earlier checkpoints are intact"
+        reason = f"cannot write {path}: {error.strerror}; what was saved earlier is intact"
         raise OSError(error.errno, reason) from error
     finally:
         for temporary, _, _ in moves:

@@ -34,6 +34,7 @@ def write_atomic(path: Path, text: str) -> None:
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for everyone's reading
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -151,7 +152,7 @@ def locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             raise DirectoryInUse(
-                f"{directory} is in use by another sweep (process {holder}): "
+                f"{directory} is in use by another run (process {holder}): "
                 "wait for it, stop it, or choose another directory"
             ) from None
         with contextlib.suppress(OSError):  # the number is a courtesy; the lock is what counts

@@ -74,6 +74,8 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
     if not (directory / CONFIG).exists():
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
     config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    if "recipes" not in config:
+        raise ValueError(f"{directory} holds a training run, not a sweep; its log and result lie in it as JSON")
     return summarise(config, records, {}), records
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.linalg.clip import mclip, spectral_norm
-from surefoot.linalg.polar import msign
+from surefoot.linalg.polar import msign, require_method
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Spectral(Geometry):
     """
 
     method: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_method(self.method)
 
     @property
     def couples(self) -> frozenset[int]:

@@ -55,8 +55,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     """
     if x.ndim < 2 or not x.is_floating_point():
         raise ValueError(f"msign takes real (..., out, in) matrices, not shape {tuple(x.shape)} of {x.dtype}")
-    if method != "auto" and method not in METHODS:
-        raise ValueError(f"unknown msign method {method!r}; choose auto or one of {', '.join(METHODS)}")
+    require_method(method)
     if x.numel() == 0:
         return torch.zeros_like(x)
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
@@ -64,6 +63,12 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     batch = _unit_peak(wide.reshape(-1, *wide.shape[-2:]).to(_compute_dtype(x, name)))
     sign = METHODS[name](batch, TORCH).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
+
+
+def require_method(method: str) -> None:
+    """Raise ValueError, listing the methods, unless this is one."""
+    if method != "auto" and method not in METHODS:
+        raise ValueError(f"unknown msign method {method!r}; choose auto or one of {', '.join(METHODS)}")
 
 
 def choose(x: Tensor) -> str:

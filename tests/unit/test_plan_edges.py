@@ -1,0 +1,96 @@
+"""Layouts and overrides that real models bring and that are easy to get wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.views import Vector
+
+
+def test_channels_last_depthwise_kernels_are_initialised_as_contiguous_ones() -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 6, 3))
+
+    plain, last = net(), net().to(memory_format=torch.channels_last)
+    for model in (plain, last):
+        sf.Plan.of(model).initialise_(model, seed=3)
+    for ours, theirs in zip(plain.parameters(), last.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    norms = sf.SteepestDescent(last, lr=0.1).stability()
+    assert 0.5 < norms["0.weight"]["norm_upper"] < 3
+
+
+def test_a_role_given_in_full_keeps_its_stabiliser() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    own = sf.Role("linear", sf.Spectral(), stabiliser=sf.PostClip(7.0))
+    overrides = [("0.weight", own), ("1.weight", "linear")]
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(2.0), overrides=overrides)
+    assert plan["0.weight"].stabiliser == sf.PostClip(7.0)
+    assert plan["1.weight"].stabiliser == sf.PostClip(2.0)
+
+
+def test_a_declared_head_without_a_weight_is_refused() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 4)
+            self.out = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 10))
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.out
+
+    with pytest.raises(ValueError, match=r"get_output_embeddings\(\) is a Sequential.*head='path"):
+        sf.Plan.of(Wrapped())
+    assert sf.Plan.of(Wrapped(), head="out.1")["out.1.weight"].role.name == "head"
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (1, 5, 8), (1, 1, 8)])
+def test_positions_and_class_tokens_are_rows(shape: tuple[int, ...]) -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(shape))
+
+    model = Tokens()
+    plan = sf.Plan.of(model, overrides=[("table", "positions")])
+    plan.initialise_(model)
+    assert torch.equal(model.table, torch.ones(shape))  # as the model has it
+    model.table.grad = torch.randn(shape)
+    sf.SteepestDescent(model, plan, lr=0.5).step()
+    moved = (1 - model.table.detach()).square()
+    torch.testing.assert_close(moved.mean(-1).sqrt(), torch.full(shape[:-1], 0.5))
+
+
+def test_a_geometry_needs_blocks_of_its_kind() -> None:
+    for role, shape in ((sf.Role("x", sf.RMS()), (4, 4)), (sf.Role("x", sf.Spectral(), view=Vector()), (4,))):
+        with pytest.raises(ValueError, match="blocks of shape"):
+            sf.SteepestDescent([{"params": [nn.Parameter(torch.ones(shape))], "role": role}], lr=0.1)
+
+
+def test_a_function_needs_a_role_to_change() -> None:
+    model = nn.LSTM(3, 4)
+    with pytest.raises(ValueError, match=r"weight_ih_l0.*none was"):
+        sf.Plan.of(model, overrides=[("weight_ih_l0", lambda role: role)])
+
+
+def test_a_resting_row_is_not_moved_by_pre_decay() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        w = torch.randn(6, 5, generator=generator)
+        g = torch.randn(6, 5, generator=generator)
+        eta = torch.full((6, 1), 0.1)
+        eta[w.square().sum(-1).argmax()] = 0  # the row that carries the norm
+        moved, _ = sf.PreDecay(0.5).move(w, g, eta, sf.RowRMS())
+        assert torch.equal(moved[eta[:, 0] == 0], w[eta[:, 0] == 0])
+
+
+def test_values_that_would_be_ignored_are_refused() -> None:
+    with pytest.raises(ValueError, match="look ahead"):
+        sf.Momentum(0.0, 0.5)
+    with pytest.raises(ValueError, match="unknown msign method"):
+        sf.Spectral("newton")
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        sf.SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias", "lr": -1.0}], lr=0.1)
