@@ -40,8 +40,8 @@ class SteepestDescent(Optimizer):
         maximize: climb instead of descending.
 
     State: 4 bytes per parameter (float32 momentum; 8 for float64 parameters and for AdamW parts). Parameters in
-    bfloat16 or float16 are stepped in float32 and rounded once. A parameter without gradient is untouched; one whose gradient is
-    not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+    bfloat16 or float16 are stepped in float32 and rounded once. A parameter without gradient is untouched; one
+    whose gradient is not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
