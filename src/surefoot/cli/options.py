@@ -98,7 +98,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=count, default=16, help="sequences a step")
     parser.add_argument("--context", type=count, default=64, help="tokens a sequence")
     parser.add_argument(
-        "--data", metavar="PATH", help="text file or folder (default: the Python standard library's source)"
+        "--data",
+        metavar="PATH",
+        help="text file or folder, or markov:N (default: the Python standard library's source)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to train")
     parser.add_argument("--autocast", choices=("none", "bfloat16"), default="none", help="dtype of the forward pass")
@@ -117,4 +119,4 @@ def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def absolute(path: str | None) -> str | None:
     """A path that a worker process, or a later run, finds again."""
-    return None if path is None else str(Path(path).resolve())
+    return path if path is None or path.startswith("markov:") else str(Path(path).resolve())

@@ -7,7 +7,7 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, final
 
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from surefoot.experiment import synthetic
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")  # the index is part of the random key
@@ -33,7 +35,7 @@ class Corpus:
         name: what the text is, for people.
         sha256: of the training bytes followed by the validation bytes (for one file: the file's own hash).
         files: number of files read.
-        vocab: 256, the byte values.
+        vocab: 256, the byte values; fewer for a synthetic language.
     """
 
     train: npt.NDArray[np.uint8]
@@ -110,7 +112,7 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     (not text) are left out of a folder.
 
     Args:
-        path: file or folder of any text.
+        path: file or folder of any text; or "markov:N", the synthetic language of N symbols.
         context: both splits must hold more bytes than this.
 
     Raises:
@@ -119,6 +121,10 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     >>> load().name.startswith("standard library")
     True
     """
+    if isinstance(path, str) and path.startswith(synthetic.PREFIX):
+        corpus = _synthetic(path)
+        corpus.require(context)
+        return corpus
     source = Path(sysconfig.get_path("stdlib") if path is None else path)
     try:
         corpus = _load_stdlib(source) if path is None else _load_path(source)
@@ -129,6 +135,12 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
         ) from error
     corpus.require(context)
     return corpus
+
+
+def _synthetic(name: str) -> Corpus:
+    symbols = synthetic.symbols_of(name)
+    title = f"Markov language of {symbols} symbols, entropy {synthetic.entropy():.4f} nats"
+    return replace(_from_block(synthetic.text(symbols), title, files=0), vocab=symbols)
 
 
 def _in_validation(name: str) -> bool:

@@ -47,6 +47,22 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join([text, "", *_notes(entries)])
 
 
+def recommendation(summary: Mapping[str, Any]) -> str:
+    """The rate to use at and beyond the widest model, a line per recipe with an interior optimum there.
+
+    >>> recommendation({"recipes": [{"recipe": "muon", "widths": [32], "best_log2_lr": [-4.0],
+    ...                              "best_log2_lr_ci": [[-4.1, -3.9]]}]})
+    'muon: lr = 0.0625 at width 32 (0.0583 to 0.067)'
+    """
+    lines = []
+    for entry in summary["recipes"]:
+        rate, ci = entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1]
+        if rate is not None:
+            between = "" if ci is None else f" ({2 ** ci[0]:.3g} to {2 ** ci[1]:.3g})"
+            lines.append(f"{entry['recipe']}: lr = {2**rate:.3g} at width {entry['widths'][-1]}{between}")
+    return "\n".join(lines)
+
+
 def _row(entry: Mapping[str, Any]) -> list[str]:
     optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
     cells = [entry["recipe"], *(_optimum(*optimum) for optimum in optima)]
