@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     summary, _ = sweep.load(arguments.directory)
     picture = report.figure(arguments.directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else report.table(summary))
+    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else report.statement(summary))
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
     return 0

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
-        print(report.table(summary) + "\n\n" + report.recommendation(summary))
+        print(report.statement(summary))
     if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
         print(f"\npicture: {report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
     return 0

@@ -47,6 +47,11 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join([text, "", *_notes(entries)])
 
 
+def statement(summary: Mapping[str, Any]) -> str:
+    """The table and the recommended rates, for a terminal."""
+    return f"{table(summary)}\n\n{recommendation(summary)}".rstrip()
+
+
 def recommendation(summary: Mapping[str, Any]) -> str:
     """The rate to use at and beyond the widest model, a line per recipe with an interior optimum there.
 
