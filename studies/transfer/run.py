@@ -2,7 +2,7 @@
 
     python studies/transfer/run.py                     # what is missing of all parts; resumes, hours on 2 cores
     python studies/transfer/run.py beyond_mup adamw    # these recipes only
-    python studies/transfer/run.py --list              # the parts and what is finished
+    python studies/transfer/run.py --table             # what the finished parts say, from the committed results
 
 Each part lies in `<recipe>_<steps>/`, in the format of `surefoot transfer`; `surefoot report` shows one.
 """
@@ -10,6 +10,7 @@ Each part lies in `<recipe>_<steps>/`, in the format of `surefoot transfer`; `su
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,18 +79,28 @@ def run_cell(cell: Cell) -> CellResult:
     return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
+def finished(parts: list[Part]) -> str:
+    """One table of all finished parts; the rest by name."""
+    done = [part for part in parts if (part.directory / "summary.json").exists()]
+    entries = []
+    for part in done:
+        summary = json.loads((part.directory / "summary.json").read_text())
+        entries.append({**summary["recipes"][0], "recipe": f"{part.recipe}, {part.steps} steps"})
+    missing = ", ".join(part.directory.name for part in parts if part not in done)
+    table = report.table({"recipes": entries}) if entries else "nothing is finished"
+    return f"{table}\n\nnot finished: {missing or 'none'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", choices=[*METHODS, []], metavar="recipe")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    for part in PARTS:
-        if options.recipes and part.recipe not in options.recipes:
-            continue
-        if options.list:
-            state = "finished" if (part.directory / "summary.json").exists() else "missing"
-            print(f"{part.directory.name}: {part.seeds} seeds, {state}")
-            continue
+    parts = [part for part in PARTS if not options.recipes or part.recipe in options.recipes]
+    if options.table:
+        print(finished(parts))
+        return
+    for part in parts:
         summary = run(part.config, part.directory, run_cell, environment={"corpus_sha256": load(None).sha256})
         print(f"{part.directory.name}\n{report.table(summary)}\n", flush=True)
 
