@@ -80,22 +80,28 @@ def _moga(name: str, linear: Geometry, embedding: Geometry) -> Recipe:
     )
 
 
-def muon(scale: Scale = Keller(), adam_lr: float = 0.015) -> Recipe:  # noqa: B008
+def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # noqa: B008
     """Muon as published: spectral on hidden matrices, Nesterov .95, decay `lr * 0.1`; AdamW on all the rest.
 
     The matrix sign is close to exact where the published one is five Newton-Schulz steps.
 
     Args:
         scale: `Keller()`, `Moonlight()` or `Natural()`.
-        adam_lr: learning rate of the AdamW parts relative to the group's (3e-4 beside 0.02 in Keller's release);
-            Moonlight's is 1 by definition, whatever is given.
+        adam_lr: learning rate of the AdamW parts relative to the group's; default 0.015 (3e-4 beside 0.02 in
+            Keller's release), and 1 for Moonlight, whose scale is made to share one rate.
+
+    Raises:
+        ValueError: an `adam_lr` for Moonlight.
 
     Source: K. Jordan, "Muon", 2024; J. Liu et al., "Muon is scalable for LLM training", 2025.
 
     >>> muon().role("head").momentum
     Adam(beta1=0.9, beta2=0.95, eps=1e-08)
     """
-    ratio = Constant(1.0 if isinstance(scale, Moonlight) else adam_lr)
+    shares = isinstance(scale, Moonlight)
+    if shares and adam_lr is not None:
+        raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
+    ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
     vector = {"geometry": AsGiven(), "momentum": Adam(), "lr_scale": ratio}
     matrix = vector | {"stabiliser": PublishedDecay(0.1, Constant())}
     hidden = {
