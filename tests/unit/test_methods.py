@@ -95,6 +95,16 @@ def test_adamw_decays_matrices_only():
     assert vectors["weight_decay"] == 0
 
 
+def test_adamw_takes_rates_by_role():
+    model = reference("gpt", 32)
+    optimizer = methods.AdamW(rates={"head": 0.5, "gain": 4.0}).optimizer(model, 1e-2)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates[id(model.head.weight)] == 5e-3
+    assert rates[id(model.final_norm.weight)] == 4e-2
+    assert rates[id(model.embedding.weight)] == rates[id(model.blocks[0].mlp.up.weight)] == 1e-2
+    assert len(rates) == len(list(model.parameters()))
+
+
 def test_mup_is_adamw_at_its_base_width():
     model, other = reference("gpt", 64), reference("gpt", 64)
     method = methods.MupAdamW(base_width=64)

@@ -31,6 +31,7 @@ def corpus() -> Corpus:
         ({"steps": -1}, "steps must be at least 1"),
         ({"lr": math.nan}, "lr must be finite"),
         ({"warmup": 1.5}, "warmup is a part"),
+        ({"decay": -0.1}, "decay is a part"),
         ({"device": "tpu"}, "device='tpu' is unknown; choose cpu, cuda, auto"),
         ({"autocast": "float16"}, "autocast='float16' is unknown"),
     ],
@@ -50,8 +51,9 @@ def test_a_gpu_that_is_missing_is_named():
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 100])
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
-def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup):
-    factors = [schedule(step, steps, warmup) for step in range(steps + 1)]
+@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay):
+    factors = [schedule(step, steps, warmup, decay) for step in range(steps + 1)]
     top = factors.index(max(factors))
     assert factors[top] == 1
     assert factors[: top + 1] == sorted(factors[: top + 1])
@@ -61,9 +63,9 @@ def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup):
 
 
 def test_optimizer_follows_the_schedule(corpus):
-    run = Run(replace(TINY, method="mup_adamw"), corpus)
+    run = Run(replace(TINY, method="mup_adamw", decay=0.5), corpus)
     for step in range(TINY.steps):
-        factor = schedule(step, TINY.steps, TINY.warmup)
+        factor = schedule(step, TINY.steps, TINY.warmup, decay=0.5)
         rates = [group["lr"] / group["initial_lr"] for group in run.optimizer.param_groups]
         assert rates == pytest.approx([factor] * len(rates))
         run.advance()

@@ -78,6 +78,14 @@ def positive(text: str) -> float:
     return value
 
 
+def part(text: str) -> float:
+    """A part of a whole."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
+    return value
+
+
 def exponent(text: str) -> float:
     """A base-2 logarithm that a learning rate can have."""
     value = float(text)
@@ -95,6 +103,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_training(parser: argparse.ArgumentParser) -> None:
     """What a training run takes besides the model and the method."""
     parser.add_argument("--steps", type=count, default=120, help="optimizer steps of a run")
+    parser.add_argument("--warmup", type=part, default=0.1, help="first part of the steps, the rate rising linearly")
+    parser.add_argument("--decay", type=part, default=1.0, help="last part of the steps, the rate falling to 0")
     parser.add_argument("--batch-size", type=count, default=16, help="sequences a step")
     parser.add_argument("--context", type=count, default=64, help="tokens a sequence")
     parser.add_argument(
@@ -113,7 +123,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `TrainConfig` that `add_model` and `add_training` set, steps apart."""
-    names = ("model", "depth", "head_dim", "batch_size", "context", "autocast")
+    names = ("model", "depth", "head_dim", "batch_size", "context", "warmup", "decay", "autocast")
     return {name: getattr(arguments, name) for name in names}
 
 

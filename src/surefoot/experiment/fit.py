@@ -202,11 +202,22 @@ def regret(points: Iterable[Point], rate: float) -> Estimate:
     >>> regret([Point(-4.0, 0, 2.0), Point(-3.0, 0, 2.25)], rate=-3.0).value
     0.25
     """
-    losses = curve(points)
-    here = losses.get(rate)
-    if here is None:
-        return Estimate(None, None, 0)
-    rows = [row for row in losses.values() if row is not None]
-    best = min(rows, key=lambda row: float(np.mean(list(row.values()))))
-    costs = [here[seed] - best[seed] for seed in here]
-    return Estimate(float(np.mean(costs)), interval(costs), len(costs))
+    points = list(points)
+    here = curve(points).get(rate)
+    return Estimate(None, None, 0) if here is None else difference(here, lowest(points))
+
+
+def lowest(points: Iterable[Point]) -> dict[int, float]:
+    """Losses by seed at the rate whose mean over seeds is the lowest; empty if every rate diverged."""
+    rows = [row for row in curve(points).values() if row is not None]
+    return min(rows, key=lambda row: float(np.mean(list(row.values()))), default={})
+
+
+def difference(losses: Mapping[int, float], others: Mapping[int, float]) -> Estimate:
+    """Mean of ``losses - others`` over the seeds that both have; None if they have none in common.
+
+    >>> difference({0: 2.0, 1: 2.5}, {0: 1.5, 1: 1.5}).value
+    0.75
+    """
+    values = [loss - others[seed] for seed, loss in losses.items() if seed in others]
+    return Estimate(float(np.mean(values)), interval(values), len(values)) if values else Estimate(None, None, 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -72,24 +72,29 @@ class AdamW(Method):
         betas: decay rates of the two moments.
         weight_decay: rate on parameters of two or more dimensions; each step takes `lr * weight_decay` of them.
         clip: see `Method`.
+        rates: factors on the learning rate by role ("embedding", "head", "gain", ...); 1 for the others.
     """
 
     initialise: Initialise = ADAMW_INITIALISE
     betas: tuple[float, float] = ADAMW_BETAS
     weight_decay: float = ADAMW_DECAY
     clip: float | None = ADAMW_CLIP
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """As `initialise` says."""
         self.initialise(model, seed)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
-        """Fused AdamW with a group for matrices and one for vectors."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": self.weight_decay}
-        vectors = {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0}
-        groups = [group for group in (matrices, vectors) if group["params"]]
-        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, fused=True)
+        """Fused AdamW with a group for matrices and one for vectors, for each factor on the rate."""
+        roles = Plan.of(model).placements if self.rates else {}
+        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                decays, rate = p.ndim >= 2, self.rates.get(roles[name].role.name, 1.0) if self.rates else 1.0
+                options = {"params": [], "lr": lr * rate, "weight_decay": self.weight_decay * decays}
+                groups.setdefault((decays, rate), options)["params"].append((name, p))
+        return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
 
 
 # The width at which muP and standard AdamW have the same learning rates: the unit of mup_adamw's rate.

@@ -77,23 +77,24 @@ def _row(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> str:
-    return status if log2_lr is None else f"2^{log2_lr:.2f}{_plus_minus(ci, 2)}"
+    return status if log2_lr is None else f"2^{log2_lr:.2f}{plus_minus(ci, 2)}"
 
 
 def _drift(entry: Mapping[str, Any]) -> str:
     drift = entry["drift_octaves"]
     if drift is None:
         return "not known"
-    return f"{drift:+.2f}{_plus_minus(entry['drift_octaves_ci'], 2)} (x {2**drift:.2f})"
+    return f"{drift:+.2f}{plus_minus(entry['drift_octaves_ci'], 2)} (x {2**drift:.2f})"
 
 
 def _regret(entry: Mapping[str, Any]) -> str:
     if entry["regret_nats"] is None:
         return "diverged" if entry["regret_diverged"] else "not known"
-    return f"{entry['regret_nats']:.3f}{_plus_minus(entry['regret_nats_ci'], 3)}"
+    return f"{entry['regret_nats']:.3f}{plus_minus(entry['regret_nats_ci'], 3)}"
 
 
-def _plus_minus(ci: Sequence[float] | None, digits: int) -> str:
+def plus_minus(ci: Sequence[float] | None, digits: int) -> str:
+    """Half an interval, to be put behind its middle; nothing where there is none."""
     return "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.{digits}f}"
 
 
@@ -257,5 +258,5 @@ def _headline(entry: Mapping[str, Any]) -> str:
     if entry["drift_octaves"] is None:
         return "no drift: an optimum is not interior"
     drift = f"{entry['drift_octaves']:+.2f}".replace("-", "\N{MINUS SIGN}")
-    interval = _plus_minus(entry["drift_octaves_ci"], 2)
+    interval = plus_minus(entry["drift_octaves_ci"], 2)
     return f"drift {drift}{interval} octaves over {times:g}\N{MULTIPLICATION SIGN} width"

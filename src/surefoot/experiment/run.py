@@ -41,7 +41,8 @@ class TrainConfig:
         seed: of initial weights and of the order of the data.
         steps: length of the run.
         batch_size, context: sequences a step, tokens a sequence.
-        warmup: the part of the steps over which the rate rises linearly; then it falls linearly to 0.
+        warmup: the part of the steps over which the rate rises linearly.
+        decay: the last part of the steps over which it falls linearly to 0; 1 is all after the warm-up.
         device: "auto" takes a GPU where there is one.
         autocast: "bfloat16" runs the forward pass in it; weights and loss stay in float32.
 
@@ -60,6 +61,7 @@ class TrainConfig:
     batch_size: int = 16
     context: int = 64
     warmup: float = 0.1
+    decay: float = 1.0
     device: Device = "cpu"
     autocast: Autocast = "none"
 
@@ -69,11 +71,16 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.lr < math.inf:
             raise ValueError(f"lr must be finite and not negative, got {self.lr}")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is a part of the steps, between 0 and 1, got {self.warmup}")
+        for name in ("warmup", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a part of the steps, between 0 and 1, got {getattr(self, name)}")
         for name, choices in (("device", Device), ("autocast", Autocast)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose {', '.join(get_args(choices))}")
+
+    def factor(self, step: int) -> float:
+        """What `lr` is multiplied by at a step: `schedule`."""
+        return schedule(step, self.steps, self.warmup, self.decay)
 
 
 @final
@@ -89,16 +96,19 @@ class TrainResult:
     parameters: int
 
 
-def schedule(step: int, steps: int, warmup: float) -> float:
-    """Factor on the learning rate at `step` (from 0): up linearly to 1, then down linearly to 0 at `steps`.
+def schedule(step: int, steps: int, warmup: float, decay: float = 1.0) -> float:
+    """Factor on the learning rate at `step` (from 0): up linearly to 1, in the end down linearly to 0 at `steps`.
 
     >>> [schedule(step, 4, 0.5) for step in range(5)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
+    >>> [schedule(step, 5, 0.0, decay=0.4) for step in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
     """
     rise = round(warmup * steps)
+    fall = min(steps - rise, round(decay * steps))
     if step < rise:
         return (step + 1) / rise
-    return max(0.0, (steps - step) / max(1, steps - rise))
+    return min(1.0, max(0.0, (steps - step) / max(1, fall)))
 
 
 def pick_device(name: str) -> torch.device:
@@ -142,7 +152,7 @@ class Run:
         self.method.initialise_(model, config.seed)
         self.model: nn.Module = model.to(self.device)
         self.optimizer = self.method.optimizer(self.model, config.lr)
-        self.scheduler = LambdaLR(self.optimizer, lambda t: schedule(t, config.steps, config.warmup))
+        self.scheduler = LambdaLR(self.optimizer, config.factor)
         self.losses = torch.full((config.steps,), math.nan, device=self.device)
         self.step = 0
         self.seconds = 0.0
@@ -214,7 +224,7 @@ class Run:
     def record(self) -> Record:
         """The log's line at this step."""
         tokens = self.step * self.config.batch_size * self.config.context
-        lr = self.config.lr * schedule(self.step - 1, self.config.steps, self.config.warmup)
+        lr = self.config.lr * self.config.factor(self.step - 1)
         loss = _finite(float(self.losses[self.step - 1]))
         return {"step": self.step, "loss": loss, "lr": lr, "tokens": tokens, "seconds": round(self.seconds, 3)}
 
