@@ -1,33 +1,44 @@
-"""The transfer study: every recipe's best learning rate at widths 32 to 256, over seeds and horizons.
+"""The transfer study: every recipe's best learning rate at widths 32 to 256, over seeds, horizons, models and texts.
 
     python studies/transfer/run.py                     # what is missing of all parts; resumes, hours on 2 cores
-    python studies/transfer/run.py beyond_mup adamw    # these recipes only
-    python studies/transfer/run.py --table             # what the finished parts say, from the committed results
+    python studies/transfer/run.py beyond_mup adamw    # the parts of these recipes only
+    python studies/transfer/run.py --time              # seconds a step at the widest model; on an idle machine
+    python studies/transfer/run.py --list              # what is finished and what is not
 
-Each part lies in `<recipe>_<steps>/`, in the format of `surefoot transfer`; `surefoot report` shows one.
+Each part lies in a directory of its own, in the format of `surefoot transfer`; `surefoot report` shows one, and
+`python studies/report.py` makes the tables and figures of docs/transfer.md from all of them. The second text is
+Debian's package wordnet-base.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from surefoot import recipes
 from surefoot.experiment import report
 from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import load
+from surefoot.experiment.data import Corpus, load
 from surefoot.experiment.methods import AdamW, Method, MupAdamW, Steepest
-from surefoot.experiment.search import Bracket
+from surefoot.experiment.records import dumps, write_atomic
+from surefoot.experiment.run import Run
+from surefoot.experiment.search import Bracket, Grid
 from surefoot.experiment.sweep import run
 from surefoot.experiment.train import TrainConfig, train
 from surefoot.scaling import Keller, Moonlight, Natural
 
 HERE = Path(__file__).parent
 WIDTHS = (32, 64, 128, 256)
+WORDNET = "/usr/share/wordnet"
+STEP_SECONDS = HERE / "step_seconds.json"
 
 METHODS: dict[str, tuple[Method, float]] = {
     "beyond_mup": (Steepest(recipes.beyond_mup()), -4.0),
@@ -49,60 +60,120 @@ METHODS: dict[str, tuple[Method, float]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """One recipe at one horizon."""
+    """One recipe under one condition. `settings` are the fields of `TrainConfig` that differ, and "data"."""
 
+    name: str
     recipe: str
-    steps: int
-    seeds: int
+    steps: int = 150
+    seeds: int = 3
+    widths: tuple[int, ...] = WIDTHS
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
-        return HERE / f"{self.recipe}_{self.steps}"
+        """Where its results lie."""
+        return HERE / self.name
 
     @property
     def config(self) -> SweepConfig:
+        """What it measures."""
         search = Bracket({self.recipe: METHODS[self.recipe][1]}, budget=8)
-        return SweepConfig((self.recipe,), WIDTHS, tuple(range(self.seeds)), self.steps, search)
+        return SweepConfig((self.recipe,), self.widths, tuple(range(self.seeds)), self.steps, search, self.settings)
+
+    def measure(self) -> None:
+        """Run what is missing."""
+        facts = {"corpus_sha256": corpus(self.settings.get("data")).sha256}
+        summary = run(self.config, self.directory, run_cell, environment=facts)
+        print(f"{self.name}\n{report.table(summary)}\n", flush=True)
 
 
+@dataclass(frozen=True)
+class EqualTime:
+    """A recipe at the widest model for as many steps as fit into the time of 150 steps of AdamW, at its best rate."""
+
+    recipe: str
+
+    @property
+    def directory(self) -> Path:
+        """Where its results lie."""
+        return HERE / f"{self.recipe}_equal_time"
+
+    def measure(self) -> None:
+        """Run what is missing; the rate is the best one of the 150-step part, the time per step that of --time."""
+        seconds = json.loads(STEP_SECONDS.read_text())["seconds"]
+        steps = round(150 * seconds["adamw"] / seconds[self.recipe])
+        summary = json.loads((HERE / f"{self.recipe}_150" / "summary.json").read_text())["recipes"][0]
+        grid = Grid((summary["best_loss_log2_lr"][-1],))
+        run(SweepConfig((self.recipe,), WIDTHS[-1:], (0, 1, 2), steps, grid), self.directory, run_cell)
+
+
+ALONE = ("beyond_mup",)  # the recipe that claims are made of
 PARTS = (
-    *(Part(recipe, 150, 3) for recipe in METHODS),
-    *(Part(recipe, 75, 3) for recipe in ("beyond_mup", "adamw")),
-    *(Part(recipe, 400, 3) for recipe in ("beyond_mup", "adamw")),
+    *(Part(f"{recipe}_150", recipe, seeds=5 if recipe in ALONE else 3) for recipe in METHODS),
+    *(Part(f"{recipe}_75", recipe, 75) for recipe in ("beyond_mup", "adamw")),
+    *(Part(f"{recipe}_400", recipe, 400) for recipe in ("beyond_mup", "adamw")),
+    *(Part(f"beyond_mup_depth_{d}", "beyond_mup", widths=(64,), settings={"depth": d}) for d in (1, 4, 8)),
+    *(Part(f"beyond_mup_batch_{b}", "beyond_mup", widths=(64,), settings={"batch_size": b}) for b in (4, 64)),
+    *(
+        Part(f"beyond_mup_{name}", "beyond_mup", widths=WIDTHS[:3], settings={"data": data})
+        for name, data in (("wordnet", WORDNET), ("markov", "markov:64"))
+    ),
 )
+EQUAL_TIME = tuple(EqualTime(recipe) for recipe in METHODS)
 
 
 def run_cell(cell: Cell) -> CellResult:
+    """Train one model on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
-    result = train(config, load(None), method=METHODS[cell.recipe][0])
+    settings = dict(cell.settings)
+    text = corpus(settings.pop("data", None))
+    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
+    result = train(config, text, method=METHODS[cell.recipe][0])
     return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
-def finished(parts: list[Part]) -> str:
-    """One table of all finished parts; the rest by name."""
-    done = [part for part in parts if (part.directory / "summary.json").exists()]
-    entries = []
-    for part in done:
-        summary = json.loads((part.directory / "summary.json").read_text())
-        entries.append({**summary["recipes"][0], "recipe": f"{part.recipe}, {part.steps} steps"})
-    missing = ", ".join(part.directory.name for part in parts if part not in done)
-    table = report.table({"recipes": entries}) if entries else "nothing is finished"
-    return f"{table}\n\nnot finished: {missing or 'none'}"
+@functools.cache
+def corpus(path: str | None) -> Corpus:
+    """Read once per process."""
+    return load(path)
+
+
+def time_steps(rounds: int = 20) -> None:
+    """Write each method's seconds a step at the widest model: the least of many, all interleaved on one thread."""
+    torch.set_num_threads(1)
+    running = {
+        name: Run(TrainConfig(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
+        for name, (method, centre) in METHODS.items()
+    }
+    least = dict.fromkeys(running, float("inf"))
+    for turn in range(rounds + 2):
+        for name, it in running.items():
+            start = time.perf_counter()
+            it.advance()
+            if turn >= 2:  # the first steps allocate
+                least[name] = min(least[name], time.perf_counter() - start)
+    write_atomic(STEP_SECONDS, dumps({"width": WIDTHS[-1], "threads": 1, "seconds": least}, indent=2) + "\n")
+    for name, seconds in least.items():
+        print(f"{name}: {1000 * seconds:.1f} ms, {seconds / least['adamw']:.2f} of adamw")
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", choices=[*METHODS, []], metavar="recipe")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("recipes", nargs="*", choices=[*METHODS, []], metavar="recipe", help=", ".join(METHODS))
+    parser.add_argument("--time", action="store_true", help="measure the seconds a step instead")
+    parser.add_argument("--list", action="store_true", help="only say what is finished")
     options = parser.parse_args()
-    parts = [part for part in PARTS if not options.recipes or part.recipe in options.recipes]
-    if options.table:
-        print(finished(parts))
+    if options.time:
+        time_steps()
         return
-    for part in parts:
-        summary = run(part.config, part.directory, run_cell, environment={"corpus_sha256": load(None).sha256})
-        print(f"{part.directory.name}\n{report.table(summary)}\n", flush=True)
+    for part in (*PARTS, *EQUAL_TIME):
+        if options.recipes and part.recipe not in options.recipes:
+            continue
+        if options.list:
+            print(f"{part.directory.name}: {'' if (part.directory / 'summary.json').exists() else 'not '}finished")
+        else:
+            part.measure()
 
 
 if __name__ == "__main__":
