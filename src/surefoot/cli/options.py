@@ -110,7 +110,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="text file or folder, or markov:N (default: the Python standard library's source)",
+        help="text file or folder, bpe:N or bpe:N:PATH for BPE tokens, or markov:N (default: the Python standard "
+        "library's source)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to train")
     parser.add_argument("--autocast", choices=("none", "bfloat16"), default="none", help="dtype of the forward pass")
@@ -128,5 +129,10 @@ def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def absolute(path: str | None) -> str | None:
-    """A path that a worker process, or a later run, finds again."""
-    return path if path is None or path.startswith("markov:") else str(Path(path).resolve())
+    """A path, or the path in `bpe:N:PATH`, that a worker process, or a later run, finds again."""
+    if path is None or path.startswith("markov:"):
+        return path
+    if path.startswith("bpe:"):
+        kind, size, *source = path.split(":", 2)
+        return ":".join([kind, size, *(str(Path(part).resolve()) for part in source)])
+    return str(Path(path).resolve())

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
                 checkpoints=Checkpoints(out / CHECKPOINTS, arguments.checkpoint_every),
             )
         write_atomic(out / RESULT, dumps(asdict(result), indent=2) + "\n")
-    print(json.dumps(asdict(result), allow_nan=False) if arguments.json else _sentence(result))
+    print(json.dumps(asdict(result), allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
     return 0
 
 
@@ -113,10 +113,10 @@ def _log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
         yield write
 
 
-def _sentence(result: TrainResult) -> str:
+def _sentence(result: TrainResult, unit: str) -> str:
     if result.val_loss is None or result.train_loss is None:
         return f"diverged after {result.steps} steps; try a smaller --lr"
     return (
-        f"validation loss {result.val_loss:.4f}, training loss {result.train_loss:.4f} nats a byte "
+        f"validation loss {result.val_loss:.4f}, training loss {result.train_loss:.4f} nats a {unit} "
         f"after {result.steps} steps in {result.seconds:.1f} s ({result.parameters:,} parameters)"
     )

@@ -1,4 +1,4 @@
-"""Text as bytes: the standard library's own source by default, any file or folder by path; seeded batches."""
+"""Text as bytes or BPE tokens: the standard library's own source, any file or folder by path; seeded batches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefoot.experiment import synthetic
+from surefoot.experiment import bpe, synthetic
 
 Split = Literal["train", "validation"]
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
 SPLITS: tuple[Split, ...] = ("train", "validation")  # the index is part of the random key
 VALIDATION_ONE_IN = 10  # one byte of a file, one file of a folder in so many
 # Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
@@ -28,18 +29,18 @@ _EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-pack
 @final
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Bytes of a text, split once and for all.
+    """Tokens of a text, by default its bytes, split once and for all.
 
     Args:
-        train, validation: uint8 arrays.
+        train, validation: arrays of the smallest unsigned dtype that holds the vocabulary.
         name: what the text is, for people.
-        sha256: of the training bytes followed by the validation bytes (for one file: the file's own hash).
+        sha256: of the training array's bytes followed by the validation's (for the bytes of one file: its own hash).
         files: number of files read.
-        vocab: 256, the byte values; fewer for a synthetic language.
+        vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
     """
 
-    train: npt.NDArray[np.uint8]
-    validation: npt.NDArray[np.uint8]
+    train: Tokens
+    validation: Tokens
     name: str
     sha256: str
     files: int = 1
@@ -47,24 +48,29 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Number of bytes of both splits."""
+        """Number of tokens of both splits."""
         return self.train.size + self.validation.size
 
+    @property
+    def unit(self) -> str:
+        """What a token is, for people."""
+        return "byte" if self.train.dtype == np.uint8 else "token"
+
     def require(self, context: int) -> None:
-        """Raise ValueError unless both splits hold `context` bytes and the one after them."""
+        """Raise ValueError unless both splits hold `context` tokens and the one after them."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         for split in SPLITS:
-            held = self._bytes(split).size
+            held = self._tokens(split).size
             if held < context + 1:
                 raise ValueError(
-                    f"{self.name}: {self.size} bytes are too few; {held} of them are in the {split} split and a "
+                    f"{self.name}: {self.size} {self.unit}s are too few; {held} of them are in the {split} split and a "
                     f"context of {context} needs {context + 1}. Give a text of at least "
-                    f"{VALIDATION_ONE_IN * (context + 1)} bytes, or a shorter context"
+                    f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
                 )
 
     def batch(self, split: Split, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, each `(batch_size, context)` int64: windows and the same one byte later.
+        """Return inputs and targets, each `(batch_size, context)` int64: windows and the same one token later.
 
         A pure function of its arguments: windows start where the Philox counter generator of key (seed, split)
         and counter (step) says. Row `i` does not depend on the batch size.
@@ -87,7 +93,7 @@ class Corpus:
             raise ValueError(
                 f"seed and step must be in [0, 2**64) and batch_size at least 1, got {seed}, {step}, {batch_size}"
             )
-        text = self._bytes(split)
+        text = self._tokens(split)
         self.require(context)
         key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
         counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
@@ -97,7 +103,7 @@ class Corpus:
         windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
 
-    def _bytes(self, split: Split) -> npt.NDArray[np.uint8]:
+    def _tokens(self, split: Split) -> Tokens:
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
         return self.train if split == "train" else self.validation
@@ -112,29 +118,46 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     (not text) are left out of a folder.
 
     Args:
-        path: file or folder of any text; or "markov:N", the synthetic language of N symbols.
-        context: both splits must hold more bytes than this.
+        path: file or folder of any text; or "bpe:N" or "bpe:N:PATH", the same in tokens of a byte-level BPE
+            vocabulary of N, trained on the training split (11 s for the standard library); or "markov:N", the
+            synthetic language of N symbols.
+        context: both splits must hold more tokens than this.
 
     Raises:
-        ValueError: nothing there, unreadable, no text, too short for the context; each with what to do.
+        ValueError: nothing there, unreadable, no text, too short for the context or the vocabulary; each with what
+            to do.
 
     >>> load().name.startswith("standard library")
     True
     """
     if isinstance(path, str) and path.startswith(synthetic.PREFIX):
         corpus = _synthetic(path)
-        corpus.require(context)
-        return corpus
+    elif isinstance(path, str) and path.startswith(bpe.PREFIX):
+        corpus = _tokenised(path)
+    else:
+        corpus = _read(path)
+    corpus.require(context)
+    return corpus
+
+
+def _read(path: str | os.PathLike[str] | None) -> Corpus:
     source = Path(sysconfig.get_path("stdlib") if path is None else path)
     try:
-        corpus = _load_stdlib(source) if path is None else _load_path(source)
+        return _load_stdlib(source) if path is None else _load_path(source)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ValueError(
             f"cannot read {error.filename or source}: {reason}; give a readable text file or folder"
         ) from error
-    corpus.require(context)
-    return corpus
+
+
+def _tokenised(name: str) -> Corpus:
+    vocab, path = bpe.parse(name)
+    text = _read(path)
+    tokenizer = bpe.train(text.train.tobytes(), vocab)
+    train, validation = (bpe.encode(tokenizer, part.tobytes()) for part in (text.train, text.validation))
+    title = f"{text.name}, {vocab} BPE tokens"
+    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab)
 
 
 def _synthetic(name: str) -> Corpus:
@@ -203,7 +226,11 @@ def _from_block(text: bytes, name: str, files: int) -> Corpus:
 
 
 def _from_splits(train: bytes, validation: bytes, name: str, files: int) -> Corpus:
-    digest = hashlib.sha256(train)
-    digest.update(validation)
     arrays = [np.frombuffer(part, dtype=np.uint8) for part in (train, validation)]  # read-only views
-    return Corpus(arrays[0], arrays[1], name, digest.hexdigest(), files)
+    return Corpus(arrays[0], arrays[1], name, _sha256(*arrays), files)
+
+
+def _sha256(train: Tokens, validation: Tokens) -> str:
+    digest = hashlib.sha256(train.data)
+    digest.update(validation.data)
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""The BPE vocabulary: deterministic, of the size asked for, lossless."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from surefoot.cli.options import absolute
+from surefoot.experiment import bpe
+from surefoot.experiment.data import load
+
+TEXT = "".join(f"def f{i}(x, größe):\n    return x ** {i * i} + größe  # 雪 {i % 7}\n\n" for i in range(400)).encode()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.py"
+    path.write_bytes(TEXT)
+    return path
+
+
+def test_corpus_is_of_the_size_asked_for_and_says_tokens(file: Path) -> None:
+    corpus, text = load(f"bpe:400:{file}", context=16), load(file)
+    assert corpus.vocab == 400
+    assert corpus.train.dtype == np.uint16
+    assert 256 <= max(corpus.train.max(), corpus.validation.max()) < 400
+    assert corpus.train.size < text.train.size / 2
+    assert corpus.name == f"{file}, 400 BPE tokens"
+    assert (corpus.unit, text.unit) == ("token", "byte")
+    x, y = corpus.batch("train", 0, 0, 4, 16)
+    assert np.array_equal(x[:, 1:], y[:, :-1])
+    assert int(x.max()) >= 256
+
+
+def test_same_text_same_tokens_and_the_hash_tells_them_apart(file: Path) -> None:
+    first, again, other = (load(f"bpe:{size}:{file}") for size in (300, 300, 301))
+    assert np.array_equal(first.train, again.train)
+    assert first.sha256 == again.sha256
+    assert len({first.sha256, other.sha256, load(file).sha256}) == 3
+
+
+def test_the_validation_split_does_not_reach_the_vocabulary(file: Path) -> None:
+    before = load(f"bpe:300:{file}")
+    file.write_bytes(TEXT[: load(file).train.size] + b"z" * load(file).validation.size)
+    after = load(f"bpe:300:{file}")
+    assert np.array_equal(after.train, before.train)
+    assert after.sha256 != before.sha256
+
+
+@pytest.mark.parametrize("unseen", [TEXT, "Ελληνικά \r\n\t\0 🦶".encode(), b"x" * (1 << 16), b""])
+def test_tokens_decode_to_the_text(unseen: bytes) -> None:
+    tokenizer = bpe.train(TEXT, 300)
+    assert tokenizer.decode(bpe.encode(tokenizer, unseen).tolist(), skip_special_tokens=False) == unseen.decode()
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    tokenizer = bpe.train(TEXT, 300)
+    assert tokenizer.decode(bpe.encode(tokenizer, b"a\xffb").tolist()) == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_text_of_too_few_merges_says_how_many_it_has(file: Path) -> None:
+    file.write_bytes(b"abab" * 100)
+    with pytest.raises(ValueError, match=r"360 bytes of training text give \d+ tokens, fewer than the 5000"):
+        load(f"bpe:5000:{file}")
+
+
+def test_too_few_tokens_for_the_context_are_called_tokens(file: Path) -> None:
+    with pytest.raises(ValueError, match=r"BPE tokens: \d+ tokens are too few; .* at least 100010 tokens"):
+        load(f"bpe:300:{file}", context=10_000)
+
+
+def test_a_missing_library_says_what_to_install(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match=r"pip install 'surefoot\[bpe\]'"):
+        load(f"bpe:300:{file}")
+
+
+@pytest.mark.parametrize("name", ["bpe:", "bpe:256", "bpe:65537", "bpe:-300", "bpe:many:text", "bpe:300:"])
+def test_a_bad_name_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: .*bpe:N:PATH with N from 257 to 65536"):
+        load(name)
+
+
+def test_a_path_that_is_missing_is_named_without_the_prefix() -> None:
+    with pytest.raises(ValueError, match=r"^nowhere does not exist"):
+        load("bpe:300:nowhere")
+
+
+def test_the_path_within_a_name_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["bpe:300:a:b", "bpe:300", "markov:20", "a", None]
+    assert [absolute(path) for path in given] == [
+        f"bpe:300:{tmp_path}/a:b",
+        "bpe:300",
+        "markov:20",
+        f"{tmp_path}/a",
+        None,
+    ]
