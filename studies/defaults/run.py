@@ -39,6 +39,7 @@ from surefoot.scaling import Constant, Moonlight
 
 HERE = Path(__file__).parent
 SEEDS = (100, 101, 102)
+OWN = {"model": f"{Path(__file__).stem}:biased"}
 BASE, BIASED = "base", "with biases, bias 1.0"
 
 
@@ -106,14 +107,32 @@ def _beyond_mup() -> Variants:
 
     pairs = ((0.95, 0.9), (0.9, 0.9), (0.9, 0.7), (0.9, 0.6), (0.85, 0.7), (0.8, 0.6))
     scales = {"head": (4, 8, 32), "embedding": (0.5, 2), "gain": (0.0625, 0.125, 0.25, 0.5, 2)}
-    own = {"model": f"{Path(__file__).stem}:biased"}
     return {
         BASE: Variant(Steepest(base)),
         **{f"momentum {pair}": Variant(_varied(base, momentum=Momentum(*pair))) for pair in pairs},
         **{f"{kind} {s}": Variant(scaled(kind, float(s))) for kind, values in scales.items() for s in values},
         "absent rows move on": Variant(_varied(base, momentum=Restless(0.9, 0.8))),
         **_schedules(Steepest(base)),
-        **{f"with biases, bias {s}": Variant(scaled("bias", s), own) for s in (0.25, 1.0, 4.0)},
+        **{f"with biases, bias {s}": Variant(scaled("bias", s), OWN) for s in (0.25, 1.0, 4.0)},
+    }
+
+
+def _beyond_mup_2() -> Variants:
+    """Around the best of the first round: gains at a quarter of the rate."""
+    first = _beyond_mup()["gain 0.25"].method
+    assert isinstance(first, Steepest)
+
+    def scaled(kind: str, scale: float) -> Method:
+        return _varied(first.recipe, (kind,), lr_scale=Constant(scale))
+
+    return {
+        BASE: Variant(first),
+        **{
+            f"momentum {pair}": Variant(_varied(first.recipe, momentum=Momentum(*pair)))
+            for pair in ((0.9, 0.7), (0.85, 0.7))
+        },
+        **{f"head {scale}": Variant(scaled("head", float(scale))) for scale in (8, 24)},
+        **{f"with biases, bias {s}": Variant(scaled("bias", s), OWN) for s in (0.25, 1.0)},
     }
 
 
@@ -151,8 +170,6 @@ def _moonlight() -> Variants:
         **{f"{kind} {s}": Variant(scaled(kind, float(s))) for kind, values in scales.items() for s in values},
         "clipping at 1": Variant(Steepest(base, clip=1.0)),
         "torch's initial values": Variant(Started(Steepest(base), torch_)),
-        "GPT-2's initial values": Variant(Started(Steepest(base), gpt2_)),
-        **_schedules(Steepest(base)),
     }
 
 
@@ -185,6 +202,7 @@ class Study:
 
 STUDIES = {
     "beyond_mup": Study(_beyond_mup, -4.0),
+    "beyond_mup_2": Study(_beyond_mup_2, -3.5),
     "adamw": Study(_adamw, -6.0),
     "moonlight": Study(_moonlight, -4.0),
     "adamw_grid": Study(_adamw_grid, -6.0, (64,), SEEDS[:1]),
@@ -219,8 +237,8 @@ def table(name: str) -> str:
     for row in summary["recipes"]:
         name = row["recipe"]
         base = BIASED if name.startswith("with biases") else BASE
-        pairs = [(fit.lowest(points(records, r, width)) for r in (base, name)) for width in widths]
-        gains = [fit.difference(*pair) for pair in pairs]
+        curves = [[points(records, r, width) for r in (base, name)] for width in widths]
+        gains = [fit.difference(*map(fit.lowest, pair)) for pair in curves]
         rows.append((-sum(gain.value or 0 for gain in gains), row, gains))
     head = ["setting", *(f"{what} at {width}" for width in widths for what in ("best lr", "gain in nats"))]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -1,0 +1,254 @@
+"""The tables and figures of docs/transfer.md, from the committed results: seconds.
+
+python studies/report.py            # rewrite the marked parts of docs/transfer.md and its figures
+python studies/report.py --check    # exit code 1 if the page is not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+from defaults import run as defaults
+from surefoot.experiment import fit, report
+from surefoot.experiment.records import write_atomic
+from surefoot.experiment.summary import points
+from surefoot.experiment.sweep import load
+from transfer import run as transfer
+
+ROOT = Path(__file__).parents[1]
+PAGE, IMAGES = ROOT / "docs" / "transfer.md", ROOT / "docs" / "images"
+MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+
+def entry(name: str) -> dict[str, Any] | None:
+    """The summary of a part of the transfer study, None while it is not finished."""
+    path = transfer.HERE / name / "summary.json"
+    return json.loads(path.read_text())["recipes"][0] if path.exists() else None
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def rate(value: float | None, ci: Sequence[float] | None, status: str) -> str:
+    """A best rate with its interval, or why there is none."""
+    return status if value is None else f"2^{value:.2f}{report.plus_minus(ci, 2)}"
+
+
+def rates(found: dict[str, Any]) -> list[str]:
+    """The best rates of all widths."""
+    columns = (found["best_log2_lr"], found["best_log2_lr_ci"], found["status"])
+    return [rate(*cells) for cells in zip(*columns, strict=True)]
+
+
+def signed(value: float | None, ci: Sequence[float] | None, digits: int) -> str:
+    """A number with its sign and interval."""
+    return "not known" if value is None else f"{value:+.{digits}f}{report.plus_minus(ci, digits)}"
+
+
+def drift_and_regret(found: dict[str, Any]) -> list[str]:
+    """Two cells."""
+    regret = found["regret_nats"]
+    cost = "diverged" if found["regret_diverged"] else "not known"
+    return [
+        signed(found["drift_octaves"], found["drift_octaves_ci"], 2),
+        cost if regret is None else f"{regret:.3f}{report.plus_minus(found['regret_nats_ci'], 3)}",
+    ]
+
+
+def widths() -> str:
+    """Every recipe at 150 steps."""
+    rows = []
+    for recipe in transfer.METHODS:
+        found = entry(f"{recipe}_150")
+        if found:
+            rows.append([recipe, str(found["seeds"]), *rates(found), *drift_and_regret(found)])
+    rows.sort(key=lambda row: abs(float(row[-2].split()[0])) if row[-2][0] in "+-" else 99)
+    head = ["recipe", "seeds", *(f"best lr at {w}" for w in transfer.WIDTHS), "drift in octaves", "regret at 256"]
+    return markdown(head, rows)
+
+
+def losses() -> str:
+    """What each recipe reaches at width 256: at equal steps and at equal time."""
+    seconds = json.loads(transfer.STEP_SECONDS.read_text())["seconds"]
+    rows = []
+    for recipe in transfer.METHODS:
+        found = entry(f"{recipe}_150")
+        if found is None:
+            continue
+        same_steps = list(fit.lowest(points(load(transfer.HERE / f"{recipe}_150")[1], recipe, 256)).values())
+        cells = [recipe, mean(same_steps), f"{seconds[recipe] / seconds['adamw']:.2f}"]
+        timed = transfer.EqualTime(recipe).directory
+        if (timed / "summary.json").exists():
+            summary, records = load(timed)
+            cells += [str(summary["config"]["steps"]), mean(list(fit.lowest(points(records, recipe, 256)).values()))]
+        rows.append(cells + ["not run"] * (5 - len(cells)))
+    rows.sort(key=lambda row: row[1])
+    head = ["recipe", "loss after 150 steps", "time of a step / adamw's", "steps in that time", "loss at equal time"]
+    return markdown(head, rows)
+
+
+def mean(values: list[float]) -> str:
+    """A mean over seeds with its interval."""
+    return f"{np.mean(values):.3f}{report.plus_minus(fit.interval(values), 3)}"
+
+
+def conditions(names: Sequence[tuple[str, str]], of: Sequence[int]) -> str:
+    """The best rates of some parts at these widths, with drift and regret where there are several widths."""
+    rows = []
+    for label, name in names:
+        found = entry(name)
+        if found is None:
+            continue
+        chosen = [cell for cell, width in zip(rates(found), found["widths"], strict=True) if width in of]
+        rows.append([label, *chosen, *(drift_and_regret(found) if len(of) > 1 else [])])
+    head = ["", *(f"best lr at {w}" for w in of)]
+    return markdown(head + (["drift in octaves", "regret"] if len(of) > 1 else []), rows)
+
+
+def horizons() -> str:
+    """Equal widths, other numbers of steps."""
+    names = [(f"{recipe}, {steps} steps", f"{recipe}_{steps}") for recipe in ("beyond_mup", "adamw")
+             for steps in (75, 150, 400)]  # fmt: skip
+    return conditions(names, transfer.WIDTHS)
+
+
+def shapes() -> str:
+    """Other depths and batch sizes, width 64."""
+    names = [("depth 1", "beyond_mup_depth_1"), ("depth 2, batch 16", "beyond_mup_150")]
+    names += [(f"depth {d}", f"beyond_mup_depth_{d}") for d in (4, 8)]
+    names += [(f"batch {b}", f"beyond_mup_batch_{b}") for b in (4, 64)]
+    return conditions(names, (64,))
+
+
+def texts() -> str:
+    """Other texts, widths 32 to 128."""
+    names = [("English (WordNet)", "beyond_mup_wordnet"), ("integer language of known entropy", "beyond_mup_markov")]
+    return conditions(names, transfer.WIDTHS[:3])
+
+
+def tolerance() -> str:
+    """What missing the best rate costs."""
+    rows = []
+    for recipe in ("beyond_mup", "muon_moonlight", "adamw"):
+        found = entry(f"{recipe}_150")
+        if found is None:
+            continue
+        _, records = load(transfer.HERE / f"{recipe}_150")
+        means = {x: m for x, m in fit.mean_curve(points(records, recipe, 256)).items() if m is not None}
+        best, vertex = found["best_loss"][-1], found["best_log2_lr"][-1]
+        costs = [float(np.interp(vertex + off, list(means), list(means.values()))) - best for off in (-1, -0.5, 0.5, 1)]
+        rows.append([recipe, *(f"{cost:.3f}" for cost in costs)])
+    return markdown(["loss above the best, width 256", "lr / 2", "lr / 1.41", "lr x 1.41", "lr x 2"], rows)
+
+
+def key_bias() -> str:
+    """Gradient, size and effect of a key bias."""
+    found = json.loads((transfer.HERE / "key_bias.json").read_text())
+    rows = [
+        [
+            name,
+            f"`{row['rule']}`",
+            *(f"{row[key]:.1e}" for key in ("key_gradient", "query_gradient")),
+            *(f"{row[key]:.2f}" for key in ("key_bias", "query_bias")),
+            f"{row['loss_change_without']:+.1e}",
+        ]
+        for name, row in found.items()
+    ]
+    head = [
+        "recipe",
+        "rule",
+        "gradient rms, key",
+        "query",
+        "final rms, key",
+        "query",
+        "loss change if key biases are 0",
+    ]
+    return markdown(head, rows)
+
+
+def choices(study: str) -> Callable[[], str]:
+    """What each setting gains over the base."""
+    return lambda: defaults.table(study) + "\n" if (defaults.HERE / study / "summary.json").exists() else "not run\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "widths": widths,
+    "losses": losses,
+    "horizons": horizons,
+    "shapes": shapes,
+    "texts": texts,
+    "tolerance": tolerance,
+    "key_bias": key_bias,
+    **{f"defaults_{study}": choices(study) for study in ("beyond_mup", "adamw", "moonlight")},
+}
+
+
+def page(text: str) -> str:
+    """The page with every marked part made anew."""
+    return MARK.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n{m[3]}", text)
+
+
+def paths() -> Figure:
+    """Best rate against width, relative to width 32: flat is transfer."""
+    drawing = Figure(figsize=(7, 4.2), layout="constrained", dpi=150)
+    axes = drawing.subplots()
+    found = {recipe: entry(f"{recipe}_150") for recipe in transfer.METHODS}
+    shown = {recipe: e for recipe, e in found.items() if e and e["best_log2_lr"][0] is not None}
+    ends = []
+    for i, (recipe, e) in enumerate(shown.items()):
+        colour, loud = colormaps["tab20"](i % 20), recipe == "beyond_mup"
+        xy = [
+            (w, x - e["best_log2_lr"][0]) for w, x in zip(e["widths"], e["best_log2_lr"], strict=True) if x is not None
+        ]
+        axes.plot(*zip(*xy, strict=True), "o-", color=colour, linewidth=2.6 if loud else 1.3, markersize=4)
+        ends.append((xy[-1][1], recipe, colour, xy[-1][0]))
+    previous = float("inf")
+    for height, recipe, colour, width in sorted(ends, reverse=True):
+        previous = min(height, previous - 0.17)  # labels that do not overlap
+        axes.annotate(recipe, (width, height), (width * 1.06, previous), color=colour, fontsize=8, va="center")
+    axes.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(30, 480)
+    axes.set_xticks(transfer.WIDTHS)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.yaxis.set_major_locator(MultipleLocator(1))
+    axes.set_xlabel("width")
+    axes.set_ylabel("best learning rate, octaves from width 32")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return drawing
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args()
+    old = PAGE.read_text(encoding="utf-8")
+    new = page(old)
+    if options.check:
+        print("up to date" if new == old else f"{PAGE} is not what the results say: run studies/report.py")
+        return int(new != old)
+    write_atomic(PAGE, new)
+    paths().savefig(IMAGES / "transfer_paths.png")
+    for recipe in ("beyond_mup", "adamw"):
+        report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

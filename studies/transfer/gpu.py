@@ -1,0 +1,152 @@
+"""The transfer study on a GPU: best learning rates at widths 256 to 2048, of models with 4,096 tokens and depth 4.
+
+    python studies/transfer/gpu.py                   # what is missing; the same command resumes
+    python studies/transfer/gpu.py --minutes 9       # and stops by itself: runs in flight then start anew
+    python studies/transfer/gpu.py --smoke           # the same at toy size on a CPU: does the command work?
+
+Results lie in `gpu/`, in the format of `surefoot transfer`; other seeds need another `--out`.
+
+How long it takes was estimated from products alone and never measured. At width 2048 a step's passes are 1.0e13 FLOPs
+in bfloat16, and the 8 Polar Express steps on its 24 matrices 1.6e13 in TF32: at 300 and 200 TFLOP/s 0.12 s, so 35 s a
+run (AdamW: 12 s) and 10 minutes for all of that width, an eighth of it for width 1024. Narrower models wait for the
+host, about 7 s a run. That makes a quarter of an hour for one seed on one H200, less as far as workers overlap; the
+seconds on record are those of runs that share the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot import recipes
+from surefoot.experiment import report
+from surefoot.experiment.cells import Cell, CellResult, SweepConfig
+from surefoot.experiment.data import load
+from surefoot.experiment.methods import AdamW, Method, Steepest
+from surefoot.experiment.progress import Callback, Progress, on_stderr
+from surefoot.experiment.search import Bracket
+from surefoot.experiment.sweep import run
+from surefoot.experiment.train import TrainConfig, train
+from surefoot.geometry import Spectral
+from surefoot.recipes import Recipe
+from surefoot.scaling import Moonlight
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured; `settings` are fields of `TrainConfig`."""
+
+    out: Path
+    data: str
+    widths: tuple[int, ...]
+    steps: int
+    budget: int
+    settings: Mapping[str, Any]
+
+    def config(self, seeds: int, sha256: str) -> SweepConfig:
+        """The sweep; the corpus' hash is in it, since its text is another one under another Python."""
+        search = Bracket({name: centre for name, (_, centre) in METHODS.items()}, self.budget)
+        settings = {**self.settings, "head_dim": 64, "autocast": "bfloat16", "data": self.data, "corpus": sha256}
+        return SweepConfig(tuple(METHODS), self.widths, tuple(range(seeds)), self.steps, search, settings)
+
+
+FULL = Size(
+    out=HERE / "gpu",
+    data="bpe:4096",
+    widths=(256, 512, 1024, 2048),
+    steps=300,
+    budget=8,
+    settings={"depth": 4, "batch_size": 32, "context": 256, "device": "cuda"},
+)
+SMOKE = Size(
+    out=Path("runs/gpu_smoke"),
+    data=f"bpe:300:{HERE.parents[1] / 'docs'}",
+    widths=(64, 128),
+    steps=4,
+    budget=3,
+    settings={"depth": 1, "batch_size": 2, "context": 32, "device": "cpu"},
+)
+
+
+def polar_express(recipe: Recipe) -> Steepest:
+    """The recipe with that matrix sign: under TF32's rounding the Gram form, `auto` for wide matrices, diverges."""
+    linear = replace(recipe.table["linear"], geometry=Spectral("polar_express"))
+    return Steepest(Recipe(recipe.name, {**recipe.table, "linear": linear}))
+
+
+METHODS: dict[str, tuple[Method, float]] = {
+    "beyond_mup": (polar_express(recipes.beyond_mup()), -4.0),
+    "muon_moonlight": (polar_express(recipes.muon(Moonlight())), -7.0),
+    "adamw": (AdamW(), -9.5),
+}
+"""Each method and the log2 rate around which its search starts."""
+
+corpus = functools.cache(load)  # once per process
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Train one model; float32 products, those of the matrix sign, in TF32."""
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
+    settings = dict(cell.settings)
+    text = corpus(settings.pop("data"))
+    assert text.sha256 == settings.pop("corpus")
+    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
+    result = train(config, text, method=METHODS[cell.recipe][0])
+    return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+
+
+class OutOfTime(Exception):
+    """The sweep was stopped; holds how far it is."""
+
+
+def until(deadline: float, show: Callback) -> Callback:
+    """Show progress, and stop after the first run that ends past the deadline."""
+
+    def move(progress: Progress) -> None:
+        show(progress)
+        if time.monotonic() > deadline:
+            raise OutOfTime(f"{progress.finished} of about {progress.expected} runs are finished")
+
+    return move
+
+
+def main() -> None:
+    """The command line."""
+    deadline = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="run directory, resumed if it exists (default: gpu beside this file)")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds per cell; three give intervals")
+    parser.add_argument("--workers", type=int, default=2, help="processes that share the GPU")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop at the first run that ends later")
+    parser.add_argument("--smoke", action="store_true", help="toy size on a CPU, into runs/gpu_smoke")
+    options = parser.parse_args()
+    if not (options.smoke or torch.cuda.is_available()):
+        parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
+    size = SMOKE if options.smoke else FULL
+    out = options.out or size.out
+    config = size.config(options.seeds, corpus(size.data).sha256)
+    facts = {} if options.smoke else {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    deadline += 60 * options.minutes
+    try:
+        with on_stderr() as show:
+            summary = run(
+                config, out, run_cell, workers=options.workers, progress=until(deadline, show), environment=facts
+            )
+    except OutOfTime as stop:
+        print(f"{options.minutes:g} minutes are over: {stop}; the same command goes on")
+        return
+    print(f"{report.table(summary)}\n\npicture: {report.figure(out)}")
+
+
+if __name__ == "__main__":
+    main()
