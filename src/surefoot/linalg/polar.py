@@ -34,9 +34,10 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     Judged by the alignment `<o, x> / (|o|_2 |x|_*)`, `qdwh2` keeps .96 where the singular values' sum lies above
     1e-3 sigma_max (Gaussian .99, 1/i .98, i**-1.5 .97), `qdwh` and the iterations .998.
 
-    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and on an accelerator `gram` for matrices at least
-    twice as wide as tall and `polar_express` otherwise. Half precision is computed in float32 on a CPU; on an
-    accelerator the iterations run it in bfloat16, for which the table's figures have not been measured.
+    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `polar_express` on an accelerator. Half precision
+    is computed in float32 on a CPU; on an accelerator the iterations run it in bfloat16, for which the table's
+    figures have not been measured. `gram` needs true float32 products: with TF32 or bfloat16 it can diverge on
+    heavy-tailed spectra (1/i), where `polar_express` does not.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
@@ -74,9 +75,7 @@ def choose(x: Tensor) -> str:
     """The method that `auto` takes for wide matrices `(..., m, n)`, `m <= n`."""
     if x.dtype == torch.float64:
         return "qdwh"
-    if x.device.type == "cpu":
-        return "qdwh2"
-    return "gram" if x.shape[-1] >= 2 * x.shape[-2] else "polar_express"
+    return "qdwh2" if x.device.type == "cpu" else "polar_express"
 
 
 def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
