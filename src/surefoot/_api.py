@@ -1,6 +1,7 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
 from surefoot import geometry, recipes, views
+from surefoot.activations import measure
 from surefoot.geometry import (
     RMS,
     Frobenius,
@@ -55,6 +56,7 @@ __all__ = [
     "dual_norm",
     "geometry",
     "mclip",
+    "measure",
     "msign",
     "recipes",
     "views",

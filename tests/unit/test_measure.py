@@ -1,0 +1,235 @@
+"""Measured stability numbers: against formulas, below their bounds, and without a trace on the model."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.activations import LIPSCHITZ, rms
+from surefoot.experiment.models import GPT, GPTConfig, Size, reference
+
+
+def tokens(rows: int = 4, vocab: int = 256) -> Tensor:
+    return torch.randint(vocab, (rows, 16), generator=torch.Generator().manual_seed(0))
+
+
+def trained(model: nn.Module, x: Tensor, steps: int = 3) -> sf.Plan:
+    """Trained to repeat its input, out of the state it starts in."""
+    plan = sf.Plan.of(model)
+    optimizer = sf.SteepestDescent(model, plan, lr=2**-4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+        optimizer.step()
+    return plan
+
+
+def gpt() -> tuple[nn.Module, nn.Module, sf.Plan]:
+    """Before and after three steps, and the plan."""
+    model = reference("gpt", 32)
+    sf.Plan.of(model).initialise_(model, seed=0)
+    before = copy.deepcopy(model)
+    return before, model, trained(model, tokens())
+
+
+def test_numbers_of_a_layer_are_the_formulas():
+    layer, x = nn.Linear(3, 5), torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(0))
+    before = copy.deepcopy(layer)
+    with torch.no_grad():
+        layer.weight += 1.0
+    found = sf.measure(layer, x, before=before)[""]
+    other = x[[3, 0, 1, 2]]
+    y = layer(x)
+    assert found == {
+        "input": pytest.approx(rms(x)),
+        "forward": pytest.approx(float(y.detach().square().mean().sqrt())),
+        "dependency": pytest.approx(rms(y - layer(other)) / rms(x - other)),
+        "update": pytest.approx(float(x.sum(-1).square().mean().sqrt()), rel=1e-5),
+    }
+
+
+def test_discrete_inputs_have_the_plain_difference():
+    table = nn.Embedding(5, 8)
+    found = sf.measure(table, torch.tensor([0, 3]))[""]
+    assert found.keys() == {"forward", "dependency"}
+    assert found["dependency"] == pytest.approx(rms(table.weight[0] - table.weight[3]))
+
+
+def test_every_owner_is_measured_and_modules_by_name():
+    before, model, _ = gpt()
+    found = sf.measure(model, tokens(), before=before, names=["blocks.0.mlp", "blocks.1", ""])
+    layers = [name for name, m in model.named_modules() if list(m.parameters(recurse=False))]
+    assert list(found) == [*layers, "blocks.0.mlp", "blocks.1", ""]
+    assert all({"forward", "dependency", "update"} <= numbers.keys() for numbers in found.values())
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    change = model(tokens()) - before(tokens())
+    assert found[""]["update"] == pytest.approx(rms(change), rel=1e-5)  # of the model: the batch is its input
+    x: list[Tensor] = []
+    model.head.register_forward_pre_hook(lambda _, args: x.append(args[0]))
+    model(tokens())
+    own = model.head(x[0]) - before.head(x[0])  # of a layer: its own step only
+    assert found["head"]["update"] == pytest.approx(rms(own), rel=1e-5) != pytest.approx(rms(change), rel=1e-3)
+
+
+def test_measured_values_stay_below_their_bounds():
+    before, model, plan = gpt()
+    x = tokens()
+    found = sf.measure(model, x, before=before, plan=plan)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "head":
+            numbers, norm = found[name], sf.Spectral().norm
+            bound = float(norm(module.weight.detach()))
+            assert numbers["dependency_bound"] == pytest.approx(bound)
+            assert 0.2 * bound < numbers["dependency"] <= bound
+            assert numbers["forward"] <= bound * numbers["input"]
+            step = float(norm(module.weight.detach() - before.get_submodule(name).weight.detach()))
+            assert 0 < numbers["update"] <= step * numbers["input"]
+
+
+def test_loss_bounds_of_the_head():
+    before, model, plan = gpt()
+    found = sf.measure(model, tokens(), before=before, plan=plan)["head"]
+    weight, old = model.head.weight.detach(), before.head.weight.detach()
+    r, step = float(sf.HeadRMS().norm(weight)), float(sf.HeadRMS().norm(weight - old))
+    assert found["loss_forward_bound"] == pytest.approx(math.log(256) + 2 * r)
+    assert found["loss_dependency_bound"] == pytest.approx(4 * r)
+    assert found["loss_update_bound"] == pytest.approx(2 * step)
+    x = torch.randn(512, 32, generator=torch.Generator().manual_seed(0))
+    x /= x.square().mean(-1, keepdim=True).sqrt()
+    worst = weight[0] - weight[1]
+    x[0] = worst / rms(worst)
+    for label in (0, 1):
+        target = torch.full((512,), label)
+        loss, then = (F.cross_entropy(x @ w.T, target, reduction="none") for w in (weight, old))
+        assert float(loss.max()) <= found["loss_forward_bound"]
+        assert float(loss.max() - loss.min()) <= found["loss_dependency_bound"]
+        assert float((loss - then).abs().max()) <= found["loss_update_bound"]
+
+
+@pytest.mark.parametrize("tie", ["tied", "tied_scaled"])
+def test_loss_bounds_of_a_tied_head(tie):
+    model = GPT(GPTConfig(Size(32, 1, 16, 256), head=tie))
+    plan = sf.Plan.of(model)
+    plan.initialise_(model)
+    found = sf.measure(model, tokens(), plan=plan)
+    r = float(sf.HeadRMS().norm(model.head.weight.detach())) / (32 if tie == "tied_scaled" else 1)
+    assert found["head"]["loss_dependency_bound"] == pytest.approx(4 * r)
+    assert 0.5 < r < 2
+    assert "loss_forward_bound" not in found["embedding"]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.SiLU])
+def test_a_block_is_bounded_by_the_product(activation):
+    block = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), activation(), nn.Sequential(nn.Linear(64, 16)))
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    plan = sf.Plan.of(block)
+    found = sf.measure(block, x, plan=plan, names=[""])
+    product = found["0"]["dependency_bound"] * found["3.0"]["dependency_bound"] * LIPSCHITZ[activation]
+    assert found[""]["dependency_bound"] == pytest.approx(product)
+    assert found[""]["dependency"] <= product
+    block.insert(0, nn.LayerNorm(16))  # has no such constant
+    assert "dependency_bound" not in sf.measure(block, x, plan=sf.Plan.of(block), names=[""])[""]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.SiLU()])
+def test_lipschitz_constants(activation):
+    x = torch.linspace(-8, 8, 100_001, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(activation(x).sum(), x)
+    assert LIPSCHITZ[type(activation)] - 1e-3 < float(slope.abs().max()) <= LIPSCHITZ[type(activation)]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 8, "vdim": 8}])
+def test_attention_is_bounded_forward(sizes):
+    layer = nn.MultiheadAttention(16, 4, bias=False, batch_first=True, **sizes)
+    x = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(0))
+    x /= x.square().mean(-1, keepdim=True).sqrt()
+    y = x[..., : sizes.get("kdim", 16)].contiguous()
+    found = sf.measure(layer, {"query": x, "key": y, "value": y}, plan=sf.Plan.of(layer))[""]
+    assert 0 < found["forward"] <= found["forward_bound"] * rms(y)
+
+
+def generator_states(model: nn.Module) -> list[Tensor]:
+    return [torch.get_rng_state(), *(tensor.clone() for tensor in model.state_dict().values())]
+
+
+class Restless(nn.Module):
+    """Draws random numbers also in eval mode, and may raise."""
+
+    def __init__(self, raises: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.raises = raises
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x + torch.rand_like(x))
+        if self.raises:
+            raise RuntimeError("as told")
+        return y
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_nothing_remains(raises):
+    model = Restless(raises)
+    model.body[2].eval()  # a flag of its own
+    before = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    flags, state = [m.training for m in model.modules()], generator_states(model)
+    if raises:
+        with pytest.raises(RuntimeError, match="as told"):
+            sf.measure(model, torch.ones(3, 4), before=before)
+    else:
+        numbers = sf.measure(model, torch.ones(3, 4), before=before)["body.0"]
+        assert numbers["update"] == 0
+    for module in (model, before):
+        assert [m.training for m in module.modules()] == flags
+        assert not any(m._forward_hooks for m in module.modules())
+    assert all(map(torch.equal, state, generator_states(model)))
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+class Twice(nn.Module):
+    """One layer used twice, a module never used, keyword arguments, an output in a dictionary, half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(4, 4, bias=False).bfloat16(), nn.Linear(4, 4)
+
+    def forward(self, *, scale: float, values: Tensor) -> dict[str, Tensor | None]:
+        return {"nothing": None, "y": self.layer(scale * values) + self.layer(values)}
+
+
+def test_odd_models():
+    model, x = Twice(), torch.ones(2, 4, dtype=torch.bfloat16)
+    found = sf.measure(model, {"scale": 2.0, "values": x}, names=[""])
+    assert found.keys() == {"layer", ""}
+    assert found["layer"]["input"] == pytest.approx(2.0)
+    assert found["layer"]["forward"] == pytest.approx(rms(model.layer(2 * x)))
+    assert "dependency" not in found["layer"]  # two equal samples
+    assert found[""].keys() == {"input", "forward"}
+
+
+def test_a_batch_of_arguments():
+    assert sf.measure(nn.Bilinear(2, 3, 4), (torch.rand(5, 2), torch.rand(5, 3)))[""]["forward"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda model: {"names": ["absent"]}, "the model has no such module: .*absent"),
+        (lambda model: {"before": nn.Linear(2, 2)}, "before has no such module"),
+        (lambda model: {"before": copy.copy(model)}, "before shares parameters with the model: take copy.deepcopy"),
+        (lambda model: {"plan": sf.Plan.of(nn.Linear(2, 2))}, "the plan has no parameter '0.weight'"),
+    ],
+)
+def test_wrong_arguments(options: Callable[[nn.Module], dict[str, object]], message: str):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=message):
+        sf.measure(model, torch.ones(2, 2), **options(model))
