@@ -40,14 +40,15 @@ def _recipe(name: str, momentum: Smoothing, **changes: Mapping[str, object]) -> 
 def beyond_mup() -> Recipe:
     """The role table itself: spectral, row RMS, head, sign and RMS, each under its own norm. The default.
 
-    The momentum pair and the head's factor are tuned numbers in natural units, the same at every width.
+    Momentum pair and the factors of head, gain and bias are tuned numbers in natural units, the same at every width.
 
-    Source: "Beyond MuP 2" and "3"; momentum pair and head factor from docs/log.md.
+    Source: "Beyond MuP 2" and "3"; the tuned numbers from studies/defaults, see docs/transfer.md.
 
     >>> beyond_mup().role("linear").geometry
     Spectral(method='auto')
     """
-    return _recipe("beyond_mup", Momentum(0.9, 0.8), head={"lr_scale": Constant(16.0)})
+    quarter = {"lr_scale": Constant(0.25)}
+    return _recipe("beyond_mup", Momentum(0.9, 0.8), head={"lr_scale": Constant(16.0)}, gain=quarter, bias=quarter)
 
 
 def moga_row(p: float = 2.0) -> Recipe:

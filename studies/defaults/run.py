@@ -98,9 +98,18 @@ def _varied(recipe: recipes.Recipe, kinds: tuple[str, ...] = (), **changes: Any)
     return Steepest(recipes.Recipe("variant", table))
 
 
+def _beyond_mup_base() -> recipes.Recipe:
+    """Where the search started: factor 16 on the head's rate, 1 on the others, whatever the recipe has now."""
+    scales = dict.fromkeys(recipes.beyond_mup().table, 1.0) | {"head": 16.0}
+    table = {
+        kind: replace(role, momentum=Momentum(0.9, 0.8), lr_scale=Constant(scales[kind]))
+        for kind, role in recipes.beyond_mup().table.items()
+    }
+    return recipes.Recipe("base", table)
+
+
 def _beyond_mup() -> Variants:
-    head = {"head": replace(recipes.beyond_mup().role("head"), lr_scale=Constant(16.0))}
-    base = _varied(recipes.Recipe("base", {**recipes.beyond_mup().table, **head}), momentum=Momentum(0.9, 0.8)).recipe
+    base = _beyond_mup_base()
 
     def scaled(kind: str, scale: float) -> Method:
         return _varied(base, (kind,), lr_scale=Constant(scale))

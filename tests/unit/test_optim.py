@@ -477,7 +477,7 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", [n for n in lr_scheduler.__all__ if n not in ("LRScheduler", "ReduceLROnPlateau")])
 def test_every_scheduler_sets_the_step_size(name, tensor):
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    gain = model[1].weight
+    gain, scale = model[1].weight, sf.Plan.of(model)["1.weight"].role.lr_scale((1, 4))
     optimizer = SteepestDescent(model, lr=torch.tensor(0.1) if tensor else 0.1)
     scheduler = SCHEDULERS[name](optimizer)
     rates = []
@@ -487,7 +487,7 @@ def test_every_scheduler_sets_the_step_size(name, tensor):
         for p in model.parameters():
             p.grad = torch.ones_like(p)
         optimizer.step()
-        assert torch.allclose(before - gain.detach(), torch.tensor(rates[-1].copy().pop()), atol=1e-6)
+        assert torch.allclose(before - gain.detach(), scale * torch.tensor(rates[-1].copy().pop()), atol=1e-6)
         scheduler.step()
     assert all(len(rate) == 1 for rate in rates)  # one number for all groups
     assert len(set.union(*rates)) > 1
