@@ -121,9 +121,8 @@ def conditions(names: Sequence[tuple[str, str]], of: Sequence[int]) -> str:
 
 def horizons() -> str:
     """Equal widths, other numbers of steps."""
-    names = [(f"{recipe}, {steps} steps", f"{recipe}_{steps}") for recipe in ("beyond_mup", "adamw")
-             for steps in (75, 150, 400)]  # fmt: skip
-    return conditions(names, transfer.WIDTHS)
+    named = {(recipe, steps): f"{recipe}_{steps}" for recipe in ("beyond_mup", "adamw") for steps in (75, 150, 400)}
+    return conditions([(f"{recipe}, {n} steps", name) for (recipe, n), name in named.items()], transfer.WIDTHS)
 
 
 def shapes() -> str:
@@ -237,13 +236,14 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--page", type=Path, default=PAGE, help="another page with marked parts")
     options = parser.parse_args()
-    old = PAGE.read_text(encoding="utf-8")
+    old = options.page.read_text(encoding="utf-8")
     new = page(old)
     if options.check:
-        print("up to date" if new == old else f"{PAGE} is not what the results say: run studies/report.py")
+        print("up to date" if new == old else f"{options.page} is not what the results say: run studies/report.py")
         return int(new != old)
-    write_atomic(PAGE, new)
+    write_atomic(options.page, new)
     paths().savefig(IMAGES / "transfer_paths.png")
     for recipe in ("beyond_mup", "adamw"):
         report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
