@@ -19,7 +19,7 @@ from surefoot.experiment.records import locked
 # Spawned workers import torch anew, so sweeps take seconds: few of them, tiny.
 CORPUS = b"the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 400
 SMALL = ["--depth", "1", "--batch-size", "4", "--context", "16"]
-COMMANDS = ("transfer", "train", "audit", "report")
+COMMANDS = ("transfer", "train", "audit", "coordcheck", "report")
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_help_imports_nothing_heavy():
     script = """
 import sys
 from surefoot.cli import main
-for arguments in (["--help"], ["transfer", "--help"], ["train", "--help"], ["audit", "--help"], ["report", "--help"]):
+for name in ("", "transfer", "train", "audit", "coordcheck", "report"):
     try:
-        main(arguments)
+        main([*name.split(), "--help"])
     except SystemExit as leaving:
         assert leaving.code == 0
 heavy = {"torch", "numpy", "scipy", "matplotlib", "tqdm"} & set(sys.modules)
@@ -96,7 +96,7 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("examples:") == 4
+    assert done.stdout.count("examples:") == 5
     for name in COMMANDS:
         assert f"surefoot {name} " in done.stdout
 
@@ -111,7 +111,8 @@ assert not heavy, heavy
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (["train", "--seed", "-1"], "argument --seed: must not be negative"),
         (["report"], "the following arguments are required: directory"),
-        (["coordcheck"], "invalid choice: 'coordcheck'"),
+        (["coordcheck", "--band", "0"], "argument --band: must be a finite number above 0, got 0"),
+        (["check"], "invalid choice: 'check'"),
         ([], "the following arguments are required: command"),
     ],
 )
@@ -119,7 +120,7 @@ def test_wrong_usage(arguments, message, capsys):
     assert message in refused(arguments, capsys)
 
 
-@pytest.mark.parametrize("name", ["transfer", "train"])
+@pytest.mark.parametrize("name", ["transfer", "train", "coordcheck"])
 def test_data_that_cannot_be_used(name, tmp_path, capsys):
     out, short = tmp_path / "out", tmp_path / "short.txt"
     short.write_bytes(b"abc")
@@ -392,3 +393,65 @@ def test_report_of_a_training_run_says_what_it_is(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"method": "adamw"}')
     assert main(["report", str(tmp_path)]) == 2
     assert "holds a training run, not a sweep" in capsys.readouterr().err
+
+
+# Coordcheck
+
+
+def check(out: Path, text: Path, *more: str) -> list[str]:
+    return ["coordcheck", "--out", f"{out}", "--data", f"{text}", "--widths", "16", "32", "--steps", "3", *SMALL, *more]
+
+
+def test_coordcheck_writes_results_summary_table_and_picture(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main(check(out, text, "--band", "5")) == 0
+    said, progress = capsys.readouterr()
+    assert "| blocks.0.mlp.up           | " in said
+    assert "passes: all 22 slopes within ±5" in said
+    assert said.endswith(f"picture: {out}/coordcheck.png\n")
+    assert (out / "coordcheck.png").read_bytes().startswith(b"\x89PNG")
+    assert progress.count("seed ") == 6
+    assert [(r["width"], r["seed"]) for r in lines(out / "results.jsonl")] == [
+        (w, s) for w in (16, 32) for s in range(3)
+    ]
+    assert main(check(out, text, "--band", "1e-6", "--json")) == 1
+    said, progress = capsys.readouterr()
+    assert json.loads(said) == json.loads((out / "coordcheck.json").read_text())
+    assert "seed " not in progress
+    assert "not a sweep" in refused(["report", f"{out}"], capsys)
+    other = refused(check(out, text, "--lr", "0.5"), capsys)
+    assert "it differs in lr: there 0.0625, now 0.5" in other
+
+
+def test_coordcheck_of_a_model_of_ones_own(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = [
+        "--model",
+        "examples.own_width:build",
+        "--seeds",
+        "1",
+        "--widths",
+        "32",
+        "128",
+        "--steps",
+        "8",
+        "--band",
+        "0.2",
+    ]
+    assert main(check(tmp_path / "ours", text, *own)) == 0
+    assert main(check(tmp_path / "adamw", text, *own, "--method", "adamw")) == 1
+    assert "FAILS: " in capsys.readouterr().out
+
+
+def test_coordcheck_refuses_before_anything_runs(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert "a slope needs two widths, got 16 alone" in refused(check(out, text, "--widths", "16"), capsys)
+    assert "widths names a value twice" in refused(check(out, text, "--widths", "16", "16"), capsys)
+    assert "width 24 is not a multiple" in refused(check(out, text, "--widths", "16", "24"), capsys)
+    assert not out.exists()
+
+
+def test_coordcheck_of_runs_that_diverge(tmp_path, text, capsys):
+    assert main(check(tmp_path / "run", text, "--method", "lion", "--lr", "1e30")) == 1
+    assert "| not finite          | change" in capsys.readouterr().out

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 import surefoot
-from surefoot.cli import audit, report, train, transfer
+from surefoot.cli import audit, coordcheck, report, train, transfer
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
-_COMMANDS = (transfer, train, audit, report)
+_COMMANDS = (transfer, train, audit, coordcheck, report)
 
 
 class _Terminated(KeyboardInterrupt):

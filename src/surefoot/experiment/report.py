@@ -1,4 +1,4 @@
-"""A finished sweep as a table and as a picture. The only file that imports matplotlib."""
+"""A finished sweep as a table and as a picture. Only this file and `coordreport` import matplotlib."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def table(summary: Mapping[str, Any]) -> str:
     if len(widths) > 1:
         head += ["drift in octaves", f"regret at {widths[-1]}"]
     rows = [_row(entry) for entry in entries]
-    text = _aligned([*head, f"best loss at {widths[-1]}"], rows)
+    text = aligned([*head, f"best loss at {widths[-1]}"], rows)
     return "\n".join([text, "", *_notes(entries)])
 
 
@@ -98,7 +98,8 @@ def plus_minus(ci: Sequence[float] | None, digits: int) -> str:
     return "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.{digits}f}"
 
 
-def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table with columns of even width."""
     lines = [list(head), *map(list, rows)]
     sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["| " + " | ".join(map(str.ljust, line, sizes)) + " |" for line in lines]

@@ -1,0 +1,72 @@
+"""`surefoot coordcheck`: do activations, and what training changes of them, keep their size as the width grows?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.cli import options
+
+if TYPE_CHECKING:
+    from surefoot.experiment.train import TrainConfig
+
+_EXAMPLES = """
+surefoot coordcheck                                  the default recipe, widths 64 to 512
+surefoot coordcheck --method adamw --out runs/adamw-check           fails: exit code 1
+surefoot coordcheck --model my_package.model:build --out runs/own   build(width) returns an nn.Module
+surefoot coordcheck --seeds 8                        again: only the five new seeds are run
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "check over several widths that activations and their changes keep their size; exit code 1 if not"
+    parser = options.command(commands, "coordcheck", run, help, _EXAMPLES)
+    parser.add_argument("--method", choices=options.METHODS, default="beyond_mup", metavar="NAME",
+                        help="out of " + ", ".join(options.METHODS))  # fmt: skip
+    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that takes a width")
+    parser.add_argument("--widths", nargs="+", type=options.count, default=[64, 128, 256, 512], help="two or more")
+    parser.add_argument("--seeds", type=options.count, default=3, help="seeds per width; three give intervals")
+    parser.add_argument("--band", type=options.positive, default=0.1, help="largest slope that passes")
+    parser.add_argument("--lr", type=options.positive, help="learning rate (default: the method's own)")
+    options.add_model(parser)
+    options.add_training(parser)
+    parser.set_defaults(steps=10, warmup=0.0, decay=0.0)
+    parser.add_argument("--out", type=Path, default=Path("runs/coordcheck"), help="run directory, resumed if it exists")
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, print the table, draw the picture; 1 if a slope leaves the band."""
+    from surefoot.experiment import coordreport
+    from surefoot.experiment.coordcheck import check
+    from surefoot.experiment.data import load
+
+    config = _configure(arguments)
+    corpus = load(arguments.data, context=config.context)
+    arguments.resume = "what was finished is kept: the same command goes on from there"
+    print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
+    widths, seeds = tuple(arguments.widths), range(arguments.seeds)
+    summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say)
+    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordreport.statement(summary))
+    picture = coordreport.figure(summary, arguments.out)
+    print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    return 0 if summary["passes"] else 1
+
+
+def _configure(arguments: argparse.Namespace) -> TrainConfig:
+    from surefoot.experiment.run import TrainConfig, pick_device
+
+    lr = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
+    device: Any = pick_device(arguments.device).type
+    own = {"method": arguments.method, "steps": arguments.steps, "lr": lr, "device": device}
+    return TrainConfig(**options.shared_settings(arguments), **own)
+
+
+def _say(record: dict[str, Any]) -> None:
+    loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
+    width, seed, seconds = record["width"], record["seed"], record["seconds"]
+    print(f"width {width}, seed {seed}: loss {loss}, {seconds:.1f} s", file=sys.stderr, flush=True)
