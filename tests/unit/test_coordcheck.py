@@ -79,12 +79,14 @@ def test_initial_values_without_their_width_factor_are_found(corpus):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.parametrize("name", ["beyond_mup", "moga_row", "moga_column", "scion"])
 def test_natural_recipes_pass_over_eight_times_the_width(name):
     assert max(worst(found(name, load(), ALL, seeds=3, depth=2))) <= BAND
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.parametrize(
     ("name", "least"), [("adamw", 1.0), ("lion", 1.0), ("sign_sgd", 1.0), ("muon", 0.3), ("hyperball", 0.2)]
 )
