@@ -57,6 +57,7 @@ class SteepestDescent(Optimizer):
 
     def __init__(self, params: Params, plan: Plan | None = None, *, lr: float | Tensor, maximize: bool = False) -> None:
         self._placements: dict[Tensor, Placement] = {}
+        self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -133,10 +134,12 @@ class SteepestDescent(Optimizer):
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
         w = _stack([p.to(dtype) for p in chunk], block)
         g = _stack([p.grad.to(dtype) for p in chunk if p.grad is not None], block)
-        states = [self._state(p, role, dtype) for p in chunk]
+        states = [self._state(p, placement, dtype) for p in chunk]
         names = [name for name in states[0] if name != "skipped"]
-        shapes = {name: () if name == "step" else block for name in names}  # a step count is one number
+        shapes = {name: block if x.shape == chunk[0].shape else x.shape for name, x in states[0].items()}
         stacked = {name: _stack([s[name] for s in states], shapes[name]) for name in names}
+        if "upper" in stacked:
+            stacked |= self._trusted(chunk, w, stacked, role)
         finite = largest(g, tuple(range(1, g.ndim))).isfinite()
         eta = group["lr"] * role.lr_scale(block)
         w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, finite)
@@ -145,13 +148,26 @@ class SteepestDescent(Optimizer):
             for name in names:
                 state[name].copy_(stacked[name][i].reshape(state[name].shape))
             state["skipped"] += ~finite[i].reshape(())
+        if "upper" in stacked and chunk[0].dtype == dtype:  # rounding to half precision is a write, too
+            self._marks.update(zip(chunk, _marks(w), strict=True))
 
-    def _state(self, p: Tensor, role: Role, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            state.update(role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
+            state.update(placement.role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
+            w = p.detach().to(dtype).reshape(placement.block)
+            state.update(placement.stabiliser.fresh(w, placement.role.geometry))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
         return state
+
+    def _trusted(self, chunk: list[Tensor], w: Tensor, kept: dict[str, Tensor], role: Role) -> dict[str, Tensor]:
+        """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
+        unknown = w.new_full((), math.nan, dtype=torch.float64)
+        written = torch.stack([self._marks.get(p, unknown) for p in chunk]) != _marks(w)
+        if not bool(written.any()):
+            return {}
+        checked = role.geometry.trust(w[written], {"upper": kept["upper"][written]})
+        return {"upper": kept["upper"].index_put((written,), checked["upper"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, and state keeps the dtype it was saved in (torch casts it to the parameter's).
@@ -189,7 +205,7 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_placements": self._placements}
+        return {**super().__getstate__(), "_placements": self._placements, "_marks": {}}
 
 
 def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -197,6 +213,12 @@ def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].reshape(1, *shape)
     return torch.cat([t.reshape(1, *shape) for t in tensors])
+
+
+def _marks(w: Tensor) -> Tensor:
+    """A number per parameter `(k, ...)` that a write to it changes: the l2 norm, in float64."""
+    marks: Tensor = torch.linalg.vector_norm(w.flatten(1), dim=1, dtype=torch.float64)
+    return marks
 
 
 def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.scaling import Scale
-
-Eta = float | Tensor
 
 
 class Stabiliser(ABC):
     """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows."""
+
+    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+        """What the scheme keeps from step to step, beside weights w; each tensor starts with w's batch."""
+        return {}
 
     @abstractmethod
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
@@ -66,6 +68,15 @@ def _decay(eta: Eta, rate: float) -> Tensor | float:
 def _positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
+def _check_period(name: str, period: int | None) -> None:
+    if period is not None and period < 1:
+        raise ValueError(f"{name}'s period must be at least 1 step, not {period}")
+
+
+TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
+"""How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
 
 
 @dataclass(frozen=True)
@@ -150,25 +161,36 @@ class PublishedDecay(Stabiliser):
 class PostClip(Stabiliser):
     """`clip(w - eta d, radius)`, clip being the nearest point of the ball: `norm(w) <= radius`, whatever d is.
 
+    Where a clip is an eigendecomposition (the spectral norm), a running bound on the norm says when one is needed, and
+    it goes `(period - 1) * eta` further in: then the bound holds at every step at 1/period of the cost.
+
     Args:
         radius: in the unit of the role.
+        period: least number of steps between two costly clips of a matrix; 1 is the scheme as published, None chooses
+            (16, or as many as move the matrix by a quarter of the radius).
 
     Source: "Beyond MuP 4", Post Clip.
     """
 
     radius: float
+    period: int | None = None
 
     def __post_init__(self) -> None:
         _positive("PostClip's radius", self.radius)
+        _check_period("PostClip", self.period)
+
+    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+        """The geometry's running bound."""
+        return geometry.fresh(w)
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step, then project."""
-        nearest, cache = geometry.project(_step(w, m, eta, geometry), self.radius, cache)
-        return _where_moved(eta, geometry, nearest, w), cache
+        held, cache = geometry.hold(_step(w, m, eta, geometry), self.radius, eta, self.period, cache)
+        return _where_moved(eta, geometry, held, w), cache
 
     def in_units(self, unit: float) -> PostClip:
         """Radius times unit."""
-        return PostClip(self.radius * unit)
+        return replace(self, radius=self.radius * unit)
 
     @property
     def promise(self) -> str:
@@ -196,15 +218,16 @@ class PreDecay(Stabiliser):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Shrink the norm, step, and clip what a long direction left outside."""
-        norm = expand(geometry.norm(w), geometry).to(w.dtype)
-        resting = torch.as_tensor(eta, device=w.device) <= 0
-        shrunk, cache = geometry.project(w, torch.where(resting, math.inf, norm * _decay(eta, self.rate)), cache)
-        stepped = _step(shrunk, m, eta, geometry)
-        slack = (
-            1 + 4 * torch.finfo(torch.promote_types(w.dtype, torch.float32)).eps
-        )  # rounding of the norm must not move what rests at it
-        nearest, cache = geometry.project(stepped, norm.clamp_min(1 / self.rate) * slack, cache)
-        return _where_moved(eta, geometry, nearest, w), cache
+        keep = _decay(eta, self.rate)
+        shrunk, norm = geometry.shrink(w, keep)
+        moved, norm = _step(shrunk, m, eta, geometry), expand(norm, geometry)
+        rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
+        bound = (torch.minimum(keep * norm + eta, norm) * rounding).clamp_min(1 / self.rate)
+        outside = keep * norm + eta * geometry.longest > bound * TOLERANCE[w.dtype]
+        if bool(outside.any()):
+            slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
+            moved, cache = geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)
+        return _where_moved(eta, geometry, moved, w), cache
 
     def in_units(self, unit: float) -> PreDecay:
         """Rate over unit."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefoot.geometry.base import Eta
 from surefoot.momentum import State
 from surefoot.roles import Role
-from surefoot.stabilise import Eta, Stabiliser
+from surefoot.stabilise import Stabiliser
 
 
 def step(
@@ -24,7 +25,7 @@ def step(
         stabiliser: the role's, with its radius in plain numbers.
         w: k stacked weights `(k, n, out, in)` or `(k, n, size)`, float32 or float64.
         g: their gradients, w's shape and dtype.
-        state: the momentum's state, stacked likewise.
+        state: what momentum and stabiliser keep, stacked likewise.
         eta: `lr * lr_scale`.
         finite: whether each parameter's gradient is finite, `(k, 1, ...)`, bool.
 
@@ -33,6 +34,7 @@ def step(
     """
     g = torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
     live = role.momentum.live(g, finite, role.geometry.couples)
-    state, m = role.momentum(state, g, live)
-    w, _ = stabiliser.move(w, m, eta * live, role.geometry)
-    return w, state
+    smoothed, m = role.momentum(state, g, live)
+    cache = {name: x for name, x in state.items() if name not in smoothed}
+    w, kept = stabiliser.move(w, m, eta * live, role.geometry, cache)
+    return w, {**smoothed, **(kept or {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 
 Cache = dict[str, Tensor] | None
 """What a geometry may keep from step to step (warm vectors); optimizer state, never an attribute."""
+
+Eta = float | Tensor
+"""A step size; a tensor broadcasts against the weight."""
 
 
 class Geometry(ABC):
@@ -40,6 +44,40 @@ class Geometry(ABC):
 
         A radius given as a tensor broadcasts against w, for instance `(..., 1, 1)`.
         """
+
+    @property
+    def longest(self) -> float:
+        """No direction's norm exceeds this, rounding included; inf where that is not known."""
+        return math.inf
+
+    def fresh(self, w: Tensor) -> dict[str, Tensor]:
+        """What `hold` keeps from step to step for weights w; nothing where the norm is cheap."""
+        return {}
+
+    def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The cache as far as it is true of w, which somebody else may have written."""
+        return cache
+
+    def hold(
+        self, w: Tensor, radius: float, eta: Eta, period: int | None = 1, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """`project(w, radius)` for a weight that was inside before a step of eta; a costly norm may look away.
+
+        Args:
+            w: the weight after its step.
+            radius: in natural units.
+            eta: the step's size, broadcasting against w; a matrix whose eta is 0 stays as it is.
+            period: a costly projection goes `(period - 1) * eta` inside the ball, and so is not needed for that many
+                steps; None chooses, at most a quarter of the radius.
+            cache: as `fresh` made it, or None for the plain projection.
+        """
+        return self.project(w, radius, cache)
+
+    def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
+        norm = self.norm(w)
+        limit = expand(norm, self).to(w.dtype) * factor
+        return self.project(w, torch.where(torch.as_tensor(factor, device=w.device) < 1, limit, math.inf))[0], norm
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
         """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; a closed form gives the norm twice."""

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Geometry
-from surefoot.linalg.clip import mclip, spectral_norm
+from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.linalg.bounds import is_below
+from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
+
+LONGEST = {"newton_schulz": 1.25}
+"""Bounds on `msign`'s largest singular value in float32 that exceed the others'."""
+
+MARGIN, MARGIN_STEPS = 0.25, 16
+"""How far inside its ball a matrix is projected by default: this part of the radius, or this many steps if less."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,46 @@ class Spectral(Geometry):
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Singular values clipped at `radius sqrt(d_out/d_in)`."""
         return mclip(w, radius * _unit(w.shape)), cache
+
+    @property
+    def longest(self) -> float:
+        """1.001, or 1.25 for `newton_schulz`; inf for a subclass with a direction of its own."""
+        return LONGEST.get(self.method, 1.001) if type(self).direction is Spectral.direction else math.inf
+
+    def fresh(self, w: Tensor) -> dict[str, Tensor]:
+        """`upper`, a number per matrix that is never below its norm: none is known yet."""
+        return {"upper": w.new_full(w.shape[:-2], math.inf)}
+
+    def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keeps `upper` where it is proven to bound w; one Cholesky factor a matrix."""
+        limit = expand(cache["upper"], self) * (1 + 1e-6) * _unit(w.shape)
+        return {**cache, "upper": torch.where(is_below(w, limit), cache["upper"], math.inf)}
+
+    def hold(
+        self, w: Tensor, radius: float, eta: Eta, period: int | None = 1, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """Only matrices whose running bound exceeds the radius are looked at; they are projected, and bounded anew.
+
+        The bound grows by `eta * longest` and rounding at every step. One synchronisation on an accelerator.
+        """
+        if not cache or not w.numel():
+            return self.project(w, radius, cache)
+        eta = torch.as_tensor(eta, dtype=w.dtype, device=w.device).expand(w.shape).amax((-2, -1))
+        rounding = math.sqrt(min(w.shape[-2:])) * torch.finfo(w.dtype).eps
+        upper = torch.where(eta > 0, cache["upper"] * (1 + 2 * rounding) + eta * self.longest, cache["upper"])
+        look = (upper > radius) & (eta > 0)
+        if not bool(look.any()):
+            return w, {**cache, "upper": upper}
+        steps = MARGIN_STEPS if period is None else period
+        inside = radius - (eta * self.longest * (steps - 1)).clamp(max=MARGIN * radius if period is None else radius)
+        limit = expand(inside, self) * _unit(w.shape)
+        w = w.index_put((look,), mclip(w[look], limit[look]))
+        return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}
+
+    def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """One eigendecomposition for both."""
+        shrunk, top = mshrink(w, factor)
+        return shrunk, top / _unit(w.shape)
 
 
 def _unit(shape: torch.Size) -> float:

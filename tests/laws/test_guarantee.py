@@ -1,0 +1,132 @@
+"""Bounds through the optimizer: every role, every step; outside writes, resuming, a lower radius."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.geometry import spectral
+from surefoot.metrics import stability
+
+RADIUS = 1.5
+STEPS = 120
+
+
+class Everything(nn.Module):
+    """One parameter of each role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.linear = nn.Linear(16, 24)
+        self.norm = nn.LayerNorm(24)
+        self.conv = nn.Conv2d(4, 6, 3, groups=2)
+        self.experts = nn.Parameter(torch.randn(3, 8, 24))
+        self.head = nn.Linear(24, 20, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The LM head."""
+        return self.head
+
+
+def build(stabiliser, lr, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = Everything().to(dtype)
+    plan = sf.Plan.of(model, stabiliser=stabiliser, overrides=[("experts", "experts")])
+    plan.initialise_(model, seed=0)
+    return model, plan, sf.SteepestDescent(model, plan, lr=lr)
+
+
+def pull(model, step, generator):
+    """Outward along the weight, in a few directions, anywhere, exploding: in turn."""
+    for p in model.parameters():
+        noise = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = (-p.detach() - 0.1, -torch.ones_like(p), noise, noise * 1e6)[step % 4 if step % 50 < 25 else 0]
+
+
+def norms(model, plan):
+    """Each parameter's norm over its role's unit of radius, by float64."""
+    return {
+        name: stability(p.double(), plan[name], 0.0)["norm_upper"] / plan[name].role.radius_unit(plan[name].block)
+        for name, p in model.named_parameters()
+    }
+
+
+def run(model, plan, optimizer, steps=range(STEPS), watch=lambda step: None):
+    """The largest norm of each parameter after any of these steps."""
+    highest = dict.fromkeys(plan.placements, 0.0)
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0 if step % 30 == 29 else 0.1  # a jump to a larger rate now and then
+        pull(model, step, generator)
+        optimizer.step()
+        watch(step)
+        highest = {name: max(highest[name], norm) for name, norm in norms(model, plan).items()}
+    return highest
+
+
+@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PostClip(RADIUS, 1), sf.PostClip(RADIUS, 5),
+                                    sf.PreDecay(1 / RADIUS), sf.Rescale(RADIUS)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_role_is_inside_after_every_step(scheme, dtype):
+    model, plan, optimizer = build(scheme, lr=0.05, dtype=dtype)
+    start = norms(model, plan)
+    highest = run(model, plan, optimizer)
+    tolerance = 1e-3 if dtype == torch.float32 else 4e-3
+    bound = {name: max(start[name], RADIUS) if isinstance(scheme, sf.PreDecay) else RADIUS for name in start}
+    assert {n: h / bound[n] for n, h in highest.items() if h > bound[n] * (1 + tolerance)} == {}
+
+
+def test_free_training_leaves_the_ball():
+    model, plan, optimizer = build(sf.Free(), lr=0.05)
+    assert min(run(model, plan, optimizer).values()) > 1.2 * RADIUS
+
+
+def test_a_weight_written_from_outside_is_looked_at_again():
+    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+    run(model, plan, optimizer, range(3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(100)
+    highest = run(model, plan, optimizer, range(3, 5))
+    assert max(highest.values()) <= RADIUS * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+def test_resuming_is_bit_exact(order):
+    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+    run(model, plan, optimizer, range(37))
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    run(model, plan, optimizer, range(37, 80))
+    other, plan, again = build(sf.PostClip(RADIUS), lr=0.05)
+    loads = [lambda: other.load_state_dict(saved[0]), lambda: again.load_state_dict(saved[1])]
+    for load in loads if order == "model first" else loads[::-1]:
+        load()
+    run(other, plan, again, range(37, 80))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_lower_radius_takes_hold_at_the_next_step():
+    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+    run(model, plan, optimizer, range(30))
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(RADIUS / 2), overrides=[("experts", "experts")])
+    highest = run(model, plan, sf.SteepestDescent(model, plan, lr=0.05), range(30, 40))
+    assert max(highest.values()) <= RADIUS / 2 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("radius", [100.0, RADIUS])
+def test_costly_projections_are_rare(monkeypatch, radius):
+    """A matrix is looked at once in `period` steps, whether it is far from its bound or held at it."""
+    looked = []
+    monkeypatch.setattr(spectral, "mclip", lambda x, limit: looked.append(len(x)) or sf.mclip(x, limit))
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16, bias=False)
+    plan = sf.Plan.of(layer, stabiliser=sf.PostClip(radius, 10))
+    optimizer = sf.SteepestDescent(layer, plan, lr=0.01)
+    for _ in range(100):
+        layer.weight.grad = -layer.weight.detach().clone()
+        optimizer.step()
+    assert 8 <= sum(looked) <= 12
