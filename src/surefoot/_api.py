@@ -23,7 +23,17 @@ from surefoot.plan import Placement, Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
 from surefoot.scaling import Constant, Keller, Moonlight, Natural
-from surefoot.stabilise import Free, Normalise, PostClip, PreDecay, Rescale, Stabiliser, WeightDecay
+from surefoot.stabilise import (
+    Free,
+    Normalise,
+    PostClip,
+    PreDecay,
+    Rescale,
+    Stabiliser,
+    StreamingPostClip,
+    StreamingPreDecay,
+    WeightDecay,
+)
 
 __all__ = [
     "RMS",
@@ -51,6 +61,8 @@ __all__ = [
     "Spectral",
     "Stabiliser",
     "SteepestDescent",
+    "StreamingPostClip",
+    "StreamingPreDecay",
     "WeightDecay",
     "check",
     "dual_norm",

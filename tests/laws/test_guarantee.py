@@ -95,13 +95,14 @@ def test_a_weight_written_from_outside_is_looked_at_again():
     assert max(highest.values()) <= RADIUS * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.StreamingPostClip(RADIUS, 3)], ids=repr)
 @pytest.mark.parametrize("order", ["model first", "optimizer first"])
-def test_resuming_is_bit_exact(order):
-    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+def test_resuming_is_bit_exact(order, scheme):
+    model, plan, optimizer = build(scheme, lr=0.05)
     run(model, plan, optimizer, range(37))
     saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
     run(model, plan, optimizer, range(37, 80))
-    other, plan, again = build(sf.PostClip(RADIUS), lr=0.05)
+    other, plan, again = build(scheme, lr=0.05)
     loads = [lambda: other.load_state_dict(saved[0]), lambda: again.load_state_dict(saved[1])]
     for load in loads if order == "model first" else loads[::-1]:
         load()

@@ -8,7 +8,16 @@ import torch
 
 import surefoot
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxAbs, MeanOperator, RowRMS, Spectral
-from surefoot.stabilise import Free, Normalise, PostClip, PreDecay, Rescale, WeightDecay
+from surefoot.stabilise import (
+    Free,
+    Normalise,
+    PostClip,
+    PreDecay,
+    Rescale,
+    StreamingPostClip,
+    StreamingPreDecay,
+    WeightDecay,
+)
 
 from . import adversaries, oracle
 from .cases import CASES, Case, frobenius
@@ -18,7 +27,8 @@ STEPS = 1000
 RADIUS = 2.0
 BOUNDED = (PostClip(RADIUS), Rescale(RADIUS))
 DECAYING = (WeightDecay(1 / RADIUS), PreDecay(1 / RADIUS))
-EVERY = (Free(), *BOUNDED, *DECAYING, Normalise(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
+STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
+EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, Normalise(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
 GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxAbs(), RMS())
 
 each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
@@ -82,6 +92,23 @@ def test_decay_bounds_by_the_start_or_one_over_rate(scheme, geometry):
     path, _ = trajectory(scheme, geometry, largest_eta=1.9)
     norms = case_of(geometry).norm(exact(path))
     assert_below(norms[1:], np.maximum(norms[0], RADIUS), 1e-3)
+
+
+@each_trajectory
+def test_as_many_vectors_as_columns_hold_the_radius(geometry):
+    """The streaming forms promise less: with all 4 columns kept they hold to 1 % while steps stay moderate."""
+    for scheme in STREAMING:
+        path, etas = trajectory(scheme, geometry, largest_eta=0.4)
+        norms = case_of(geometry).norm(exact(path))
+        moved = np.maximum.accumulate(etas > 0, axis=0)
+        bound = RADIUS if scheme == STREAMING[0] else np.maximum(norms[0], RADIUS)
+        assert_below(np.where(moved, norms[1:], 0), bound, 1e-2)
+
+
+def test_one_vector_misses_the_radius_under_a_full_rank_pull():
+    """Why it has a name of its own."""
+    path, _ = trajectory(StreamingPostClip(RADIUS, 1), Spectral(), largest_eta=0.4)
+    assert case_of(Spectral()).norm(exact(path))[1:, 1].max() > 1.05 * RADIUS
 
 
 @each_trajectory

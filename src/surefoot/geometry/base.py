@@ -73,6 +73,18 @@ class Geometry(ABC):
         """
         return self.project(w, radius, cache)
 
+    def warm(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+        """What `seen` keeps from step to step for weights w; nothing where the norm is cheap."""
+        return {}
+
+    def seen(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """`(norm, cache)` as the cache's vectors see it: at most the truth, and the truth where the norm is cheap."""
+        return self.norm(w), cache
+
+    def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """`project`, applied to what the cache's vectors see; all of it where the norm is cheap."""
+        return self.project(w, radius)[0], cache
+
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
         norm = self.norm(w)

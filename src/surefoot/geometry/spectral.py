@@ -12,6 +12,7 @@ from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg.bounds import is_below
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
+from surefoot.linalg.stream import clip_leading, refine, start
 
 LONGEST = {"newton_schulz": 1.25}
 """Bounds on `msign`'s largest singular value in float32 that exceed the others'."""
@@ -93,6 +94,21 @@ class Spectral(Geometry):
         limit = expand(inside, self) * _unit(w.shape)
         w = w.index_put((look,), mclip(w[look], limit[look]))
         return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}
+
+    def warm(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+        """Leading right singular vectors: pseudo-random ones to start with."""
+        return {"vectors": start(w, vectors)}
+
+    def seen(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The largest Ritz value after one power iteration."""
+        vectors, values = refine(w, cache["vectors"])
+        top = values[..., 0] if values.numel() else w.new_zeros(w.shape[:-2])
+        return top / _unit(w.shape), {**cache, "vectors": vectors}
+
+    def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One power iteration, then the Ritz values above the radius cut to it."""
+        vectors, values = refine(w, cache["vectors"])
+        return clip_leading(w, vectors, values, radius * _unit(w.shape)), {**cache, "vectors": vectors}
 
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """One eigendecomposition for both."""

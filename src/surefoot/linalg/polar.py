@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import coefficients
+from surefoot.linalg.bounds import full_precision
 from surefoot.linalg.coefficients import Quintic
 from surefoot.linalg.ops import TORCH, Ops
 
@@ -36,7 +37,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
 
     `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `polar_express` on an accelerator. Half precision
     is computed in float32 on a CPU; on an accelerator the iterations run it in bfloat16, for which the table's
-    figures have not been measured. `gram` needs true float32 products: with TF32 or bfloat16 it can diverge on
+    figures have not been measured. Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on
     heavy-tailed spectra (1/i), where `polar_express` does not.
 
     Args:
@@ -61,7 +62,8 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
     name = choose(wide) if method == "auto" else method
     batch = _unit_peak(wide.reshape(-1, *wide.shape[-2:]).to(_compute_dtype(x, name)))
-    sign = METHODS[name](batch, TORCH).reshape(wide.shape).to(x.dtype)
+    with full_precision(x.device):
+        sign = METHODS[name](batch, TORCH).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
 
 

@@ -1,0 +1,20 @@
+"""Stabilisers: from weight and smoothed gradient to the next weight, with a promise on its norm; a family a file."""
+
+from surefoot.stabilise.base import Free, Stabiliser
+from surefoot.stabilise.clip import PostClip, Rescale
+from surefoot.stabilise.decay import PreDecay, PublishedDecay, WeightDecay
+from surefoot.stabilise.sphere import Normalise
+from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
+
+__all__ = [
+    "Free",
+    "Normalise",
+    "PostClip",
+    "PreDecay",
+    "PublishedDecay",
+    "Rescale",
+    "Stabiliser",
+    "StreamingPostClip",
+    "StreamingPreDecay",
+    "WeightDecay",
+]

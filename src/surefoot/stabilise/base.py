@@ -1,0 +1,94 @@
+"""What stabilisers have in common: from weight and smoothed gradient to the next weight.
+
+Each takes the step itself, `w - eta * geometry.direction(m)`, because some need more than the direction. `eta` is a
+number or a tensor that broadcasts against w; a matrix (vector) whose eta is 0 everywhere comes back bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Cache, Eta, Geometry
+
+
+class Stabiliser(ABC):
+    """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows."""
+
+    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+        """What the scheme keeps from step to step, beside weights w; each tensor starts with w's batch."""
+        return {}
+
+    @abstractmethod
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """`(next weight, cache)`.
+
+        Args:
+            w: weights `(..., out, in)` or `(..., n)`.
+            m: smoothed gradient, w's shape.
+            eta: step size in natural units, `lr * lr_scale`.
+            geometry: the norm.
+            cache: what the geometry keeps between steps.
+        """
+
+    @abstractmethod
+    def in_units(self, unit: float) -> Stabiliser:
+        """The same scheme with its radius multiplied by unit (a rate divided by it)."""
+
+    @property
+    @abstractmethod
+    def promise(self) -> str:
+        """What holds after every step with eta > 0, in words."""
+
+
+def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
+    """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
+    return w - (eta * geometry.direction(m)).add_(0.0)
+
+
+def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
+    """The new weight where any part of the matrix moves, else the old one bit for bit."""
+    moved = torch.as_tensor(eta, device=old.device) > 0
+    if moved.ndim:
+        dims = tuple(range(-geometry.ndim, 0))
+        moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
+    return torch.where(moved, new, old) if new.numel() else old.clone()
+
+
+def remaining(eta: Eta, rate: float) -> Tensor | float:
+    """`1 - min(1, eta * rate)`."""
+    return 1 - (eta * rate).clamp(max=1) if isinstance(eta, Tensor) else 1 - min(1.0, eta * rate)
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise ValueError naming a radius or rate that is none."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
+def require_count(name: str, value: int) -> None:
+    """Raise ValueError naming a number that must be at least 1."""
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class Free(Stabiliser):
+    """`w - eta d`: no bound."""
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """The step alone."""
+        return step(w, m, eta, geometry), cache
+
+    def in_units(self, unit: float) -> Free:
+        """Itself."""
+        return self
+
+    @property
+    def promise(self) -> str:
+        """None."""
+        return "free"
