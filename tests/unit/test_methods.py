@@ -142,3 +142,23 @@ def test_mup_passes_its_coordinate_check(corpus):
 
 def test_the_coordinate_check_tells_standard_adamw_from_mup(corpus):
     assert max(slopes(methods.AdamW(), corpus, seeds=1)) > 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("post_clap:2", "unknown stabiliser"), ("post_clip", "missing"), ("post_clip:-1", "must be positive"),
+     ("post_clip:two", "could not convert"), ("free:1", "takes")],
+)  # fmt: skip
+def test_stabilisers_that_are_none_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        methods.stabiliser(text)
+
+
+def test_a_stabiliser_holds_every_role_of_a_recipe_and_no_baseline():
+    model = reference("gpt", 32)
+    optimizer = methods.method("moga_row", "post_clip:1.5").optimizer(model, 0.1)
+    assert {str(placement.role.stabiliser) for placement in optimizer._placements.values()} == {
+        "PostClip(radius=1.5, period=None)"
+    }
+    with pytest.raises(ValueError, match="takes no stabiliser"):
+        methods.method("adamw", "post_clip:1.5")

@@ -103,6 +103,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_training(parser: argparse.ArgumentParser) -> None:
     """What a training run takes besides the model and the method."""
     parser.add_argument("--steps", type=count, default=120, help="optimizer steps of a run")
+    parser.add_argument(
+        "--stabiliser", metavar="NAME:VALUE", help="bound on every role, post_clip:2 or pre_decay:0.5 for example"
+    )
     parser.add_argument("--warmup", type=part, default=0.1, help="first part of the steps, the rate rising linearly")
     parser.add_argument("--decay", type=part, default=1.0, help="last part of the steps, the rate falling to 0")
     parser.add_argument("--batch-size", type=count, default=16, help="sequences a step")
@@ -124,7 +127,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `TrainConfig` that `add_model` and `add_training` set, steps apart."""
-    names = ("model", "depth", "head_dim", "batch_size", "context", "warmup", "decay", "autocast")
+    names = ("model", "depth", "head_dim", "batch_size", "context", "stabiliser", "warmup", "decay", "autocast")
     return {name: getattr(arguments, name) for name in names}
 
 

@@ -66,18 +66,22 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
     """The sweep that the options ask for.
 
     Raises:
-        ValueError: data that cannot be used, or a width that the head dimension does not divide.
+        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
+            baseline.
     """
     import torch
 
     from surefoot.experiment.cells import SweepConfig
     from surefoot.experiment.data import load
+    from surefoot.experiment.methods import method
     from surefoot.experiment.models import reference
     from surefoot.experiment.own import call, is_own
     from surefoot.experiment.run import pick_device
     from surefoot.experiment.search import Bracket, Grid
     from surefoot.plan import Plan
 
+    for name in arguments.recipes:
+        method(name, arguments.stabiliser)  # what cannot be bounded is said before anything runs, too
     corpus = load(arguments.data, context=arguments.context)
     for width in arguments.widths:
         if is_own(arguments.model):

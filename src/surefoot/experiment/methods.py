@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from surefoot import recipes
+from surefoot import recipes, stabilise
 from surefoot.experiment.baselines import mup_, mup_kinds, torch_, width_of
 from surefoot.optim import SteepestDescent
 from surefoot.plan import Plan
 from surefoot.recipes import Recipe
+from surefoot.stabilise import Stabiliser
 
 Initialise = Callable[[nn.Module, int], None]
 """Writes a model's initial weights in place: `(model, seed)`, never from the global random generator."""
@@ -41,10 +42,17 @@ class Method(ABC):
 @final
 @dataclass(frozen=True)
 class Steepest(Method):
-    """Surefoot itself: initial weights and optimizer of a recipe's plan."""
+    """Surefoot itself: initial weights and optimizer of a recipe's plan.
+
+    Args:
+        recipe: which.
+        clip: see `Method`.
+        stabiliser: for every role, in place of the recipe's own.
+    """
 
     recipe: Recipe
     clip: float | None = None
+    stabiliser: Stabiliser | None = None
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """As the plan has it."""
@@ -52,7 +60,7 @@ class Steepest(Method):
 
     def optimizer(self, model: nn.Module, lr: float) -> SteepestDescent:
         """`SteepestDescent` under the plan."""
-        return SteepestDescent(model, Plan.of(model, self.recipe), lr=lr)
+        return SteepestDescent(model, Plan.of(model, self.recipe, stabiliser=self.stabiliser), lr=lr)
 
 
 # The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.
@@ -156,15 +164,56 @@ METHODS: dict[str, Method] = {
 """Every method of the command line."""
 
 
-def method(name: str) -> Method:
-    """Look a method up by its name.
+STABILISERS: dict[str, Callable[..., Stabiliser]] = {
+    "free": stabilise.Free,
+    "weight_decay": stabilise.WeightDecay,
+    "post_clip": stabilise.PostClip,
+    "pre_decay": stabilise.PreDecay,
+    "streaming_post_clip": stabilise.StreamingPostClip,
+    "streaming_pre_decay": stabilise.StreamingPreDecay,
+    "rescale": stabilise.Rescale,
+    "normalise": stabilise.Normalise,
+}
+"""Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
+may follow, `post_clip:2:8`."""
+
+
+def stabiliser(text: str) -> Stabiliser:
+    """Read `name:value`.
 
     Raises:
-        ValueError: an unknown name; the message lists the known ones.
+        ValueError: an unknown name, or values that it does not take.
+
+    >>> stabiliser("post_clip:2"), stabiliser("streaming_post_clip:2:8")
+    (PostClip(radius=2.0, period=None), StreamingPostClip(radius=2.0, vectors=8))
+    """
+    name, *values = text.split(":")
+    if name not in STABILISERS:
+        raise ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
+    try:
+        return STABILISERS[name](*map(float, values[:1]), *map(int, values[1:]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"stabiliser {text!r}: {error}; it is written as in post_clip:2") from None
+
+
+def method(name: str, bound: str | None = None) -> Method:
+    """Look a method up by its name.
+
+    Args:
+        name: of `METHODS`.
+        bound: a stabiliser for every role, see `stabiliser`.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones. Or a stabiliser for a baseline.
 
     >>> method("adamw").clip
     1.0
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    return METHODS[name]
+    found = METHODS[name]
+    if bound is None:
+        return found
+    if not isinstance(found, Steepest):
+        raise ValueError(f"{name} is torch's own optimizer and takes no stabiliser; {bound!r} needs a recipe")
+    return replace(found, stabiliser=stabiliser(bound))

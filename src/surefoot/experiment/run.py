@@ -37,6 +37,7 @@ class TrainConfig:
         model: a reference model's name, "gpt" or "llama", or `module:function`, which is called with the width.
         width, depth, head_dim: its size; the last two are the reference models'.
         method: a name of `methods.METHODS`.
+        stabiliser: what bounds the weights, `name:value` of `methods.STABILISERS`; None is the recipe's own.
         lr: the largest learning rate of the schedule.
         seed: of initial weights and of the order of the data.
         steps: length of the run.
@@ -55,6 +56,7 @@ class TrainConfig:
     depth: int = 2
     head_dim: int = 16
     method: str = "beyond_mup"
+    stabiliser: str | None = None
     lr: float = 2.0**-4
     seed: int = 0
     steps: int = 120
@@ -146,7 +148,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, corpus: Corpus, method: Method | None = None) -> None:
         self.config, self.corpus = config, corpus
-        self.method = method or method_named(config.method)
+        self.method = method or method_named(config.method, config.stabiliser)
         self.device = pick_device(config.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
