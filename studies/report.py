@@ -209,7 +209,7 @@ def paths() -> Figure:
     shown = {recipe: e for recipe, e in found.items() if e and e["best_log2_lr"][0] is not None}
     ends = []
     for i, (recipe, e) in enumerate(shown.items()):
-        colour, loud = colormaps["tab20"](i % 20), recipe == "beyond_mup"
+        colour, loud = colormaps["tab20"](2 * i % 20 + i // 10), recipe == "beyond_mup"
         xy = [
             (w, x - e["best_log2_lr"][0]) for w, x in zip(e["widths"], e["best_log2_lr"], strict=True) if x is not None
         ]
