@@ -162,8 +162,8 @@ class SteepestDescent(Optimizer):
 
     def _trusted(self, chunk: list[Tensor], w: Tensor, kept: dict[str, Tensor], role: Role) -> dict[str, Tensor]:
         """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        unknown = w.new_full((), math.nan, dtype=torch.float64)
-        written = torch.stack([self._marks.get(p, unknown) for p in chunk]) != _marks(w)
+        unknown = w.new_full((2,), math.nan)
+        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != _marks(w)).any(1)
         if not bool(written.any()):
             return {}
         checked = role.geometry.trust(w[written], {"upper": kept["upper"][written]})
@@ -216,9 +216,9 @@ def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def _marks(w: Tensor) -> Tensor:
-    """A number per parameter `(k, ...)` that a write to it changes: the l2 norm, in float64."""
-    marks: Tensor = torch.linalg.vector_norm(w.flatten(1), dim=1, dtype=torch.float64)
-    return marks
+    """Two numbers per parameter `(k, 2)` that a write to it changes: l2 norm and sum."""
+    flat = w.flatten(1)
+    return torch.stack([torch.linalg.vector_norm(flat, dim=1), flat.sum(1)], 1)
 
 
 def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ class Spectral(Geometry):
         """
         if not cache or not w.numel():
             return self.project(w, radius, cache)
-        eta = torch.as_tensor(eta, dtype=w.dtype, device=w.device).expand(w.shape).amax((-2, -1))
+        eta = torch.as_tensor(eta, dtype=w.dtype, device=w.device)
+        eta = (eta.amax((-2, -1)) if eta.ndim else eta).expand(w.shape[:-2])
         rounding = math.sqrt(min(w.shape[-2:])) * torch.finfo(w.dtype).eps
         upper = torch.where(eta > 0, cache["upper"] * (1 + 2 * rounding) + eta * self.longest, cache["upper"])
         look = (upper > radius) & (eta > 0)
