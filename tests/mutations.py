@@ -19,6 +19,7 @@ GEOMETRY = "tests/laws/test_geometry.py"
 PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/test_msign.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
+GUARANTEE = "tests/laws/test_guarantee.py"
 SWEEP = "tests/unit/test_sweep.py"
 
 
@@ -36,7 +37,7 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "sign of the step",
-        "stabilise.py",
+        "stabilise/base.py",
         "return w - (eta * geometry.direction(m))",
         "return w + (eta * geometry.direction(m))",
         STABILISERS,
@@ -120,7 +121,23 @@ MUTATIONS = (
         "device=w.device)",
         PROJECTION,
     ),
-    Mutation("decay not capped", "stabilise.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
+    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
+    Mutation("running bound does not grow", "geometry/spectral.py", " + eta * self.longest", "", GUARANTEE),
+    Mutation(
+        "running bound believes in any direction",
+        "geometry/spectral.py",
+        " if type(self).direction is Spectral.direction else math.inf",
+        "",
+        STABILISERS,
+    ),
+    Mutation(
+        "margin of one step too few",
+        "geometry/spectral.py",
+        "inside * (1 + 4 * rounding)",
+        "inside - eta * self.longest",
+        GUARANTEE,
+    ),
+    Mutation("outside writes not noticed", "optim.py", "if not bool(written.any()):", "if True:", GUARANTEE),
     Mutation("wrong exponent of the dual direction", "geometry/balls.py", "** (p - 1)\n", "** (s - 1)\n", GEOMETRY),
     Mutation(
         "best lr taken from another width",

@@ -47,12 +47,13 @@ def shaped(values: np.ndarray, ndim: int) -> np.ndarray:
     return values if ndim == 2 else values.reshape(len(values), -1)
 
 
-def trajectory(scheme, geometry, *, largest_eta: float, dtype=torch.float32, steps=STEPS, size=3.0):
+def trajectory(scheme, geometry, *, largest_eta: float, dtype=torch.float32, steps=STEPS, size=3.0, keeps=True):
     """Weights `(steps + 1, adversaries, ...)` and etas `(steps, adversaries)` of a whole run."""
     case_norm = frobenius(Frobenius()).norm
     w0 = adversaries.start(1.0)
     w0 *= size / case_norm(w0)[-1]
-    w, cache = torch.tensor(shaped(w0, geometry.ndim)).to(dtype), None
+    w = torch.tensor(shaped(w0, geometry.ndim)).to(dtype)
+    cache = scheme.fresh(w, geometry) if keeps else None
     rng, path, etas = np.random.default_rng(5), [w], []
     for step, eta in enumerate(adversaries.step_sizes(steps, largest_eta)):
         m = adversaries.gradients(w, step, rng)
@@ -78,9 +79,10 @@ def test_the_adversaries_have_teeth(geometry):
 
 @pytest.mark.parametrize("scheme", BOUNDED, ids=repr)
 @each_trajectory
-def test_radius_is_never_exceeded(scheme, geometry):
+@pytest.mark.parametrize("keeps", [True, False], ids=["running bound", "pure"])
+def test_radius_is_never_exceeded(scheme, geometry, keeps):
     """norm <= r after every step with eta > 0, for steps far longer than the radius too."""
-    path, etas = trajectory(scheme, geometry, largest_eta=50.0)
+    path, etas = trajectory(scheme, geometry, largest_eta=50.0, keeps=keeps)
     norms = case_of(geometry).norm(exact(path))[1:]
     moved = np.maximum.accumulate(etas > 0, axis=0)  # a weight outside the ball stays there until eta > 0
     assert_below(np.where(moved, norms, 0), RADIUS, 1e-5)
