@@ -81,6 +81,21 @@ def widths() -> str:
     return markdown(head, rows)
 
 
+def fresh_regret() -> str:
+    """The narrowest and the widest optimum at the widest model, on seeds that chose neither."""
+    rows = []
+    for part in transfer.REGRET:
+        if not (part.directory / "summary.json").exists():
+            continue
+        narrow, wide = part.rates()
+        curve = fit.curve(points(load(part.directory)[1], part.recipe, transfer.WIDTHS[-1]))
+        here, there = curve[narrow] or {}, curve[wide] or {}
+        cost = fit.difference(here, there)
+        cells = [f"{mean(list(losses.values()))} at 2^{rate:.2f}" for losses, rate in ((here, narrow), (there, wide))]
+        rows.append([part.recipe, str(cost.seeds), *cells, signed(cost.value, cost.interval, 3)])
+    return markdown(["recipe", "seeds", "width 32's best rate", "width 256's best rate", "regret at 256"], rows)
+
+
 def losses() -> str:
     """What each recipe reaches at width 256: at equal steps and at equal time."""
     seconds = json.loads(transfer.STEP_SECONDS.read_text())["seconds"]
@@ -186,6 +201,7 @@ def choices(study: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "widths": widths,
+    "fresh_regret": fresh_regret,
     "losses": losses,
     "horizons": horizons,
     "shapes": shapes,
