@@ -268,9 +268,9 @@ def test_beyond_mup_is_the_role_table():
         elif name == "out.weight":
             step = 16 / w.shape[1] * rows_rms(look)
         elif name == "norm.weight":
-            step = look.sign()
+            step = look.sign() / 4
         else:
-            step = look / look.square().mean(-1, keepdim=True).sqrt()
+            step = rows_rms(look) * (0.25 if name.endswith("bias") else 1)
         return w - 0.02 * step
 
     ours, theirs = run(recipes.beyond_mup(), 0.02), loops(update)
