@@ -270,7 +270,7 @@ def test_beyond_mup_is_the_role_table():
         elif name == "norm.weight":
             step = look.sign() / 4
         else:
-            step = rows_rms(look) * (0.25 if name.endswith("bias") else 1)
+            step = look / look.square().mean(-1, keepdim=True).sqrt() / (4 if name.endswith("bias") else 1)
         return w - 0.02 * step
 
     ours, theirs = run(recipes.beyond_mup(), 0.02), loops(update)
