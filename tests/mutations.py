@@ -137,6 +137,7 @@ MUTATIONS = (
         "inside - eta * self.longest",
         GUARANTEE,
     ),
+    Mutation("loaded bound believed", "optim.py", "self._marks.clear()", "pass", GUARANTEE),
     Mutation("outside writes not noticed", "optim.py", "if not bool(written.any()):", "if True:", GUARANTEE),
     Mutation("wrong exponent of the dual direction", "geometry/balls.py", "** (p - 1)\n", "** (s - 1)\n", GEOMETRY),
     Mutation(

@@ -185,6 +185,7 @@ class SteepestDescent(Optimizer):
                     f"now {ours['plan']}; build the optimizer with the recipe and overrides of the checkpoint"
                 )
         super().load_state_dict(state_dict)
+        self._marks.clear()  # what was saved of the weights may be of others
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for name, value in state_dict["state"].get(index, {}).items():

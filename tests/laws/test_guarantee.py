@@ -110,6 +110,15 @@ def test_resuming_is_bit_exact(order, scheme):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_a_bound_loaded_without_its_weights_is_not_believed():
+    """An older state beside the present weights: its running bound is proven anew, or it would let them walk out."""
+    model, plan, optimizer = build(sf.PostClip(RADIUS, 10), lr=0.05)
+    run(model, plan, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    highest = run(model, plan, optimizer, range(2, 60), lambda step: optimizer.load_state_dict(saved))
+    assert max(highest.values()) <= RADIUS * (1 + 1e-3)
+
+
 def test_a_lower_radius_takes_hold_at_the_next_step():
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
     run(model, plan, optimizer, range(30))

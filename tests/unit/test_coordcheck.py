@@ -168,7 +168,10 @@ def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
 
     def run(widths: tuple[int, ...], seeds: range, band: float, config: TrainConfig = config) -> dict[str, Any]:
         made.clear()
-        say = lambda record: made.append((record["width"], record["seed"]))  # noqa: E731
+
+        def say(record: dict[str, Any]) -> None:
+            made.append((record["width"], record["seed"]))
+
         return check(config, corpus, tmp_path, widths, seeds, band, say)
 
     first = run((32, 16), range(2), 9.0)

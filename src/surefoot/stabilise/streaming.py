@@ -1,4 +1,4 @@
-"""The same by a few warm vectors a matrix: cheap, and without a guarantee."""
+"""Post Clip and Pre Decay by a few warm vectors a matrix: cheap, and without a guarantee."""
 
 from __future__ import annotations
 
