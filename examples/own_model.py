@@ -17,4 +17,4 @@ for _ in range(20):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"loss {loss.item():.3f}, norm of the first matrix {optimizer.stability()['2.weight']['norm_upper']:.2f}")
+print(f"loss {loss.item():.3f}, norm of the first matrix {optimizer.stability()['2.weight']['forward_lower']:.2f}")

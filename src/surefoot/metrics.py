@@ -8,31 +8,56 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import AsGiven
+from surefoot.geometry.base import Cache
 from surefoot.plan import Placement
+
+VECTORS, COLD = 4, 4  # Ritz vectors a matrix, and iterations before they are first believed
+TABLES, SHIFTS = ("embedding", "positions"), ("bias",)
 
 
 @torch.no_grad()
-def stability(weight: Tensor, placement: Placement, lr: float) -> dict[str, float]:
-    """Bounds on a layer's three stability numbers, from its weight and its step.
+def stability(
+    weight: Tensor, placement: Placement, lr: float, cache: Cache = None
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Bounds on a layer's three stability numbers, from its weight and its step; a dictionary per block.
 
-    forward and dependency: `max rms(f(x))` and `max rms(f(x1) - f(x2)) / rms(x1 - x2)` over inputs of RMS at most 1 are
-    both the norm of a linear layer; a table of rows has dependency at most twice its norm. update: one step of a
-    direction of norm 1 changes the output by at most `lr * lr_scale`.
+    forward: `max rms(f(x))` over inputs of RMS at most 1, the norm of the weight. dependency:
+    `max rms(f(x1) - f(x2)) / rms(x1 - x2)`, the norm again for a linear layer and 0 for a bias; of a table, whose
+    inputs are discrete, the largest difference of two rows, up to twice the norm. update: what one step of norm 1
+    changes the output by, at most `lr * lr_scale`; nothing if its gradient is zero.
+
+    Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
+    cache's vectors give the lower bounds; the upper ones are the smaller of the running bound (`PostClip` keeps one)
+    and the Frobenius norm, which alone may be `sqrt(min(out, in))` times too large.
 
     Args:
         weight: the parameter.
         placement: its place in a plan.
         lr: the present learning rate of its group.
+        cache: what this function returned for the parameter before, and a running bound "upper" if there is one.
 
     Returns:
-        `norm_lower`, `norm_upper`, `update_upper`: plain numbers, in natural units; update_upper is
-        inf for AdamW parts.
+        `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
+        numbers in natural units, lower bounds to rounding (1e-6). The update of AdamW parts has no bound: inf.
     """
-    block = placement.role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
-    geometry = placement.role.geometry
-    lower, upper, _ = geometry.bounds(block)
-    return {
-        "norm_lower": float(lower.max()) if lower.numel() else 0.0,
-        "norm_upper": float(upper.max()) if upper.numel() else 0.0,
-        "update_upper": math.inf if isinstance(geometry, AsGiven) else lr * placement.role.lr_scale(placement.block),
-    }
+    role, block = placement.role, placement.block
+    w = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    if cache is None or not cache.keys() - {"upper"}:
+        cache = {**(cache or {}), **role.geometry.warm(w, VECTORS)}
+        for _ in range(COLD if w.numel() else 0):
+            _, cache = role.geometry.seen(w, cache)
+    lower, upper, kept = role.geometry.bounds(w, cache)
+    lower, upper = (_per_block(x, block[0]) for x in (lower, upper))
+    forward = torch.stack([lower, upper], -1)
+    dependency = forward * (role.name not in SHIFTS)
+    if role.name in TABLES and w.numel():
+        dependency[:, 0], dependency[:, 1] = _per_block(role.geometry.norm(w - w[:, :1]), block[0]), 2 * upper
+    step = math.inf if isinstance(role.geometry, AsGiven) else lr * role.lr_scale(block)
+    names = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
+    pairs = torch.cat([forward, dependency], -1).tolist()
+    return [dict(zip(names, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}
+
+
+def _per_block(norms: Tensor, blocks: int) -> Tensor:
+    """`(blocks,)`: the largest norm of each; 0 of an empty one."""
+    return torch.nn.functional.pad(norms.reshape(blocks, norms.numel() // max(1, blocks)), (1, 0)).amax(1)

@@ -58,6 +58,7 @@ class SteepestDescent(Optimizer):
     def __init__(self, params: Params, plan: Plan | None = None, *, lr: float | Tensor, maximize: bool = False) -> None:
         self._placements: dict[Tensor, Placement] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
+        self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -196,9 +197,32 @@ class SteepestDescent(Optimizer):
         counts = {name: int(self.state[p]["skipped"]) for name, p, _ in self._named() if p in self.state}
         return {name: count for name, count in counts.items() if count}
 
+    @torch.no_grad()
     def stability(self) -> dict[str, dict[str, float]]:
-        """Bounds on every parameter's norm and next update, in natural units; see `surefoot.metrics.stability`."""
-        return {name: stability(p, self._placements[p], float(group["lr"])) for name, p, group in self._named()}
+        """Every parameter's forward, dependency and update numbers in natural units, `surefoot.metrics.stability`.
+
+        `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
+        parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
+        It reads the weights once and changes nothing that a step reads; four vectors a matrix are kept from
+        call to call, the stabiliser's own where it has some.
+        """
+        report: dict[str, dict[str, float]] = {}
+        for name, p, group in self._named():
+            numbers, cache = stability(p, self._placements[p], float(group["lr"]), self._known(p))
+            self._seen[p] = {key: x for key, x in cache.items() if key != "upper"}
+            report[name] = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
+            report |= {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
+        return report
+
+    def _known(self, p: Tensor) -> dict[str, Tensor]:
+        """What is known of a parameter's norm: the stabiliser's vectors, or the last report's, and a true upper."""
+        state, placement = self.state.get(p, {}), self._placements[p]
+        known = {**self._seen.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
+        if "upper" in known:
+            w = p.to(torch.promote_types(p.dtype, torch.float32)).reshape(1, *placement.block)
+            checked = self._trusted([p], w, {"upper": known["upper"][None]}, placement.role)
+            known |= {name: x[0] for name, x in checked.items()}
+        return known
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         for number, group in enumerate(self.param_groups):
@@ -206,7 +230,7 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_placements": self._placements, "_marks": {}}
+        return {**super().__getstate__(), "_placements": self._placements, "_marks": {}, "_seen": {}}
 
 
 def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:

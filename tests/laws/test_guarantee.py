@@ -8,7 +8,6 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.geometry import spectral
-from surefoot.metrics import stability
 
 RADIUS = 1.5
 STEPS = 120
@@ -49,7 +48,8 @@ def pull(model, step, generator):
 def norms(model, plan):
     """Each parameter's norm over its role's unit of radius, by float64."""
     return {
-        name: stability(p.double(), plan[name], 0.0)["norm_upper"] / plan[name].role.radius_unit(plan[name].block)
+        name: float(plan[name].role.geometry.norm(plan[name].role.view.split(p.detach().double())).max())
+        / plan[name].role.radius_unit(plan[name].block)
         for name, p in model.named_parameters()
     }
 

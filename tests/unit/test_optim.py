@@ -781,7 +781,7 @@ def test_empty_matrices(role, shape):
     optimizer.step()
     assert empty.shape == shape
     assert not torch.equal(before, full.detach())
-    assert optimizer.stability()["group0.1"]["norm_upper"] == 0
+    assert optimizer.stability()["group0.1"]["forward_upper"] == 0
 
 
 def test_like_parameters_together_step_as_each_alone():
@@ -920,10 +920,9 @@ def test_a_fresh_step_has_norm_lr(role):
     w.grad = noise(*shape)
     optimizer.step()
     numbers = optimizer.stability()["group0.0"]
-    assert numbers["norm_lower"] <= numbers["norm_upper"]
-    assert numbers["norm_upper"] == pytest.approx(0.25, rel=0.35 if role in ("linear", "conv") else 1e-5)
+    assert numbers["forward_lower"] == pytest.approx(0.25, rel=0.35 if role in ("linear", "conv") else 1e-5)
+    assert numbers["forward_lower"] <= 0.25 * 1.001
     assert numbers["update_upper"] == pytest.approx(0.25)
-    assert numbers["norm_upper"] <= 0.25 * 1.001
 
 
 def test_the_step_descends():
@@ -936,9 +935,9 @@ def test_stability_reports_every_parameter_in_natural_units():
     model = small()
     optimizer = SteepestDescent(model, lr=0.02)
     report = optimizer.stability()
-    assert sorted(report) == sorted(name for name, _ in model.named_parameters())
-    assert report["up.weight"]["norm_upper"] == pytest.approx(spectral(model.up.weight), rel=1e-5)
+    assert {name.partition("[")[0] for name in report} == {name for name, _ in model.named_parameters()}
+    assert report["up.weight"]["forward_lower"] == pytest.approx(spectral(model.up.weight), rel=0.02)
     assert report["out.weight"]["update_upper"] == pytest.approx(16 * 0.02)
-    assert report["table.weight"]["norm_upper"] == pytest.approx(
+    assert report["table.weight"]["forward_upper"] == pytest.approx(
         float(model.table.weight.detach().square().mean(-1).sqrt().max()), rel=1e-6
     )

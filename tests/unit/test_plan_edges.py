@@ -20,7 +20,7 @@ def test_channels_last_depthwise_kernels_are_initialised_as_contiguous_ones() ->
     for ours, theirs in zip(plain.parameters(), last.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     norms = sf.SteepestDescent(last, lr=0.1).stability()
-    assert 0.5 < norms["0.weight"]["norm_upper"] < 3
+    assert 0.5 < norms["0.weight"]["forward_lower"] < 3
 
 
 def test_a_role_given_in_full_keeps_its_stabiliser() -> None:

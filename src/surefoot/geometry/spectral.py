@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.entrywise import RMS
 from surefoot.linalg.bounds import is_below
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
@@ -110,6 +111,14 @@ class Spectral(Geometry):
         """One power iteration, then the Ritz values above the radius cut to it."""
         vectors, values = refine(w, cache["vectors"])
         return clip_leading(w, vectors, values, radius * _unit(w.shape)), {**cache, "vectors": vectors}
+
+    def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
+        """The norm twice; with vectors in the cache the Ritz value, and the running bound or the Frobenius norm."""
+        if not cache or "vectors" not in cache:
+            return super().bounds(w, cache)
+        lower, seen = self.seen(w, cache)
+        upper = RMS().norm(w.flatten(-2)) * (w.shape[-1] * (1 + 1e-5))  # of the Frobenius norm
+        return lower, torch.minimum(upper, cache.get("upper", upper)), {**cache, **seen}
 
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """One eigendecomposition for both."""

@@ -1,0 +1,148 @@
+"""`optimizer.stability()`: bounds that hold, numbers by block, and no trace in the training."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.geometry import AsGiven
+
+SIDES = ("lower", "upper")
+
+
+class Net(nn.Module):
+    """A layer of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 12)
+        self.norm = nn.LayerNorm(12)
+        self.mix = nn.Conv1d(12, 8, 3, groups=2)
+        self.experts = nn.Parameter(torch.zeros(3, 20, 8))
+        self.up = nn.Linear(20, 40)
+        self.out = nn.Linear(40, 11, bias=False)
+
+    def forward(self, tokens):
+        x = self.mix(self.norm(self.table(tokens)).mT).mT
+        x = torch.einsum("bsd,eod->bso", x, self.experts)
+        return self.out(self.up(x).relu())
+
+
+def build(stabiliser, dtype=torch.float32):
+    model = Net().to(dtype)
+    plan = sf.Plan.of(model, stabiliser=stabiliser, overrides=[("experts", "experts")], head="out")
+    plan.initialise_(model, seed=1)
+    return model, plan, sf.SteepestDescent(model, plan, lr=0.1)
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        tokens = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens[:, :7].flatten()).backward()
+        optimizer.step()
+
+
+def truth(p, placement):
+    """The norm of each block, in float64 by an SVD where it is spectral."""
+    return placement.role.geometry.norm(placement.role.view.split(p.detach().double()))
+
+
+STABILISERS = [
+    sf.Free(),
+    sf.WeightDecay(0.5),
+    sf.PostClip(2.0),
+    sf.PostClip(1.2, period=1),
+    sf.PreDecay(0.5),
+    sf.StreamingPostClip(2.0, 3),
+    sf.Normalise(1.5),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
+def test_the_bounds_enclose_the_norm_at_every_step(stabiliser, dtype):
+    model, plan, optimizer = build(stabiliser, dtype)
+    for step in range(6):
+        report = optimizer.stability()
+        for name, p in model.named_parameters():
+            norm = float(truth(p, plan[name]).max())
+            assert report[name]["forward_lower"] <= norm * (1 + 1e-5) + 1e-7, name
+            assert report[name]["forward_upper"] >= norm * (1 - 1e-6), name
+            assert report[name]["forward_lower"] >= 0.97 * norm, name
+        train(model, optimizer, [step])
+
+
+def test_under_post_clip_the_upper_bound_is_the_running_one():
+    model, plan, optimizer = build(sf.PostClip(2.0))
+    train(model, optimizer, range(40))
+    for name, numbers in optimizer.stability().items():
+        placement = plan[name.partition("[")[0]]
+        assert numbers["forward_upper"] <= 2.0 * placement.role.radius_unit(placement.block) * 1.001, name
+
+
+def test_a_write_from_outside_is_seen():
+    model, _, optimizer = build(sf.PostClip(2.0))
+    train(model, optimizer, range(3))
+    model.up.weight.data.mul_(100)
+    numbers = optimizer.stability()["up.weight"]
+    assert numbers["forward_upper"] >= numbers["forward_lower"] > 50
+
+
+def test_blocks_are_reported_each():
+    model, plan, optimizer = build(sf.Free())
+    with torch.no_grad():
+        model.experts[1] *= 3
+    report = optimizer.stability()
+    norms = truth(model.experts, plan["experts"])
+    for i, norm in enumerate(norms.tolist()):
+        assert report[f"experts[{i}]"]["forward_lower"] == pytest.approx(norm, rel=0.03)
+    assert report["experts"]["forward_lower"] == report["experts[1]"]["forward_lower"]
+    assert {"mix.weight[0]", "mix.weight[1]"} <= report.keys()
+    assert "up.weight[0]" not in report
+
+
+def test_dependency_and_update_follow_the_definitions():
+    model, plan, optimizer = build(sf.Free())
+    report = optimizer.stability()
+    table = model.table.weight.detach().double()
+    apart = max(float((a - b).square().mean().sqrt()) for a in table for b in table)
+    assert report["table.weight"]["dependency_lower"] <= apart <= report["table.weight"]["dependency_upper"]
+    assert report["table.weight"]["dependency_lower"] > 0.5 * apart
+    for name in ("up.weight", "out.weight", "norm.weight"):
+        for side in SIDES:
+            assert report[name][f"dependency_{side}"] == report[name][f"forward_{side}"]
+    assert report["up.bias"]["dependency_upper"] == 0
+    before = copy.deepcopy(model)
+    train(model, optimizer, [0])
+    with torch.no_grad():
+        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+            moved = float(truth(p - q, plan[name]).max())
+            assert report[name]["update_lower"] <= moved <= report[name]["update_upper"] * 1.001, name
+            assert moved > 0.5 * report[name]["update_upper"], name
+
+
+@pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
+def test_looking_changes_nothing(stabiliser):
+    seen, unseen = build(stabiliser), build(stabiliser)
+    for step in range(5):
+        seen[2].stability()
+        for model, _, optimizer in (seen, unseen):
+            train(model, optimizer, [step])
+    for p, q in zip(seen[0].parameters(), unseen[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert seen[2].state_dict().keys() == unseen[2].state_dict().keys()
+    for mine, theirs in zip(seen[2].state.values(), unseen[2].state.values(), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_parts_that_keep_adamw_have_no_bound_on_their_update():
+    model = Net()
+    plan = sf.Plan.of(model, sf.recipes.muon(), overrides=[("experts", "experts")], head="out")
+    report = sf.SteepestDescent(model, plan, lr=0.1).stability()
+    for name, placement in plan.placements.items():
+        assert math.isinf(report[name]["update_upper"]) == isinstance(placement.role.geometry, AsGiven)
