@@ -14,6 +14,8 @@ from surefoot.stabilise import (
     PostClip,
     PreDecay,
     Rescale,
+    SpectralSphere,
+    Stiefel,
     StreamingPostClip,
     StreamingPreDecay,
     WeightDecay,
@@ -28,7 +30,8 @@ RADIUS = 2.0
 BOUNDED = (PostClip(RADIUS), Rescale(RADIUS))
 DECAYING = (WeightDecay(1 / RADIUS), PreDecay(1 / RADIUS))
 STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
-EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, Normalise(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
+SPHERES = (Normalise(RADIUS), SpectralSphere(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
+EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, *SPHERES, Stiefel(RADIUS))
 GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxAbs(), RMS())
 
 each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
@@ -113,9 +116,10 @@ def test_one_vector_misses_the_radius_under_a_full_rank_pull():
     assert case_of(Spectral()).norm(exact(path))[1:, 1].max() > 1.05 * RADIUS
 
 
+@pytest.mark.parametrize("scheme", SPHERES[:2], ids=repr)
 @each_trajectory
-def test_normalise_keeps_the_sphere(geometry):
-    path, etas = trajectory(Normalise(RADIUS), geometry, largest_eta=50.0, size=1.0)
+def test_a_sphere_is_kept(scheme, geometry):
+    path, etas = trajectory(scheme, geometry, largest_eta=50.0, size=1.0)
     norms = case_of(geometry).norm(exact(path))[1:]
     moved = np.maximum.accumulate(etas > 0, axis=0)
     assert np.abs(np.where(moved, norms / RADIUS, 1) - 1).max() <= 1e-5
@@ -130,6 +134,12 @@ def test_normalise_keeps_its_own_norm():
     path, _ = trajectory(Normalise(None, Frobenius()), Spectral(), largest_eta=50.0)
     norms = own.norm(exact(path))
     np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], norms[1:].shape), rtol=1e-3)
+
+
+def test_stiefel_makes_every_singular_value_the_radius():
+    path, etas = trajectory(Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=100)
+    values = np.linalg.svd(exact(path[-1]), compute_uv=False)[np.any(etas > 0, axis=0)] / (6 / 4) ** 0.5
+    np.testing.assert_allclose(values, RADIUS, rtol=1e-5)
 
 
 @dataclass(frozen=True)
@@ -261,9 +271,9 @@ def test_zero_weight_zero_gradient_and_empty(scheme, geometry):
     assert torch.equal(still, zero)
     grown, _ = scheme.move(zero, m, 0.1, geometry)
     assert torch.isfinite(grown).all()
-    if isinstance(scheme, Normalise):
+    if scheme in SPHERES:
         assert torch.equal(grown, zero)  # a zero weight has no place on a sphere
-    else:
+    elif not isinstance(scheme, Stiefel):
         torch.testing.assert_close(grown, -0.1 * geometry.direction(m))
     for empty in ((0, 4), (4, 0), (2, 0, 3)):
         moved, _ = scheme.move(torch.zeros(empty), torch.zeros(empty), 0.1, geometry)
@@ -291,7 +301,7 @@ def test_post_clip_touches_only_what_is_outside():
     assert float(clipped[:, 3].norm()) == pytest.approx((6 / 4) ** 0.5)
 
 
-@pytest.mark.parametrize("scheme", [WeightDecay, PostClip, PreDecay, Rescale, Normalise])
+@pytest.mark.parametrize("scheme", [WeightDecay, PostClip, PreDecay, Rescale, Normalise, SpectralSphere, Stiefel])
 def test_bad_numbers_are_refused(scheme):
     for value in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="must be positive"):

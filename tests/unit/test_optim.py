@@ -21,7 +21,14 @@ RECIPES = [
     recipes.sign_sgd(),
     recipes.hyperball(),
 ]
-STABILISERS = [sf.WeightDecay(2.0), sf.PostClip(0.5), sf.PreDecay(2.0), sf.Rescale(0.5), sf.Normalise(0.5)]
+STABILISERS = [
+    sf.WeightDecay(2.0),
+    sf.PostClip(0.5),
+    sf.PreDecay(2.0),
+    sf.Rescale(0.5),
+    sf.Normalise(0.5),
+    sf.SpectralSphere(0.5),
+]
 ROLES = {"linear": (6, 4), "embedding": (9, 4), "head": (9, 4), "gain": (7,), "bias": (7,), "scalar": ()}
 by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 

@@ -173,6 +173,8 @@ STABILISERS: dict[str, Callable[..., Stabiliser]] = {
     "streaming_pre_decay": stabilise.StreamingPreDecay,
     "rescale": stabilise.Rescale,
     "normalise": stabilise.Normalise,
+    "spectral_sphere": stabilise.SpectralSphere,
+    "stiefel": stabilise.Stiefel,
 }
 """Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
 may follow, `post_clip:2:8`."""

@@ -85,6 +85,10 @@ class Geometry(ABC):
         """`project`, applied to what the cache's vectors see; all of it where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
+    def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The direction for a weight that stays on its sphere; `direction(m)` where no better one is known."""
+        return self.direction(m), cache
+
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
         norm = self.norm(w)

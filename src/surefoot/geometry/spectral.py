@@ -14,6 +14,7 @@ from surefoot.linalg.bounds import is_below
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
 from surefoot.linalg.stream import clip_leading, refine, start
+from surefoot.linalg.tangent import tangent_msign
 
 LONGEST = {"newton_schulz": 1.25}
 """Bounds on `msign`'s largest singular value in float32 that exceed the others'."""
@@ -111,6 +112,17 @@ class Spectral(Geometry):
         """One power iteration, then the Ritz values above the radius cut to it."""
         vectors, values = refine(w, cache["vectors"])
         return clip_leading(w, vectors, values, radius * _unit(w.shape)), {**cache, "vectors": vectors}
+
+    def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """`sqrt(d_out/d_in) msign(m + x u vᵀ)`, orthogonal to w's leading pair as the vectors see it."""
+        vectors, values = refine(w, cache["vectors"])
+        if not w.numel():
+            return self.direction(m), cache
+        v = vectors[..., 0].to(m.dtype)
+        u = (w @ v[..., None])[..., 0] / torch.where(values[..., :1] == 0, 1, values[..., :1]).to(m.dtype)
+        start = cache.get("multiplier", u.new_zeros(u.shape[:-1]))
+        d, x = tangent_msign(m, u, v, start, self.method)
+        return d.mul_(_unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
         """The norm twice; with vectors in the cache the Ritz value, and the running bound or the Frobenius norm."""

@@ -3,7 +3,7 @@
 from surefoot.stabilise.base import Free, Stabiliser
 from surefoot.stabilise.clip import PostClip, Rescale
 from surefoot.stabilise.decay import PreDecay, PublishedDecay, WeightDecay
-from surefoot.stabilise.sphere import Normalise
+from surefoot.stabilise.sphere import Normalise, SpectralSphere, Stiefel
 from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "PreDecay",
     "PublishedDecay",
     "Rescale",
+    "SpectralSphere",
     "Stabiliser",
+    "Stiefel",
     "StreamingPostClip",
     "StreamingPreDecay",
     "WeightDecay",
