@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from surefoot.geometry import AsGiven
 from surefoot.geometry.base import Cache
 from surefoot.plan import Placement
 
@@ -38,21 +35,24 @@ def stability(
 
     Returns:
         `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
-        numbers in natural units, lower bounds to rounding (1e-6). The update of AdamW parts has no bound: inf.
+        numbers in natural units, lower bounds to rounding (1e-6). Steps of another norm than the weight's
+        (Adam's) may have no bound on their update: inf.
     """
     role, block = placement.role, placement.block
     w = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
     if cache is None or not cache.keys() - {"upper"}:
-        cache = {**(cache or {}), **role.geometry.warm(w, VECTORS)}
+        cache = {**(cache or {}), **role.held.warm(w, VECTORS)}
         for _ in range(COLD if w.numel() else 0):
-            _, cache = role.geometry.seen(w, cache)
-    lower, upper, kept = role.geometry.bounds(w, cache)
+            _, cache = role.held.seen(w, cache)
+    lower, upper, kept = role.held.bounds(w, cache)
     lower, upper = (_per_block(x, block[0]) for x in (lower, upper))
     forward = torch.stack([lower, upper], -1)
     dependency = forward * (role.name not in SHIFTS)
     if role.name in TABLES and w.numel():
-        dependency[:, 0], dependency[:, 1] = _per_block(role.geometry.norm(w - w[:, :1]), block[0]), 2 * upper
-    step = math.inf if isinstance(role.geometry, AsGiven) else lr * role.lr_scale(block)
+        dependency[:, 0], dependency[:, 1] = _per_block(role.held.norm(w - w[:, :1]), block[0]), 2 * upper
+    step = lr * role.lr_scale(block)
+    if role.weight_norm is not None and step > 0:
+        step *= role.held.longest
     names = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
     pairs = torch.cat([forward, dependency], -1).tolist()
     return [dict(zip(names, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}

@@ -157,7 +157,7 @@ class SteepestDescent(Optimizer):
         if not state:
             state.update(placement.role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
             w = p.detach().to(dtype).reshape(placement.block)
-            state.update(placement.stabiliser.fresh(w, placement.role.geometry))
+            state.update(placement.stabiliser.fresh(w, placement.role.held))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
         return state
 
@@ -167,7 +167,7 @@ class SteepestDescent(Optimizer):
         written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != _marks(w)).any(1)
         if not bool(written.any()):
             return {}
-        checked = role.geometry.trust(w[written], {"upper": kept["upper"][written]})
+        checked = role.held.trust(w[written], {"upper": kept["upper"][written]})
         return {"upper": kept["upper"].index_put((written,), checked["upper"])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -39,12 +39,12 @@ class Placement:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        geometry = self.role.geometry
-        if len(self.block) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
-            raise ValueError(
-                f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
-                f"{type(self.role.view).__name__} gives blocks of shape {self.block}"
-            )
+        for geometry in (self.role.geometry, self.role.weight_norm):
+            if geometry and len(self.block) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
+                raise ValueError(
+                    f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
+                    f"{type(self.role.view).__name__} gives blocks of shape {self.block}"
+                )
 
     @cached_property
     def block(self) -> tuple[int, ...]:
@@ -55,6 +55,12 @@ class Placement:
     def rule(self) -> str:
         """The role in full, as text: equal for equal roles, and cheap to compare."""
         return repr(self.role)
+
+    @property
+    def promise(self) -> str:
+        """What holds of the weight's norm, in words; the norm is named where it is not the increment's."""
+        words, norm = self.stabiliser.promise, self.role.weight_norm
+        return words if norm is None else words.replace("norm", f"{type(norm).__name__} norm", 1)
 
     @cached_property
     def stabiliser(self) -> Stabiliser:
@@ -247,6 +253,6 @@ def _row(name: str, placement: Placement) -> dict[str, str]:
         "norm": repr(role.geometry).removesuffix("()").replace("(method='auto')", ""),
         "init": role.initial.describe(block),
         "lr scale": f"{role.lr_scale(block):.4g}",
-        "promise": placement.stabiliser.promise,
+        "promise": placement.promise,
         "why": placement.why,
     }

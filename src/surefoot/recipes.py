@@ -33,7 +33,10 @@ class Recipe:
 def _recipe(name: str, momentum: Smoothing, **changes: Mapping[str, object]) -> Recipe:
     table = {kind: replace(role, momentum=momentum) for kind, role in NATURAL.items()}
     for kind, change in changes.items():
+        natural = table[kind].geometry
         table[kind] = replace(table[kind], **change)  # type: ignore[arg-type]
+        if table[kind].geometry != natural:
+            table[kind] = replace(table[kind], weight_norm=natural)
     return Recipe(name, table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from surefoot.geometry import RMS, Geometry, HeadRMS, MaxAbs, RowRMS, Spectral
+from surefoot.geometry import RMS, Geometry, HeadRMS, MaxAbs, Paired, RowRMS, Spectral
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.momentum import Momentum, Smoothing
 from surefoot.scaling import Constant, LogRows, Scale
@@ -18,13 +18,15 @@ class Role:
 
     Args:
         name: linear, embedding, head, gain, bias, conv, experts, scalar, or your own.
-        geometry: the norm of the increment.
+        geometry: the norm of the increment, and of the weight unless `weight_norm` says otherwise.
         view: how the parameter is laid out in blocks.
         initial: its initial value.
         momentum: how gradients are smoothed.
         lr_scale: factor on the group's learning rate, a named function of the block's shape.
         radius_unit: unit of a radius that is given for all roles, likewise.
         stabiliser: what bounds its norm.
+        weight_norm: the norm that a radius and the stability numbers are of, if not the increment's: a linear weight's
+            is RMS -> RMS whatever its steps are.
     """
 
     name: str
@@ -35,6 +37,12 @@ class Role:
     lr_scale: Scale = field(default_factory=Constant)
     radius_unit: Scale = field(default_factory=Constant)
     stabiliser: Stabiliser = field(default_factory=Free)
+    weight_norm: Geometry | None = None
+
+    @property
+    def held(self) -> Geometry:
+        """The geometry that a stabiliser and the stability numbers see."""
+        return self.geometry if self.weight_norm is None else Paired(self.geometry, self.weight_norm)
 
 
 _LINEAR = Role("linear", Spectral(), initial=LinearNormal())

@@ -36,5 +36,5 @@ def step(
     live = role.momentum.live(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, live)
     cache = {name: x for name, x in state.items() if name not in smoothed}
-    w, kept = stabiliser.move(w, m, eta * live, role.geometry, cache)
+    w, kept = stabiliser.move(w, m, eta * live, role.held, cache)
     return w, {**smoothed, **(kept or {})}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import surefoot
-from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxAbs, MeanOperator, RowRMS, Spectral
+from surefoot.geometry import RMS, AsGiven, Frobenius, HeadRMS, MaxAbs, MeanOperator, Paired, RowRMS, Spectral
 from surefoot.stabilise import (
     Free,
     Normalise,
@@ -134,6 +134,27 @@ def test_normalise_keeps_its_own_norm():
     path, _ = trajectory(Normalise(None, Frobenius()), Spectral(), largest_eta=50.0)
     norms = own.norm(exact(path))
     np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], norms[1:].shape), rtol=1e-3)
+
+
+STEPS_OF_OTHERS = (MeanOperator(1.5, np.inf), MeanOperator(1.0, 2.0), MeanOperator(3.0, np.inf), AsGiven())
+
+
+@pytest.mark.parametrize("increment", STEPS_OF_OTHERS, ids=repr)
+def test_a_weight_of_one_norm_is_bounded_under_steps_of_another(increment):
+    """MOGA's and Adam's steps on a linear weight: the radius is of the spectral norm."""
+    pair, norm = Paired(increment, Spectral()), case_of(Spectral()).norm
+    for scheme in (PostClip(RADIUS), PreDecay(1 / RADIUS)):
+        path, etas = trajectory(scheme, pair, largest_eta=1.9, steps=300)
+        norms = norm(exact(path))
+        moved = np.maximum.accumulate(etas > 0, axis=0)
+        bound = np.maximum(norms[0], RADIUS) if isinstance(scheme, PreDecay) else RADIUS
+        assert_below(np.where(moved, norms[1:], 0), bound, 1e-3)
+    if pair.longest < np.inf:
+        for shape in ((6, 4), (4, 24), (32, 8)):
+            directions = [
+                exact(pair.direction(gaussian(shape, seed) ** power)) for seed in range(20) for power in (1, 9)
+            ]
+            assert norm(np.stack(directions)).max() <= pair.longest
 
 
 def test_stiefel_makes_every_singular_value_the_radius():

@@ -467,7 +467,7 @@ def test_the_printed_table():
     head = next(line for line in lines if line.startswith("out.weight"))
     assert head.split()[:7] == ["out.weight", "50x8", "head", "1x50x8", "HeadRMS", "std", "0.125"]
     assert "  16  " in head
-    assert f"norm <= {2 * math.log(50):.4g} at every step" in head
+    assert f"norm <= {2 * math.log(50):.4g} at every step, certified" in head
     assert head.endswith("LM head: Linear(d, V) beside Embedding(V, d)")
     hidden = next(line for line in lines if line.startswith("hidden.weight"))
     assert hidden.split()[:7] == ["hidden.weight", "8x8", "linear", "1x8x8", "Spectral", "std", "0.177"]
@@ -663,3 +663,12 @@ def test_initialising_another_model_raises(other, message):
 
 def test_the_view_of_a_role_is_a_plain_value():
     assert Plan.of(nn.Linear(4, 4))["weight"].role.view == Matrix()
+
+
+def test_the_promise_names_the_weights_norm_where_steps_are_of_another():
+    rows = {
+        row["name"]: row["promise"]
+        for row in Plan.of(Language(), sf.recipes.moga_row(), stabiliser=sf.PostClip(2)).rows()
+    }
+    assert rows["hidden.weight"] == "Spectral norm <= 2 at every step, certified"
+    assert rows["out.weight"].startswith("norm <= ")  # its steps are of its own norm

@@ -4,6 +4,7 @@ from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, AsGiven, Frobenius, MaxAbs
 from surefoot.geometry.meanpq import MeanOperator
+from surefoot.geometry.paired import Paired
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
 
@@ -15,6 +16,7 @@ __all__ = [
     "HeadRMS",
     "MaxAbs",
     "MeanOperator",
+    "Paired",
     "RowMean",
     "RowRMS",
     "Spectral",

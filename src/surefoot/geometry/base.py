@@ -59,7 +59,13 @@ class Geometry(ABC):
         return cache
 
     def hold(
-        self, w: Tensor, radius: float, eta: Eta, period: int | None = 1, cache: Cache = None
+        self,
+        w: Tensor,
+        radius: float,
+        eta: Eta,
+        period: int | None = 1,
+        cache: Cache = None,
+        longest: float | None = None,
     ) -> tuple[Tensor, Cache]:
         """`project(w, radius)` for a weight that was inside before a step of eta; a costly norm may look away.
 
@@ -70,6 +76,7 @@ class Geometry(ABC):
             period: a costly projection goes `(period - 1) * eta` inside the ball, and so is not needed for that many
                 steps; None chooses, at most a quarter of the radius.
             cache: as `fresh` made it, or None for the plain projection.
+            longest: how long the step's direction may be, where it is not this geometry's own.
         """
         return self.project(w, radius, cache)
 

@@ -77,7 +77,13 @@ class Spectral(Geometry):
         return {**cache, "upper": torch.where(is_below(w, limit), cache["upper"], math.inf)}
 
     def hold(
-        self, w: Tensor, radius: float, eta: Eta, period: int | None = 1, cache: Cache = None
+        self,
+        w: Tensor,
+        radius: float,
+        eta: Eta,
+        period: int | None = 1,
+        cache: Cache = None,
+        longest: float | None = None,
     ) -> tuple[Tensor, Cache]:
         """Only matrices whose running bound exceeds the radius are looked at; they are projected, and bounded anew.
 
@@ -87,13 +93,14 @@ class Spectral(Geometry):
             return self.project(w, radius, cache)
         eta = torch.as_tensor(eta, dtype=w.dtype, device=w.device)
         eta = (eta.amax((-2, -1)) if eta.ndim else eta).expand(w.shape[:-2])
+        reach = eta * (self.longest if longest is None else longest)
         rounding = math.sqrt(min(w.shape[-2:])) * torch.finfo(w.dtype).eps
-        upper = torch.where(eta > 0, cache["upper"] * (1 + 2 * rounding) + eta * self.longest, cache["upper"])
+        upper = torch.where(eta > 0, cache["upper"] * (1 + 2 * rounding) + reach, cache["upper"])
         look = (upper > radius) & (eta > 0)
         if not bool(look.any()):
             return w, {**cache, "upper": upper}
         steps = MARGIN_STEPS if period is None else period
-        inside = radius - (eta * self.longest * (steps - 1)).clamp(max=MARGIN * radius if period is None else radius)
+        inside = radius - (reach * (steps - 1)).clamp(max=MARGIN * radius if period is None else radius)
         limit = expand(inside, self) * _unit(w.shape)
         w = w.index_put((look,), mclip(w[look], limit[look]))
         return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}

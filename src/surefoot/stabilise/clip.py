@@ -48,7 +48,7 @@ class PostClip(Stabiliser):
     @property
     def promise(self) -> str:
         """The bound."""
-        return f"norm <= {self.radius:.4g} at every step"
+        return f"norm <= {self.radius:.4g} at every step, certified"
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ class Rescale(Stabiliser):
     @property
     def promise(self) -> str:
         """The bound."""
-        return f"norm <= {self.radius:.4g} at every step (rescaled)"
+        return f"norm <= {self.radius:.4g} at every step, certified; rescaled"

@@ -114,4 +114,4 @@ class PreDecay(Stabiliser):
     @property
     def promise(self) -> str:
         """The bound."""
-        return f"norm <= max(initial, {1 / self.rate:.4g}) at every step"
+        return f"norm <= max(initial, {1 / self.rate:.4g}) at every step, certified"

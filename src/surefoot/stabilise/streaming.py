@@ -49,7 +49,7 @@ class StreamingPostClip(Stabiliser):
     @property
     def promise(self) -> str:
         """What it aims at."""
-        return f"norm near {self.radius:.4g}, {self.vectors} directions clipped"
+        return f"norm near {self.radius:.4g}, {self.vectors} directions clipped, no guarantee"
 
 
 @dataclass(frozen=True)
@@ -88,4 +88,4 @@ class StreamingPreDecay(Stabiliser):
     @property
     def promise(self) -> str:
         """What it aims at."""
-        return f"norm near {1 / self.rate:.4g}, {self.vectors} directions decayed"
+        return f"norm near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"
