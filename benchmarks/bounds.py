@@ -1,7 +1,7 @@
 """What a bound costs on top of the step: mean time over a period of looking, beside the free step, interleaved.
 
-    python benchmarks/bounds.py        # three matrices of GPT-2 Small, six layers of d = 128, one thread
-    python benchmarks/bounds.py --json benchmarks/results/bounds.json
+    python benchmarks/bounds.py --fraction 0.25 --json benchmarks/results/bounds.json
+    python benchmarks/bounds.py        # all layers of GPT-2 Small and 24 of d = 128; one thread
 
 Gradients are fixed, so norms grow by the learning rate at every step. "Far" has a radius that nothing reaches; "at" has
 one that every matrix would leave at every step.
@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 import surefoot as sf
-from step import GPT2_SMALL, SMALL, environment, parameters
+from common import MODELS, environment, parameters
 
-MODELS = {"GPT-2 Small, 3 matrices": (GPT2_SMALL[3:], 1), "d = 128, 6 layers": (SMALL, 6)}
 FAR, AT, STEPS, LR = 10.0, 0.9, 16, 0.01
 SCHEMES: dict[str, sf.Stabiliser] = {
     "free": sf.Free(),
@@ -32,22 +31,25 @@ SCHEMES: dict[str, sf.Stabiliser] = {
     "Rescale, at": sf.Rescale(AT),
     "streaming Post Clip, 1 vector, at": sf.StreamingPostClip(AT, 1),
     "streaming Post Clip, 8 vectors, at": sf.StreamingPostClip(AT, 8),
+    "Normalise": sf.Normalise(AT),
+    "Spectral Sphere": sf.SpectralSphere(AT),
 }
+GUARANTEED = {name: SCHEMES[name] for name in ("free", "Post Clip, far", "Post Clip, at")}
 
 
-def build(scheme: sf.Stabiliser, model: str) -> torch.optim.Optimizer:
+def build(scheme: sf.Stabiliser, model: str, layers: int) -> torch.optim.Optimizer:
     """An optimizer of the model's matrices, at norm about 1."""
-    shapes, layers = MODELS[model]
-    params = parameters(shapes, layers)
+    params = parameters(MODELS[model][0], layers)
     role = sf.Role("linear", sf.Spectral(), stabiliser=scheme)
     for p in params:
         p.data.div_(sf.Spectral().norm(p.data))
     return sf.SteepestDescent([{"params": params, "role": role}], lr=LR)
 
 
-def measure(model: str) -> list[dict[str, object]]:
+def measure(model: str, fraction: float, schemes: dict[str, sf.Stabiliser]) -> list[dict[str, object]]:
     """A row per scheme."""
-    optimizers = {name: build(scheme, model) for name, scheme in SCHEMES.items()}
+    layers = max(1, round(MODELS[model][1] * fraction))
+    optimizers = {name: build(scheme, model, layers) for name, scheme in schemes.items()}
     times: dict[str, list[float]] = {name: [] for name in optimizers}
     for turn in range(STEPS + 1):
         for name, optimizer in optimizers.items():
@@ -58,7 +60,7 @@ def measure(model: str) -> list[dict[str, object]]:
     free = statistics.mean(times["free"])
     return [
         {
-            "model": model,
+            "model": f"{model.split(',')[0]}, {layers} layers",
             "scheme": name,
             "mean_ms": statistics.mean(each),
             "longest_ms": max(each),
@@ -85,11 +87,12 @@ def table(rows: list[dict[str, object]]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the layers, 0 to 1")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the rows and the environment here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = [row for model in MODELS for row in measure(model)]
+    rows = [row for model in MODELS for row in measure(model, options.fraction, SCHEMES)]
     about = environment(options.threads)
     print(", ".join(f"{key}: {value}" for key, value in about.items()) + "\n")
     print(table(rows))

@@ -7,17 +7,15 @@
 
 Every round steps each optimizer once, in turn, so that a noisy neighbour hits all of them; the ratio is that of
 the medians, and the fastest round is shown beside it. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular
-value (relative to the learning rate) are those of the first step, averaged (maximised) over the distinct shapes.
+value (relative to the learning rate) are those of the first step, averaged (maximised) over the distinct shapes. A
+second table says what the guaranteed Post Clip costs on top; `bounds.py` compares it with the other schemes.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -26,11 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import bounds
 import surefoot as sf
-
-GPT2_SMALL = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
-SMALL = ((128, 128),) * 4 + ((512, 128), (128, 512))
-MODELS = {"GPT-2 Small, 12 layers": (GPT2_SMALL, 12), "d = 128, 24 layers": (SMALL, 24)}
+from common import MODELS, environment, parameters
 
 LR = 0.01
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
@@ -44,17 +40,6 @@ UNITS: dict[str, Callable[[tuple[int, ...]], float]] = {
     "surefoot, linear": lambda shape: math.sqrt(shape[0] / shape[1]),
 }
 PEER = "torch Muon"
-
-
-def parameters(shapes: tuple[tuple[int, int], ...], layers: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    params = []
-    for _ in range(layers):
-        for shape in shapes:
-            p = torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02)
-            p.grad = torch.randn(shape, generator=generator) * 1e-3
-            params.append(p)
-    return params
 
 
 def accuracy(name: str, shapes: tuple[tuple[int, int], ...]) -> tuple[float, float]:
@@ -127,21 +112,6 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def environment(threads: int) -> dict[str, object]:
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
-    return {
-        "date": datetime.date.today().isoformat(),
-        "cpu": model or platform.processor(),
-        "bf16_units": ("avx512_bf16" in text or "amx_bf16" in text) and not os.environ.get("ONEDNN_MAX_CPU_ISA"),
-        "torch_isa": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the layers, 0 to 1")
@@ -154,9 +124,11 @@ def main() -> None:
     about = environment(options.threads)
     print(", ".join(f"{key}: {value}" for key, value in about.items()) + "\n")
     print(table(rows))
+    costs = [row for model in MODELS for row in bounds.measure(model, options.fraction, bounds.GUARANTEED)]
+    print("\n" + bounds.table(costs))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"environment": about, "rows": rows, "post_clip": costs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -122,8 +122,11 @@ class Stiefel(Stabiliser):
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
     """The step's result with norm radius, or with w's; w where it is zero or would become so."""
-    before, after = (expand(sphere.norm(x), sphere) for x in (w, stepped))
-    target = before if radius is None else torch.full_like(before, radius)
-    legal = (before > 0) & (after > 0)
+    after = expand(sphere.norm(stepped), sphere)
+    if radius is None:
+        target = expand(sphere.norm(w), sphere)
+    else:
+        target = radius * (w != 0).any(tuple(range(-sphere.ndim, 0)), keepdim=True).to(after.dtype)
+    legal = (target > 0) & (after > 0)
     scaled = stepped * (target / torch.where(legal, after, 1)).to(w.dtype)
     return torch.where(legal, scaled, w)
