@@ -64,9 +64,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """How a run ended: losses in nats (None, NaN or infinite: it diverged), its wall time."""
+    """How a run ended: losses in nats (None, NaN or infinite: it diverged), wall time, a study's own numbers."""
 
     train_loss: float | None
     val_loss: float | None
     seconds: float
     diverged: bool = False
+    facts: Mapping[str, float] = field(default_factory=dict)

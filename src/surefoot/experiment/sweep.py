@@ -216,4 +216,5 @@ def _to_record(cell: Cell, result: CellResult) -> Record:
         "val_loss": validation,
         "diverged": diverged,
         "seconds": round(result.seconds, 3),
+        **({"facts": dict(result.facts)} if result.facts else {}),
     }
