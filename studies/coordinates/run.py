@@ -1,0 +1,70 @@
+"""The coordinate check of every method: which parametrisations keep activations and their changes in place?
+
+    python studies/coordinates/run.py            # what is missing; resumes, 10 minutes on one core
+    python studies/coordinates/run.py --table    # from the committed results, as docs/stability.md has it
+
+The demo's model at widths 64 to 512, ten steps at each method's own rate, three seeds; `surefoot coordcheck --method
+NAME` is the same check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from surefoot.cli.options import LOG2_LR
+from surefoot.experiment.coordcheck import QUANTITIES, check
+from surefoot.experiment.data import load
+from surefoot.experiment.run import TrainConfig
+
+HERE = Path(__file__).parent
+WIDTHS, SEEDS, STEPS = (64, 128, 256, 512), (0, 1, 2), 10
+
+
+def table() -> str:
+    """Markdown: the largest slope of each method, and how many leave the band."""
+    head = ["method", "learning rate", "largest slope at the start", "of the change", "outside 0.1", "verdict"]
+    lines = [head, ["---"] * len(head)]
+    for name, log2_lr in LOG2_LR.items():
+        path = HERE / name / "coordcheck.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            judged = [layer[quantity] for layer in found["layers"] for quantity in QUANTITIES]
+            outside = sum(each["status"] not in ("inside", "zero") for each in judged)
+            sizes = [largest(found["layers"], quantity) for quantity in QUANTITIES]
+            verdict = "passes" if found["passes"] else "fails"
+            lines.append([name, f"2^{log2_lr:g}", *sizes, f"{outside} of {len(judged)}", verdict])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def largest(layers: list[dict[str, Any]], quantity: str) -> str:
+    """The slope that is furthest from 0, and its layer; the logits may fall at the start."""
+    slopes = {
+        layer["layer"]: layer[quantity]["slope"]
+        for layer in layers
+        if layer[quantity]["slope"] is not None and (layer["layer"], quantity) != ("logits", "start")
+    }
+    name = max(slopes, key=lambda layer: abs(slopes[layer]))
+    return f"{slopes[name]:+.2f} ({name})"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    options = parser.parse_args()
+    if not options.table:
+        corpus = load(None)
+        for name, log2_lr in LOG2_LR.items():
+            config = TrainConfig(method=name, lr=2.0**log2_lr, steps=STEPS, warmup=0.0, decay=0.0)
+            check(
+                config, corpus, HERE / name, WIDTHS, SEEDS, say=lambda record: print(record["width"], file=sys.stderr)
+            )
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
