@@ -208,7 +208,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "texts": texts,
     "tolerance": tolerance,
     "key_bias": key_bias,
-    **{f"defaults_{study}": choices(study) for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight")},
+    **{
+        f"defaults_{study}": choices(study)
+        for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")
+    },
 }
 
 

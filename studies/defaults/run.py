@@ -2,7 +2,7 @@
 
     python studies/defaults/run.py beyond_mup    # one setting at a time around the default recipe
     python studies/defaults/run.py adamw         # the same number of settings of AdamW
-    python studies/defaults/run.py moonlight     # and of Muon under Moonlight's scale
+    python studies/defaults/run.py moonlight     # and of Muon under Moonlight's scale; moonlight_2: its second round
     python studies/defaults/run.py --table       # what each choice gains, from the committed results
 
 Widths 32 and 64, 120 steps, the demo's model and text, three seeds that no transfer study uses. Resumes; the results
@@ -182,6 +182,25 @@ def _moonlight() -> Variants:
     }
 
 
+def moonlight_tuned(pair: tuple[float, float] = (0.8, 0.6), embedding: float = 4.0) -> recipes.Recipe:
+    """The best of the first round together: shorter momentum, a faster embedding."""
+    table = dict(recipes.muon(Moonlight()).table)
+    table["linear"] = replace(table["linear"], momentum=Momentum(*pair))
+    table["embedding"] = replace(table["embedding"], lr_scale=Constant(embedding))
+    return recipes.Recipe("moonlight tuned", table)
+
+
+def _moonlight_2() -> Variants:
+    base = moonlight_tuned()
+    others = ("embedding", "head", "gain", "bias", "scalar")
+    return {
+        BASE: Variant(Steepest(base)),
+        **{f"momentum {pair}": Variant(Steepest(moonlight_tuned(pair))) for pair in ((0.9, 0.7), (0.7, 0.5))},
+        **{f"embedding {scale}": Variant(Steepest(moonlight_tuned(embedding=scale))) for scale in (1.0, 2.0, 8.0)},
+        **{f"betas {b}": Variant(_varied(base, others, momentum=Adam(*b))) for b in ((0.7, 0.9), (0.8, 0.9))},
+    }
+
+
 def _adamw_grid() -> Variants:
     betas = ((0.9, 0.999), (0.9, 0.95), (0.8, 0.9))
     grid = [*itertools.product((torch_, gpt2_), betas, (0.0, 0.1), (None, 1.0))]
@@ -214,6 +233,7 @@ STUDIES = {
     "beyond_mup_2": Study(_beyond_mup_2, -3.5),
     "adamw": Study(_adamw, -6.0),
     "moonlight": Study(_moonlight, -4.0),
+    "moonlight_2": Study(_moonlight_2, -4.0),
     "adamw_grid": Study(_adamw_grid, -6.0, (64,), SEEDS[:1]),
     "adamw_grid_128": Study(_adamw_finalists, -7.0, (128,), SEEDS[:1]),
 }
@@ -268,7 +288,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], metavar="study", help=", ".join(STUDIES))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    for name in options.studies or ("beyond_mup", "adamw", "moonlight"):
+    for name in options.studies or ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2"):
         if not options.table:
             measure(name)
         print(f"\n{name}\n{table(name)}", flush=True)
