@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.experiment.data import load
+from surefoot.experiment.run import Run, TrainConfig
 from surefoot.geometry import spectral
 
 RADIUS = 1.5
@@ -104,8 +106,8 @@ def test_resuming_is_bit_exact(order, scheme):
     run(model, plan, optimizer, range(37, 80))
     other, plan, again = build(scheme, lr=0.05)
     loads = [lambda: other.load_state_dict(saved[0]), lambda: again.load_state_dict(saved[1])]
-    for load in loads if order == "model first" else loads[::-1]:
-        load()
+    for restore in loads if order == "model first" else loads[::-1]:
+        restore()
     run(other, plan, again, range(37, 80))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
@@ -140,3 +142,19 @@ def test_costly_projections_are_rare(monkeypatch, radius):
         layer.weight.grad = -layer.weight.detach().clone()
         optimizer.step()
     assert 8 <= sum(looked) <= 12
+
+
+@pytest.mark.parametrize("stabiliser", ["post_clip:1.5", "post_clip:1.5:1", "pre_decay:0.5"])
+def test_real_training_stays_inside_at_every_rate(stabiliser):
+    """The reference GPT on the integer language, at rates from the usual to four times that."""
+    corpus = load("markov:32")
+    for log2_lr in (-4, -3, -2, -1):
+        config = TrainConfig(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
+        training = Run(config, corpus)
+        plan = sf.Plan.of(training.model)
+        start = norms(training.model, plan)
+        for _ in range(config.steps):
+            training.advance()
+            for name, norm in norms(training.model, plan).items():
+                bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS
+                assert norm <= bound * (1 + 1e-3), (name, training.step)
