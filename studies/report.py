@@ -1,7 +1,7 @@
-"""The tables and figures of docs/transfer.md, from the committed results: seconds.
+"""The tables and figures of docs/transfer.md and docs/stability.md, from the committed results: seconds.
 
-python studies/report.py            # rewrite the marked parts of docs/transfer.md and its figures
-python studies/report.py --check    # exit code 1 if the page is not what the results say
+python studies/report.py            # rewrite the marked parts of both pages, and the figures
+python studies/report.py --check    # exit code 1 if a page is not what the results say
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
+from coordinates import run as coordinates
 from defaults import run as defaults
+from stability import run as stability
 from surefoot.experiment import fit, report
 from surefoot.experiment.records import write_atomic
 from surefoot.experiment.summary import points
@@ -27,7 +29,8 @@ from surefoot.experiment.sweep import load
 from transfer import run as transfer
 
 ROOT = Path(__file__).parents[1]
-PAGE, IMAGES = ROOT / "docs" / "transfer.md", ROOT / "docs" / "images"
+PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md")]
+IMAGES = ROOT / "docs" / "images"
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -255,14 +258,16 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
-    parser.add_argument("--page", type=Path, default=PAGE, help="another page with marked parts")
+    parser.add_argument("--page", type=Path, action="append", help="other pages with marked parts")
     options = parser.parse_args()
-    old = options.page.read_text(encoding="utf-8")
-    new = page(old)
+    pages = options.page or PAGES
+    stale = [path for path in pages if page(path.read_text(encoding="utf-8")) != path.read_text(encoding="utf-8")]
     if options.check:
-        print("up to date" if new == old else f"{options.page} is not what the results say: run studies/report.py")
-        return int(new != old)
-    write_atomic(options.page, new)
+        for path in stale:
+            print(f"{path} is not what the results say: run studies/report.py")
+        return int(bool(stale))
+    for path in stale:
+        write_atomic(path, page(path.read_text(encoding="utf-8")))
     paths().savefig(IMAGES / "transfer_paths.png")
     for recipe in ("beyond_mup", "adamw"):
         report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")

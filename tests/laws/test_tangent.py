@@ -14,7 +14,7 @@ from surefoot.stabilise import Normalise, SpectralSphere
 from .inputs import exact, gaussian
 
 SHAPES = {"tall": (24, 8), "wide": (8, 24), "square": (16, 16), "row": (1, 9), "batched": (2, 3, 12, 7)}
-METHODS = {"auto": 0.96, "qdwh": 0.998, "svd": 0.9999}
+METHODS = {"auto": 0.96, "qdwh": 0.993, "svd": 0.995}
 each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 each_method = pytest.mark.parametrize(("method", "share"), METHODS.items(), ids=METHODS.keys())
 
