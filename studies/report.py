@@ -211,6 +211,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "texts": texts,
     "tolerance": tolerance,
     "key_bias": key_bias,
+    "stabilisers": lambda: stability.table() + "\n",
+    "coordinates": lambda: coordinates.table() + "\n",
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")
@@ -260,14 +262,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--page", type=Path, action="append", help="other pages with marked parts")
     options = parser.parse_args()
-    pages = options.page or PAGES
-    stale = [path for path in pages if page(path.read_text(encoding="utf-8")) != path.read_text(encoding="utf-8")]
+    old = {path: path.read_text(encoding="utf-8") for path in options.page or PAGES}
+    stale = {path: made for path, text in old.items() if (made := page(text)) != text}
     if options.check:
-        for path in stale:
-            print(f"{path} is not what the results say: run studies/report.py")
+        print("\n".join(f"{path} is not what the results say: run studies/report.py" for path in stale) or "up to date")
         return int(bool(stale))
-    for path in stale:
-        write_atomic(path, page(path.read_text(encoding="utf-8")))
+    for path, made in stale.items():
+        write_atomic(path, made)
     paths().savefig(IMAGES / "transfer_paths.png")
     for recipe in ("beyond_mup", "adamw"):
         report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")

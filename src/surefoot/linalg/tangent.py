@@ -35,8 +35,8 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
         method: of `msign`.
 
     Returns:
-        `(d, x)`; `|uᵀ d v| <= 0.01`, `<m, d>` at least 99.5 % of the best that the method's msign reaches, d = 0 where m
-        is 0.
+        `(d, x)`; `|uᵀ d v| <= 0.01`, `<m, d>` at least 99.5 % of the best that the method's msign reaches; d = 0 where
+        m is 0.
 
     Source: "Spectral Sphere", 2026; the mixture and the bracket are ours.
 
