@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache
 from surefoot.plan import Placement
+from surefoot.roles import Role
+from surefoot.views import Shape
 
 VECTORS, COLD = 4, 4  # Ritz vectors a matrix, and iterations before they are first believed
 TABLES, SHIFTS = ("embedding", "positions"), ("bias",)
@@ -38,10 +42,35 @@ def stability(
         numbers in natural units, lower bounds to rounding (1e-6). Steps of another norm than the weight's
         (Adam's) may have no bound on their update: inf.
     """
-    role, block = placement.role, placement.block
-    w = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
-    if cache is None or not cache.keys() - {"upper"}:
-        cache = {**(cache or {}), **role.held.warm(w, VECTORS)}
+    role = placement.role
+    blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    parts = divide(cache or {}, placement.blocks)
+    found = [_of_block(w, role, lr, known) for w, known in zip(blocks, parts, strict=True)]
+    return [numbers for block, _ in found for numbers in block], unite([kept for _, kept in found])
+
+
+def divide(cache: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
+    """What is kept of a parameter, by block; a scalar (a counter) goes to all of them. `unite` is the inverse."""
+    counts = [block[0] for block in blocks]
+    split = {name: torch.split(x, counts) if x.ndim else [x] * len(counts) for name, x in cache.items()}
+    return [{name: parts[i] for name, parts in split.items()} for i in range(len(counts))]
+
+
+def unite(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What is kept of several blocks, along the first dimension."""
+    several = len(parts) > 1
+    return {
+        name: torch.cat([part[name] for part in parts]) if several and x.ndim else x for name, x in parts[0].items()
+    }
+
+
+def _of_block(
+    w: Tensor, role: Role, lr: float, cache: dict[str, Tensor]
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """The numbers of each of the n problems of one block, and what to keep."""
+    block = tuple(w.shape)
+    if not cache.keys() - {"upper"}:
+        cache = {**cache, **role.held.warm(w, VECTORS)}
         for _ in range(COLD if w.numel() else 0):
             _, cache = role.held.seen(w, cache)
     lower, upper, kept = role.held.bounds(w, cache)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.metrics import stability
+from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
@@ -122,53 +122,75 @@ class SteepestDescent(Optimizer):
             if p.grad.is_sparse:
                 raise RuntimeError("SteepestDescent does not support sparse gradients: use nn.Embedding(sparse=False)")
             placement = self._placements[p]
-            buckets[placement.rule, placement.block, p.dtype, p.device].append(p)
-        for (_, block, _, device), bucket in buckets.items():
-            count = max(1, _CHUNK_BYTES.get(device.type, 256 << 20) // (4 * math.prod(block)))
+            buckets[placement.rule, placement.blocks, p.dtype, p.device].append(p)
+        for (_, _, _, device), bucket in buckets.items():
+            count = max(1, _CHUNK_BYTES.get(device.type, 256 << 20) // (4 * bucket[0].numel()))
             for start in range(0, len(bucket), count):
                 yield bucket[start : start + count]
 
     def _advance(self, chunk: list[Tensor], group: dict[str, Any]) -> None:
         """Stack the blocks of like parameters, take the pure step, write the results back."""
         placement = self._placements[chunk[0]]
-        role, block = placement.role, placement.block
+        role, view = placement.role, placement.role.view
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
-        w = _stack([p.to(dtype) for p in chunk], block)
-        g = _stack([p.grad.to(dtype) for p in chunk if p.grad is not None], block)
+        weights = _stacked([view.split(p.to(dtype)) for p in chunk])
+        gradients = _stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         states = [self._state(p, placement, dtype) for p in chunk]
-        names = [name for name in states[0] if name != "skipped"]
-        shapes = {name: block if x.shape == chunk[0].shape else x.shape for name, x in states[0].items()}
-        stacked = {name: _stack([s[name] for s in states], shapes[name]) for name in names}
-        if "upper" in stacked:
-            stacked |= self._trusted(chunk, w, stacked, role)
-        finite = largest(g, tuple(range(1, g.ndim))).isfinite()
-        eta = group["lr"] * role.lr_scale(block)
-        w, stacked = advance(role, placement.stabiliser, w, -g if group["maximize"] else g, stacked, eta, finite)
-        for i, (p, state) in enumerate(zip(chunk, states, strict=True)):
-            p.copy_(w[i].reshape(p.shape))
-            for name in names:
-                state[name].copy_(stacked[name][i].reshape(state[name].shape))
-            state["skipped"] += ~finite[i].reshape(())
-        if "upper" in stacked and chunk[0].dtype == dtype:  # rounding to half precision is a write, too
-            self._marks.update(zip(chunk, _marks(w), strict=True))
+        kept = self._gathered(chunk, states, weights)
+        finite = torch.stack([largest(g.flatten(1), (1,))[:, 0].isfinite() for g in gradients]).all(0)
+        for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
+            g = -gradients[i] if group["maximize"] else gradients[i]
+            eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
+            weights[i], kept[i] = advance(role, stabiliser, weights[i], g, kept[i], eta, flag)
+        for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
+            p.copy_(view.join([w[j] for w in weights], p.shape))
+            for name in kept[0]:
+                parts = [each[name][j] for each in kept]
+                whole = state[name].shape == p.shape
+                state[name].copy_(view.join(parts, p.shape) if whole else unite([{name: x} for x in parts])[name])
+            state["skipped"] += ~finite[j]
+        if "upper" in kept[0] and chunk[0].dtype == dtype:  # rounding to half precision is a write, too
+            self._marks.update(zip(chunk, _marks(weights), strict=True))
 
     def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:
-            state.update(placement.role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
-            w = p.detach().to(dtype).reshape(placement.block)
-            state.update(placement.stabiliser.fresh(w, placement.role.held))
+            role = placement.role
+            state.update(role.momentum.fresh(torch.zeros_like(p, dtype=dtype)))
+            blocks = zip(placement.stabilisers, role.view.split(p.detach().to(dtype)), strict=True)
+            state.update(unite([stabiliser.fresh(w, role.held) for stabiliser, w in blocks]))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
         return state
 
-    def _trusted(self, chunk: list[Tensor], w: Tensor, kept: dict[str, Tensor], role: Role) -> dict[str, Tensor]:
+    def _gathered(
+        self, chunk: list[Tensor], states: list[dict[str, Tensor]], weights: list[Tensor]
+    ) -> list[dict[str, Tensor]]:
+        """What is kept of the chunk, stacked by block; running bounds only as far as they are true of the weights."""
+        placement = self._placements[chunk[0]]
+        own = {name: x for name, x in states[0].items() if name != "skipped"}
+        shared = {name for name, x in own.items() if x.shape == chunk[0].shape}
+        split = {name: _stacked([placement.role.view.split(state[name]) for state in states]) for name in shared}
+        cached = [divide({name: state[name] for name in own.keys() - shared}, placement.blocks) for state in states]
+        kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
+        for i, found in enumerate(kept):
+            found |= {name: _stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
+        return self._trusted(chunk, weights, kept) if "upper" in own else kept
+
+    def _trusted(
+        self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
+    ) -> list[dict[str, Tensor]]:
         """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        unknown = w.new_full((2,), math.nan)
-        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != _marks(w)).any(1)
+        marks, geometry = _marks(weights), self._placements[chunk[0]].role.held
+        unknown = marks.new_full(marks.shape[1:], math.nan)
+        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != marks).any(1)
         if not bool(written.any()):
-            return {}
-        checked = role.held.trust(w[written], {"upper": kept["upper"][written]})
-        return {"upper": kept["upper"].index_put((written,), checked["upper"])}
+            return kept
+        checked = [
+            geometry.trust(w[written], {"upper": x["upper"][written]}) for w, x in zip(weights, kept, strict=True)
+        ]
+        return [
+            x | {"upper": x["upper"].index_put((written,), new["upper"])} for x, new in zip(kept, checked, strict=True)
+        ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, and state keeps the dtype it was saved in (torch casts it to the parameter's).
@@ -219,9 +241,10 @@ class SteepestDescent(Optimizer):
         state, placement = self.state.get(p, {}), self._placements[p]
         known = {**self._seen.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
         if "upper" in known:
-            w = p.to(torch.promote_types(p.dtype, torch.float32)).reshape(1, *placement.block)
-            checked = self._trusted([p], w, {"upper": known["upper"][None]}, placement.role)
-            known |= {name: x[0] for name, x in checked.items()}
+            wide = p.to(torch.promote_types(p.dtype, torch.float32))
+            weights = _stacked([placement.role.view.split(wide)])
+            uppers = [{"upper": part["upper"][None]} for part in divide({"upper": known["upper"]}, placement.blocks)]
+            known |= unite([{"upper": x["upper"][0]} for x in self._trusted([p], weights, uppers)])
         return known
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
@@ -233,17 +256,20 @@ class SteepestDescent(Optimizer):
         return {**super().__getstate__(), "_placements": self._placements, "_marks": {}, "_seen": {}}
 
 
-def _stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """`(k, *shape)`; one tensor alone is not copied."""
-    if len(tensors) == 1:
-        return tensors[0].reshape(1, *shape)
-    return torch.cat([t.reshape(1, *shape) for t in tensors])
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """`(k, ...)`; one tensor alone is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
-def _marks(w: Tensor) -> Tensor:
-    """Two numbers per parameter `(k, 2)` that a write to it changes: l2 norm and sum."""
-    flat = w.flatten(1)
-    return torch.stack([torch.linalg.vector_norm(flat, dim=1), flat.sum(1)], 1)
+def _stacked(blocks: list[list[Tensor]]) -> list[Tensor]:
+    """From each parameter's blocks to one stack `(k, n, out, in)` per block."""
+    return [_stack(list(each)) for each in zip(*blocks, strict=True)]
+
+
+def _marks(weights: list[Tensor]) -> Tensor:
+    """Numbers of each parameter `(k, 2 blocks)` that a write to it changes: l2 norm and sum of each block."""
+    flat = [w.flatten(1) for w in weights]
+    return torch.cat([torch.stack([torch.linalg.vector_norm(x, dim=1), x.sum(1)], 1) for x in flat], 1)
 
 
 def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:

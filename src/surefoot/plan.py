@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from surefoot.place import find_kinds
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
+from surefoot.views import Shape
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Change = str | Role | Callable[[Role], Role]
@@ -40,16 +41,28 @@ class Placement:
 
     def __post_init__(self) -> None:
         for geometry in (self.role.geometry, self.role.weight_norm):
-            if geometry and len(self.block) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
+            if geometry and len(self.blocks[0]) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
                 raise ValueError(
                     f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
-                    f"{type(self.role.view).__name__} gives blocks of shape {self.block}"
+                    f"{type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}"
                 )
 
     @cached_property
-    def block(self) -> tuple[int, ...]:
-        """The shape of the block that the norm is taken over."""
+    def blocks(self) -> tuple[Shape, ...]:
+        """The shapes of the blocks that the norm is taken over."""
         return self.role.view.blocks(self.shape)
+
+    @property
+    def block(self) -> Shape:
+        """The shape of the one block; of fused projections of unequal size there are several, `blocks`."""
+        (only,) = self.blocks
+        return only
+
+    @property
+    def stabiliser(self) -> Stabiliser:
+        """That of the one block."""
+        (only,) = self.stabilisers
+        return only
 
     @cached_property
     def rule(self) -> str:
@@ -59,13 +72,13 @@ class Placement:
     @property
     def promise(self) -> str:
         """What holds of the weight's norm, in words; the norm is named where it is not the increment's."""
-        words, norm = self.stabiliser.promise, self.role.weight_norm
+        words, norm = _once(stabiliser.promise for stabiliser in self.stabilisers), self.role.weight_norm
         return words if norm is None else words.replace("norm", f"{type(norm).__name__} norm", 1)
 
     @cached_property
-    def stabiliser(self) -> Stabiliser:
-        """The role's stabiliser with its radius in plain numbers."""
-        return self.role.stabiliser.in_units(self.role.radius_unit(self.block))
+    def stabilisers(self) -> tuple[Stabiliser, ...]:
+        """The role's stabiliser for each block, with its radius in plain numbers."""
+        return tuple(self.role.stabiliser.in_units(self.role.radius_unit(block)) for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -196,9 +209,11 @@ class Plan:
                 raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
             if parameter.is_meta:
                 continue
-            block = placement.role.view.split(parameter).clone()  # strides that a view cannot follow are copied
-            placement.role.initial.fill_(block, generator_for(name, seed))
-            parameter.copy_(block.reshape(parameter.shape))
+            view, generator = placement.role.view, generator_for(name, seed)
+            blocks = [block.clone() for block in view.split(parameter)]  # strides that a view cannot follow are copied
+            for block in blocks:
+                placement.role.initial.fill_(block, generator)
+            parameter.copy_(view.join(blocks, placement.shape))
 
 
 def _match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
@@ -244,15 +259,20 @@ def _placed(name: str, role: Role, why: str, shape: tuple[int, ...]) -> Placemen
 
 
 def _row(name: str, placement: Placement) -> dict[str, str]:
-    role, block = placement.role, placement.block
+    role, blocks = placement.role, placement.blocks
     return {
         "name": name,
         "shape": "x".join(map(str, placement.shape)) or "scalar",
         "role": role.name,
-        "block": "x".join(map(str, block)),
+        "block": _once("x".join(map(str, block)) for block in blocks),
         "norm": repr(role.geometry).removesuffix("()").replace("(method='auto')", ""),
-        "init": role.initial.describe(block),
-        "lr scale": f"{role.lr_scale(block):.4g}",
+        "init": _once(role.initial.describe(block) for block in blocks),
+        "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),
         "promise": placement.promise,
         "why": placement.why,
     }
+
+
+def _once(texts: Iterable[str]) -> str:
+    """The texts of a parameter's blocks, equal ones once."""
+    return ", ".join(dict.fromkeys(texts))

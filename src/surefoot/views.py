@@ -1,43 +1,72 @@
 """Views: a parameter as the blocks that its norm is taken over, and back.
 
-A block has shape `(n, out, in)` for matrices and `(n, size)` for vectors, n being independent problems. The
-update, the initialisation, the projection and the metrics of a parameter all act on the same view.
+A block has shape `(n, out, in)` for matrices and `(n, size)` for vectors, n being independent problems. Most
+parameters are one block; fused projections of unequal size are several. The update, the initialisation, the
+projection and the metrics of a parameter all act on the same view.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+Shape = tuple[int, ...]
 
 
 class View(ABC):
     """How one parameter is laid out."""
 
     @abstractmethod
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the block of a parameter of this shape.
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """The shapes of the blocks of a parameter of this shape.
 
         Raises:
             ValueError: the view does not fit the shape; the message names the shape.
         """
 
-    def split(self, x: Tensor) -> Tensor:
-        """The parameter as a block; shares memory with x where x is contiguous."""
-        return x.reshape(self.blocks(tuple(x.shape)))
+    @abstractmethod
+    def split(self, x: Tensor) -> list[Tensor]:
+        """The blocks of a parameter; they share memory with x where its strides allow it."""
+
+    @abstractmethod
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A parameter of this shape from its blocks: the inverse of `split`."""
+
+
+class OneBlock(View):
+    """A layout that is a reshape."""
+
+    @abstractmethod
+    def block(self, shape: Shape) -> Shape:
+        """The shape of the block; ValueError where the view does not fit."""
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """The one."""
+        return (self.block(shape),)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """x in the block's shape."""
+        return [x.reshape(self.block(tuple(x.shape)))]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The block in the parameter's shape."""
+        return blocks[0].reshape(shape)
 
 
 @dataclass(frozen=True)
-class Matrix(View):
+class Matrix(OneBlock):
     """One matrix `(out, in)`, torch's layout of `nn.Linear` and `nn.Embedding`.
 
     >>> Matrix().blocks((4, 3))
-    (1, 4, 3)
+    ((1, 4, 3),)
     """
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(1, out, in)`."""
         if len(shape) != 2:
             raise ValueError(f"a matrix has 2 dimensions, not shape {tuple(shape)}")
@@ -45,14 +74,14 @@ class Matrix(View):
 
 
 @dataclass(frozen=True)
-class Stack(View):
+class Stack(OneBlock):
     """Stacked matrices `(..., out, in)`: experts, each with its own norm.
 
     >>> Stack().blocks((8, 4, 3))
-    (8, 4, 3)
+    ((8, 4, 3),)
     """
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(prod(...), out, in)`."""
         if len(shape) < 3:
             raise ValueError(f"a stack of matrices has 3 dimensions or more, not shape {tuple(shape)}")
@@ -60,14 +89,14 @@ class Stack(View):
 
 
 @dataclass(frozen=True)
-class Rows(View):
+class Rows(OneBlock):
     """A table `(..., d)` of any number of dimensions, one row each: positions `(1, N, d)`, class tokens.
 
     >>> Rows().blocks((1, 17, 64))
-    (1, 17, 64)
+    ((1, 17, 64),)
     """
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(1, prod(...), d)`."""
         if len(shape) < 2:
             raise ValueError(f"a table has 2 dimensions or more, not shape {tuple(shape)}")
@@ -75,16 +104,18 @@ class Rows(View):
 
 
 @dataclass(frozen=True)
-class Fused(View):
+class Fused(OneBlock):
     """`parts` equal projections fused along dimension 0, as `nn.MultiheadAttention`'s q, k and v: a norm each.
 
+    With as many parts as heads it is a norm per head.
+
     >>> Fused(3).blocks((12, 4)), Fused(3).blocks((12,))
-    ((3, 4, 4), (3, 4))
+    (((3, 4, 4),), ((3, 4),))
     """
 
     parts: int
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
         if not 1 <= len(shape) <= 2 or shape[0] % self.parts:
             raise ValueError(f"{self.parts} fused projections do not fit shape {tuple(shape)}")
@@ -92,32 +123,109 @@ class Fused(View):
 
 
 @dataclass(frozen=True)
-class Vector(View):
+class Vector(OneBlock):
     """Any shape as one vector.
 
     >>> Vector().blocks((4, 3)), Vector().blocks(())
-    ((1, 12), (1, 1))
+    (((1, 12),), ((1, 1),))
     """
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(1, size)`."""
         return (1, math.prod(shape))
 
 
 @dataclass(frozen=True)
-class Convolution(View):
+class Convolution(OneBlock):
     """A kernel `(out, in/groups, *k)` as the matrix of the unfolded patch, one per group.
 
     A depthwise convolution is the case groups = channels.
 
     >>> Convolution(groups=2).blocks((8, 3, 5, 5))
-    (2, 4, 75)
+    ((2, 4, 75),)
     """
 
     groups: int = 1
 
-    def blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(groups, out/groups, in/groups * prod(k))`."""
         if len(shape) < 3 or shape[0] % self.groups:
             raise ValueError(f"a convolution kernel in {self.groups} groups does not fit shape {tuple(shape)}")
         return (self.groups, shape[0] // self.groups, math.prod(shape[1:]))
+
+
+@dataclass(frozen=True)
+class Projections(View):
+    """Projections of unequal size fused along dimension 0, grouped queries' q, k and v for example: a norm each.
+
+    >>> Projections((8, 2, 2)).blocks((12, 16)), Projections((8, 2, 2)).blocks((12,))
+    (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
+    """
+
+    sizes: tuple[int, ...]
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """`(1, size, in)` each, or `(1, size)` for the fused bias."""
+        if not 1 <= len(shape) <= 2 or shape[0] != sum(self.sizes):
+            raise ValueError(f"projections of sizes {self.sizes} do not fit shape {tuple(shape)}")
+        return tuple((1, size, *shape[1:]) for size in self.sizes)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Rows of x."""
+        return [part[None] for part in torch.split(x, list(self.sizes))]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The rows together."""
+        return torch.cat([block[0] for block in blocks])
+
+
+@dataclass(frozen=True)
+class Interleaved(OneBlock):
+    """`parts` projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: a norm per projection.
+
+    >>> Interleaved(heads=2, parts=3).blocks((24, 8))
+    ((3, 8, 8),)
+    """
+
+    heads: int
+    parts: int
+
+    def block(self, shape: Shape) -> Shape:
+        """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
+        if not 1 <= len(shape) <= 2 or shape[0] % (self.heads * self.parts):
+            raise ValueError(f"{self.parts} projections of {self.heads} heads do not fit shape {tuple(shape)}")
+        return (self.parts, shape[0] // self.parts, *shape[1:])
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy, projection by projection."""
+        block = self.block(tuple(x.shape))
+        return [x.reshape(self.heads, self.parts, -1, *x.shape[1:]).transpose(0, 1).reshape(block)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """Head by head again."""
+        return blocks[0].reshape(self.parts, self.heads, -1, *shape[1:]).transpose(0, 1).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Transposed(View):
+    """A matrix stored `(in, out)`, as Hugging Face's `Conv1D`, or a stack; `inner` is the layout of its transpose.
+
+    >>> Transposed(Fused(3)).blocks((16, 48))
+    ((3, 16, 16),)
+    """
+
+    inner: View = field(default_factory=Matrix)
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """Those of the transposed shape."""
+        if len(shape) < 2:
+            raise ValueError(f"a transposed matrix has 2 dimensions or more, not shape {tuple(shape)}")
+        return self.inner.blocks((*shape[:-2], shape[-1], shape[-2]))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """The blocks of the transpose."""
+        return self.inner.split(x.mT)
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """Transposed back."""
+        return self.inner.join(blocks, (*shape[:-2], shape[-1], shape[-2])).mT

@@ -100,7 +100,7 @@ def norms(model: torch.nn.Module, plan: sf.Plan) -> dict[str, float]:
     found = {}
     for name, p in model.named_parameters():
         role, block = plan[name].role, plan[name].block
-        found[name] = float(role.geometry.norm(role.view.split(p)).max()) / role.radius_unit(block)
+        found[name] = float(role.geometry.norm(role.view.split(p)[0]).max()) / role.radius_unit(block)
     return found
 
 

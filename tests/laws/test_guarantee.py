@@ -50,7 +50,7 @@ def pull(model, step, generator):
 def norms(model, plan):
     """Each parameter's norm over its role's unit of radius, by float64."""
     return {
-        name: float(plan[name].role.geometry.norm(plan[name].role.view.split(p.detach().double())).max())
+        name: float(plan[name].role.geometry.norm(plan[name].role.view.split(p.detach().double())[0]).max())
         / plan[name].role.radius_unit(plan[name].block)
         for name, p in model.named_parameters()
     }

@@ -209,7 +209,7 @@ def test_a_convolution_equals_the_linear_layer_of_its_unfolded_patch():
     plan = Plan.of(conv)
     plan.initialise_(conv, seed=1)
     x = torch.randn(1, 4, 3, 3)
-    blocks = plan["weight"].role.view.split(conv.weight.detach())
+    (blocks,) = plan["weight"].role.view.split(conv.weight.detach())
     patches = x.reshape(2, 18)
     expected = torch.cat([block @ patch for block, patch in zip(blocks, patches, strict=True)])
     assert torch.allclose(conv(x).flatten(), expected, atol=1e-6)

@@ -1,0 +1,124 @@
+"""Views are reversible, and a fused, transposed or interleaved parameter is trained as its parts alone."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot import views
+from surefoot.views import Convolution, Fused, Interleaved, Matrix, Projections, Rows, Stack, Transposed, Vector
+
+FITTING = {
+    "matrix": (Matrix(), (6, 4)),
+    "stack": (Stack(), (2, 3, 6, 4)),
+    "rows": (Rows(), (1, 5, 4)),
+    "fused": (Fused(3), (12, 4)),
+    "fused bias": (Fused(3), (12,)),
+    "vector": (Vector(), (3, 2)),
+    "convolution": (Convolution(2), (8, 3, 5, 5)),
+    "projections": (Projections((8, 2, 4)), (14, 5)),
+    "projections' bias": (Projections((8, 2, 4)), (14,)),
+    "interleaved": (Interleaved(2, 3), (24, 5)),
+    "interleaved bias": (Interleaved(2, 3), (24,)),
+    "transposed": (Transposed(), (4, 6)),
+    "transposed projections": (Transposed(Projections((8, 2, 4))), (5, 14)),
+    "transposed experts": (Transposed(Stack()), (3, 4, 6)),
+}
+each_view = pytest.mark.parametrize(("view", "shape"), FITTING.values(), ids=FITTING.keys())
+
+
+@each_view
+def test_split_and_join_are_inverse(view, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    blocks = view.split(x)
+    assert tuple(tuple(block.shape) for block in blocks) == view.blocks(shape)
+    assert torch.equal(view.join(blocks, shape), x)
+    assert sum(block.numel() for block in blocks) == x.numel()
+
+
+@pytest.mark.parametrize(
+    ("view", "shape"),
+    [
+        (Matrix(), (2, 3, 4)),
+        (Stack(), (3, 4)),
+        (Fused(3), (10, 4)),
+        (Projections((4, 2)), (7, 4)),
+        (Projections((4, 2)), (6, 4, 1)),
+        (Interleaved(4, 3), (18, 4)),
+        (Transposed(), (4,)),
+        (Transposed(Projections((4, 2))), (6, 4)),
+    ],
+    ids=repr,
+)
+def test_a_view_that_does_not_fit_names_the_shape(view, shape):
+    with pytest.raises(ValueError, match=str(shape[0])):
+        view.blocks(shape)
+
+
+LAYOUTS = {
+    "projections": (Projections((16, 4, 4)), lambda q, k, v: torch.cat([q, k, v])),
+    "transposed projections": (Transposed(Projections((16, 4, 4))), lambda q, k, v: torch.cat([q, k, v]).mT),
+}
+
+
+@pytest.mark.parametrize(("view", "fuse"), LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(0.5), sf.StreamingPostClip(0.5, 2)], ids=repr)
+@pytest.mark.parametrize("kind", ["linear", "head"])
+def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabiliser, kind):
+    """Unequal blocks: each its own norm, scale, radius unit and state; through a resume in the middle."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [nn.Parameter(torch.randn(n, 12, generator=generator) / 4) for n in (16, 4, 4)]
+    whole = nn.Parameter(fuse(*(p.detach() for p in parts)).clone())
+    role = sf.recipes.beyond_mup().role(kind)
+    role = replace(role, stabiliser=stabiliser)
+    split = sf.SteepestDescent([{"params": parts, "role": role}], lr=0.1)
+    fused = sf.SteepestDescent([{"params": [whole], "role": replace(role, view=view)}], lr=0.1)
+    for step in range(30):
+        gradients = [torch.randn(p.shape, generator=generator) for p in parts]
+        for p, g in zip(parts, gradients, strict=True):
+            p.grad = g
+        whole.grad = fuse(*gradients).clone()
+        split.step()
+        fused.step()
+        torch.testing.assert_close(whole.detach(), fuse(*(p.detach() for p in parts)), rtol=0, atol=2e-5)
+        if step == 15:
+            state = copy.deepcopy(fused.state_dict())
+            fused = sf.SteepestDescent([{"params": [whole], "role": replace(role, view=view)}], lr=0.1)
+            fused.load_state_dict(state)
+    ours, theirs = fused.stability(), split.stability()
+    for i in range(3):
+        assert ours[f"group0.0[{i}]"]["forward_lower"] == pytest.approx(
+            theirs[f"group0.{i}"]["forward_lower"], rel=1e-2
+        )
+
+
+def test_a_gradient_that_is_not_finite_in_one_block_stops_them_all():
+    whole = nn.Parameter(torch.randn(24, 12))
+    role = replace(sf.recipes.beyond_mup().role("linear"), view=Projections((16, 4, 4)))
+    optimizer = sf.SteepestDescent([{"params": [whole], "role": role}], lr=0.1)
+    before = whole.detach().clone()
+    whole.grad = torch.randn(24, 12)
+    whole.grad[20, 3] = float("nan")
+    optimizer.step()
+    assert torch.equal(whole, before)
+    assert optimizer.skipped() == {"group0.0": 1}
+
+
+def test_initial_values_and_the_table_follow_the_blocks():
+    model = nn.Linear(12, 24, bias=False)
+    role = replace(sf.recipes.beyond_mup().role("linear"), view=Projections((16, 4, 4)))
+    plan = sf.Plan.of(model, overrides=[("weight", role)])
+    plan.initialise_(model, seed=0)
+    for rows, size in zip(model.weight.detach().split([16, 4, 4]), (16, 4, 4), strict=True):
+        expected = (size / 12) ** 0.5 / (size**0.5 + 12**0.5)
+        assert float(rows.std()) == pytest.approx(expected, rel=0.35)
+    assert plan.rows()[0]["block"] == "1x16x12, 1x4x12"
+    with pytest.raises(ValueError, match="too many values"):
+        _ = plan["weight"].block
+
+
+def test_public_views():
+    assert {"Fused", "Interleaved", "Projections", "Transposed"} <= set(dir(views))
