@@ -3,8 +3,8 @@
     python studies/coordinates/run.py            # what is missing; resumes, 5 minutes on one core
     python studies/coordinates/run.py --table    # from the committed results, as docs/stability.md has it
 
-The demo's model at widths 64 to 256, the default recipe and AdamW to 512 (as `surefoot coordcheck` has it), ten steps at
-each method's own rate, three seeds.
+The demo's model at widths 64 to 256, the default recipe and AdamW to 512 (as `surefoot coordcheck` has it), ten steps
+at each method's own rate, three seeds.
 """
 
 from __future__ import annotations
