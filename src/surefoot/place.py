@@ -25,8 +25,24 @@ def _linear(module: nn.Linear) -> dict[str, Kind]:
     return {"weight": Kind("linear", f"weight of {shape}"), "bias": Kind("bias", f"bias of {shape}")}
 
 
-def _embedding(module: nn.Embedding) -> dict[str, Kind]:
-    return {"weight": Kind("embedding", f"table of Embedding({module.num_embeddings}, {module.embedding_dim})")}
+def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
+    name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
+    return {"weight": Kind("embedding", f"table of {name}")}
+
+
+def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
+    """Gates are stacked along dimension 0; `weight_hr` is the projection of an LSTM that has one."""
+    name = type(module).__name__
+    gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
+    found = {}
+    for key, parameter in module.named_parameters(recurse=False):
+        if key.startswith("weight_hr"):
+            found[key] = Kind("linear", f"projection of {name}")
+        elif parameter.ndim == 2:
+            found[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
+        else:
+            found[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
+    return found
 
 
 def _norm(module: nn.Module) -> dict[str, Kind]:
@@ -52,7 +68,8 @@ def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]], ...] = (
     ((nn.Linear,), _linear),
-    ((nn.Embedding,), _embedding),
+    ((nn.Embedding, nn.EmbeddingBag), _embedding),
+    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
     ((nn.MultiheadAttention,), _attention),
     ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), _norm),

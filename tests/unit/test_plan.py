@@ -244,6 +244,33 @@ def test_multihead_attention_with_separate_projections():
     assert {plan[name].role.name for name in plan} == {"linear"}
 
 
+@pytest.mark.parametrize(
+    ("layer", "blocks"),
+    [
+        (nn.LSTM(3, 5, proj_size=2), {"ih": (4, 5, 3), "hh": (4, 5, 2), "hr": (1, 2, 5), "bias": (4, 5)}),
+        (nn.LSTMCell(3, 5), {"ih": (4, 5, 3), "hh": (4, 5, 5), "bias": (4, 5)}),
+        (nn.GRU(3, 5, 2, bidirectional=True), {"ih": (3, 5, 3), "hh": (3, 5, 5), "bias": (3, 5)}),
+        (nn.GRUCell(3, 5), {"ih": (3, 5, 3), "hh": (3, 5, 5), "bias": (3, 5)}),
+        (nn.RNN(3, 5), {"ih": (1, 5, 3), "hh": (1, 5, 5), "bias": (1, 5)}),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_recurrent_layers_have_a_norm_per_gate(layer, blocks):
+    plan = Plan.of(layer)
+    assert set(plan) == {name for name, _ in layer.named_parameters()}
+    for name in plan:
+        part = "bias" if name.startswith("bias") else name[7:9]
+        expected = blocks[part]
+        if part == "ih" and "_l1" in name:
+            expected = (*expected[:2], 10)  # both directions of the layer below
+        assert plan[name].block == expected, name
+        assert plan[name].role.name == ("bias" if part == "bias" else "linear")
+
+
+def test_a_bag_of_embeddings_is_an_embedding():
+    assert roles(nn.EmbeddingBag(20, 8)) == {"weight": "embedding"}
+
+
 class Bare(nn.Module):
     def __init__(self, *shape):
         super().__init__()
@@ -266,8 +293,7 @@ def test_bare_vectors_and_scalars(shape):
         (Bare(4, 5), ["layer_scale (4, 5)"]),
         (nn.ConvTranspose2d(4, 4, 3), ["weight (4, 4, 3, 3)"]),
         (nn.ConvTranspose1d(4, 4, 3), ["weight (4, 4, 3)"]),
-        (nn.LSTM(4, 5), ["weight_ih_l0 (20, 4)", "weight_hh_l0 (20, 5)"]),
-        (nn.Sequential(nn.Linear(3, 3), nn.GRU(3, 3)), ["1.weight_ih_l0", "1.weight_hh_l0"]),
+        (nn.Sequential(nn.Linear(3, 3), nn.Bilinear(3, 4, 5)), ["1.weight"]),
         (nn.Bilinear(3, 4, 5), ["weight (5, 3, 4)"]),
     ],
     ids=lambda x: type(x).__name__,
