@@ -58,9 +58,13 @@ class Steepest(Method):
         """As the plan has it."""
         Plan.of(model, self.recipe).initialise_(model, seed)
 
+    def plan(self, model: nn.Module) -> Plan:
+        """The recipe's plan, with the stabiliser."""
+        return Plan.of(model, self.recipe, stabiliser=self.stabiliser)
+
     def optimizer(self, model: nn.Module, lr: float) -> SteepestDescent:
         """`SteepestDescent` under the plan."""
-        return SteepestDescent(model, Plan.of(model, self.recipe, stabiliser=self.stabiliser), lr=lr)
+        return SteepestDescent(model, self.plan(model), lr=lr)
 
 
 # The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.

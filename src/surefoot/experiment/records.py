@@ -138,6 +138,18 @@ class Log:
         os.close(self._handle)
 
 
+def continued(path: Path, step: int) -> Log:
+    """A log to append to, without its lines from a step on: a resumed run makes those again.
+
+    Raises:
+        ValueError: a line that is not a JSON object.
+        OSError: the file cannot be written.
+    """
+    kept = [dumps(old) + "\n" for old in read_lines(path) if old["step"] < step]
+    write_atomic(path, "".join(kept))
+    return Log(path)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold a directory for one writer. The lock dies with its process, so none is ever stale.

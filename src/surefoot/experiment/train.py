@@ -19,6 +19,7 @@ def train(
     *,
     method: Method | None = None,
     on_step: Callable[[Record], None] | None = None,
+    observe: Callable[[Run], None] | None = None,
     log_every: int = 10,
     eval_every: int = 0,
     checkpoints: Checkpoints | None = None,
@@ -28,6 +29,7 @@ def train(
     Args:
         config, corpus, method: see `Run`.
         on_step: called with a record (step, loss, lr, tokens, seconds) every `log_every` steps and at the end.
+        observe: called at the same steps with the run, to look at it.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: none before the end.
         checkpoints: saved to, and resumed from when they hold one of this run.
 
@@ -40,10 +42,12 @@ def train(
     if saved is not None:
         run.load_state(saved)
     start, last = time.perf_counter() - run.seconds, config.steps
-    while run.step < last and not (run.step % CHECK_EVERY == 0 and run.diverged()):
+    listens, diverged = on_step is not None or observe is not None, _diverged(run)
+    while run.step < last and not diverged:
         run.advance()
+        diverged = _diverged(run)
         evaluates = eval_every > 0 and _due(run.step, last, eval_every)
-        logs = on_step is not None and (evaluates or _due(run.step, last, log_every))
+        logs = listens and (evaluates or diverged or _due(run.step, last, log_every))
         saves = checkpoints is not None and _due(run.step, last, checkpoints.every)
         if not (logs or saves):
             continue
@@ -51,12 +55,18 @@ def train(
         run.seconds = time.perf_counter() - start
         if on_step is not None and logs:
             on_step(run.record() | ({"val_loss": run.validate()} if evaluates else {}))
+        if observe is not None and logs:
+            observe(run)
         if checkpoints is not None and saves:
             checkpoints.save(run.step, run.state())
-        start = time.perf_counter() - run.seconds  # evaluating and saving are not training
+        start = time.perf_counter() - run.seconds  # evaluating, looking and saving are not training
     run.wait()
     run.seconds = time.perf_counter() - start
     return run.result()
+
+
+def _diverged(run: Run) -> bool:
+    return run.step % CHECK_EVERY == 0 and run.diverged()
 
 
 def _due(step: int, last: int, every: int) -> bool:

@@ -44,6 +44,11 @@ class Stabiliser(ABC):
     def promise(self) -> str:
         """What holds after every step with eta > 0, in words."""
 
+    @property
+    def bound(self) -> float:
+        """The role's norm that weights are kept to, or brought down to, as a number; inf if there is none."""
+        return math.inf
+
 
 def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
     """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""

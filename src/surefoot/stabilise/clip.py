@@ -50,6 +50,11 @@ class PostClip(Stabiliser):
         """The bound."""
         return f"norm <= {self.radius:.4g} at every step, certified"
 
+    @property
+    def bound(self) -> float:
+        """The radius."""
+        return self.radius
+
 
 @dataclass(frozen=True)
 class Rescale(Stabiliser):
@@ -79,3 +84,8 @@ class Rescale(Stabiliser):
     def promise(self) -> str:
         """The bound."""
         return f"norm <= {self.radius:.4g} at every step, certified; rescaled"
+
+    @property
+    def bound(self) -> float:
+        """The radius."""
+        return self.radius

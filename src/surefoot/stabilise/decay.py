@@ -44,6 +44,11 @@ class WeightDecay(Stabiliser):
         """The bound."""
         return f"norm <= max(initial, {1 / self.rate:.4g}) by decay while eta <= {1 / self.rate:.4g}"
 
+    @property
+    def bound(self) -> float:
+        """Of the weights that start below it."""
+        return 1 / self.rate
+
 
 @dataclass(frozen=True)
 class PublishedDecay(Stabiliser):
@@ -115,3 +120,8 @@ class PreDecay(Stabiliser):
     def promise(self) -> str:
         """The bound."""
         return f"norm <= max(initial, {1 / self.rate:.4g}) at every step, certified"
+
+    @property
+    def bound(self) -> float:
+        """Of the weights that start below it."""
+        return 1 / self.rate

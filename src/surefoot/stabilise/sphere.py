@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,11 @@ class Normalise(Stabiliser):
         """The bound."""
         name = "norm" if self.norm is None else f"{type(self.norm).__name__} norm"
         return f"{name} = {'initial' if self.radius is None else f'{self.radius:.4g}'}"
+
+    @property
+    def bound(self) -> float:
+        """The radius, if it is of the role's own norm."""
+        return math.inf if self.radius is None or self.norm is not None else self.radius
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class SpectralSphere(Stabiliser):
         """The bound."""
         return f"norm = {self.radius:.4g}"
 
+    @property
+    def bound(self) -> float:
+        """The radius."""
+        return self.radius
+
 
 @dataclass(frozen=True)
 class Stiefel(Stabiliser):
@@ -118,6 +129,11 @@ class Stiefel(Stabiliser):
     def promise(self) -> str:
         """The bound."""
         return f"orthogonal, norm = {self.radius:.4g}"
+
+    @property
+    def bound(self) -> float:
+        """The radius."""
+        return self.radius
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:

@@ -51,6 +51,11 @@ class StreamingPostClip(Stabiliser):
         """What it aims at."""
         return f"norm near {self.radius:.4g}, {self.vectors} directions clipped, no guarantee"
 
+    @property
+    def bound(self) -> float:
+        """What it aims at."""
+        return self.radius
+
 
 @dataclass(frozen=True)
 class StreamingPreDecay(Stabiliser):
@@ -89,3 +94,8 @@ class StreamingPreDecay(Stabiliser):
     def promise(self) -> str:
         """What it aims at."""
         return f"norm near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"
+
+    @property
+    def bound(self) -> float:
+        """What it aims at."""
+        return 1 / self.rate

@@ -1,0 +1,145 @@
+"""The stability numbers of a run: where its layers belong, `norms.jsonl`, and the alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import final
+
+from surefoot.experiment.alarm import ROOM, Alarm, Alarms, Layer
+from surefoot.experiment.methods import Steepest
+from surefoot.experiment.records import Log, Record, continued, dumps, write_atomic
+from surefoot.experiment.run import Run
+from surefoot.optim import SteepestDescent
+from surefoot.plan import Placement, Plan
+
+NORMS, LAYERS = "norms.jsonl", "layers.json"
+DIGITS = 6  # that a norm is written with, and judged by: those of float32
+Numbers = Mapping[str, float]
+
+
+@final
+class Watch:
+    """Every layer of a run in natural units, whatever its optimizer; changes nothing that trains.
+
+    Where the run's optimizer has the natural geometry for a parameter (see `roles.NATURAL`), its own `stability()` is
+    taken, with what its stabiliser knows and its steps' size. The others, and all of torch's AdamW, are looked at
+    through an optimizer that never steps.
+
+    Args:
+        run: the run.
+        limit: where a band without a bound ends, in the role's unit; further out by the default recipe's factor on the
+            learning rate where that is above 1 (16 for heads, which grow by as much more).
+    """
+
+    def __init__(self, run: Run, limit: float) -> None:
+        natural, theirs = Plan.of(run.model), _placements(run)
+        own = {name: theirs[name] for name in theirs if theirs[name].role.geometry == natural[name].role.geometry}
+        self._optimizer = run.optimizer
+        self.own = frozenset(own)
+        placements = {**natural.placements, **own}
+        self.layers = {name: _layer(placements[name], natural[name], limit) for name in placements}
+        others = [(name, p) for name, p in run.model.named_parameters() if name in placements and name not in own]
+        self._other = SteepestDescent(others, natural, lr=0.0) if others else None
+
+    def look(self) -> dict[str, Numbers]:
+        """`stability()` of each parameter that has entries; the update numbers are a step's if it is in `own`."""
+        found = self._optimizer.stability() if isinstance(self._optimizer, SteepestDescent) else {}
+        other = {} if self._other is None else self._other.stability()
+        numbers = {name: (found if name in self.own else other)[name] for name in self.layers}
+        return {name: row for name, row in numbers.items() if row}
+
+
+def _placements(run: Run) -> Mapping[str, Placement]:
+    return run.method.plan(run.model).placements if isinstance(run.method, Steepest) else {}
+
+
+def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
+    unit = natural.role.radius_unit(natural.block)
+    bound = placement.stabiliser.bound
+    if math.isfinite(bound):
+        return Layer(placement.role.name, unit, bound, bound * ROOM)
+    return Layer(placement.role.name, unit, None, limit * unit * max(1.0, natural.role.lr_scale(natural.block)))
+
+
+@final
+class NormLog:
+    """`norms.jsonl` of a run directory, a line a look, and `layers.json`. Use as a context manager.
+
+    A line has `step`; `lr`, of the next step; `norms`, name -> `[lower, upper]`, upper None if nothing is proven;
+    `dependency` likewise where it is not the norm (tables, biases); `updates`, name -> what the next step changes the
+    output by at most, where the method's own geometry says so; `alarms`, where there are any. A number that is not
+    finite is None.
+
+    Args:
+        directory: exists.
+        limit: see `Watch`.
+        warn: called with the step and each alarm.
+
+    Raises:
+        OSError: a file cannot be written.
+        ValueError: a line that is there is no JSON object.
+    """
+
+    def __init__(self, directory: Path, limit: float, warn: Callable[[int, Alarm], None]) -> None:
+        self._directory, self._limit, self._warn = directory, limit, warn
+        self._files = ExitStack()
+        self._log: Log | None = None
+
+    def look(self, run: Run) -> Record:
+        """Look at the run, write the line, warn; a resumed run's older lines are dropped from this step on."""
+        if self._log is None:
+            self._log = self._open(run)
+        line = _line(run, self._watch)
+        alarms = self._alarms.look(self._times[run.step], _lower(line))
+        if alarms:
+            line["alarms"] = [asdict(alarm) for alarm in alarms]
+        self._log.append(line)
+        for alarm in alarms:
+            self._warn(run.step, alarm)
+        return line
+
+    def _open(self, run: Run) -> Log:
+        self._watch = Watch(run, self._limit)
+        layers = {name: asdict(layer) for name, layer in self._watch.layers.items()}
+        write_atomic(self._directory / LAYERS, dumps(layers, indent=2) + "\n")
+        self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
+        self._alarms = Alarms(self._watch.layers, self._times[-1])
+        log = self._files.enter_context(continued(self._directory / NORMS, run.step))
+        for line in log.records:  # what was told before the run was resumed is not told again
+            self._alarms.look(self._times[line["step"]], _lower(line))
+        return log
+
+    def __enter__(self) -> NormLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+
+def _line(run: Run, watch: Watch) -> Record:
+    numbers = watch.look()
+    norms = {name: _pair(row, "forward") for name, row in numbers.items()}
+    dependency = {name: _pair(row, "dependency") for name, row in numbers.items()}
+    line: Record = {"step": run.step, "lr": run.config.lr * run.config.factor(run.step), "norms": norms}
+    if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
+        line["dependency"] = differing
+    if updates := {name: _short(row["update_upper"]) for name, row in numbers.items() if name in watch.own}:
+        line["updates"] = updates
+    return line
+
+
+def _pair(row: Numbers, number: str) -> list[float | None]:
+    return [_short(row[f"{number}_lower"]), _short(row[f"{number}_upper"])]
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def _lower(line: Record) -> dict[str, float | None]:
+    return {name: lower for name, (lower, _) in line["norms"].items()}
