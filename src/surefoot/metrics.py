@@ -14,6 +14,7 @@ from surefoot.views import Shape
 
 VECTORS, COLD = 4, 4  # Ritz vectors a matrix, and iterations before they are first believed
 TABLES, SHIFTS = ("embedding", "positions"), ("bias",)
+_NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
 
 
 @torch.no_grad()
@@ -40,10 +41,12 @@ def stability(
     Returns:
         `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
         numbers in natural units, lower bounds to rounding (1e-6). Steps of another norm than the weight's
-        (Adam's) may have no bound on their update: inf.
+        (Adam's) may have no bound on their update: inf. Of a weight that is not finite every number is inf.
     """
     role = placement.role
     blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
+        return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
     parts = divide(cache or {}, placement.blocks)
     found = [_of_block(w, role, lr, known) for w, known in zip(blocks, parts, strict=True)]
     return [numbers for block, _ in found for numbers in block], unite([kept for _, kept in found])
@@ -82,9 +85,8 @@ def _of_block(
     step = lr * role.lr_scale(block)
     if role.weight_norm is not None and step > 0:
         step *= role.held.longest
-    names = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
     pairs = torch.cat([forward, dependency], -1).tolist()
-    return [dict(zip(names, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}
+    return [dict(zip(_NAMES, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}
 
 
 def _per_block(norms: Tensor, blocks: int) -> Tensor:

@@ -32,7 +32,7 @@ ANYWHERE = {*sys.stdlib_module_names, "surefoot", "torch"}
 ON_TOP = {"numpy", "scipy", "tqdm"}
 """What experiment and cli may import besides."""
 
-PLOTTING = {"experiment.report", "experiment.coordreport"}
+PLOTTING = {"experiment.report", "experiment.coordreport", "experiment.normreport"}
 
 FILES = sorted(ROOT.rglob("*.py"))
 

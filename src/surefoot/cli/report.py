@@ -6,29 +6,62 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from surefoot.cli import options
 
 _EXAMPLES = """
 surefoot report runs/transfer
 surefoot report runs/transfer --json | jq .recipes[].drift_octaves
+surefoot report runs/train                           norms by kind of layer, and the alarms
+surefoot report runs/coordcheck
 """
+
+Found = tuple[dict[str, Any], str, Path]
+"""Summary, statement, picture."""
 
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
-    help = "make the table and the picture of a transfer directory again, finished or not"
+    help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
-    parser.add_argument("directory", type=Path, help="what transfer wrote to")
+    parser.add_argument("directory", type=Path, help="what transfer, train or coordcheck wrote to")
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the picture."""
-    from surefoot.experiment import report, sweep
+    from surefoot.experiment import coordcheck, norms
 
-    summary, _ = sweep.load(arguments.directory)
-    picture = report.figure(arguments.directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else report.statement(summary))
+    directory: Path = arguments.directory
+    if (directory / coordcheck.SUMMARY).exists():
+        summary, text, picture = _coordcheck(directory)
+    elif (directory / norms.NORMS).exists():
+        summary, text, picture = _train(directory)
+    else:
+        summary, text, picture = _transfer(directory)
+    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else text)
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
+
+
+def _transfer(directory: Path) -> Found:
+    from surefoot.experiment import report, sweep
+
+    summary, _ = sweep.load(directory)
+    picture = report.figure(directory)
+    return summary, report.statement(summary), picture
+
+
+def _train(directory: Path) -> Found:
+    from surefoot.experiment import normreport
+
+    summary = normreport.summarise(directory)
+    return summary, normreport.statement(summary), normreport.figure(directory)
+
+
+def _coordcheck(directory: Path) -> Found:
+    from surefoot.experiment import coordcheck, coordreport
+
+    summary = json.loads((directory / coordcheck.SUMMARY).read_text(encoding="utf-8"))
+    return summary, coordreport.statement(summary), coordreport.figure(summary, directory)

@@ -6,22 +6,28 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
 
 if TYPE_CHECKING:
+    from surefoot.experiment.alarm import Alarm
+    from surefoot.experiment.data import Corpus
     from surefoot.experiment.records import Log
+    from surefoot.experiment.run import Run
+    from surefoot.experiment.tensorboard import Board
     from surefoot.experiment.train import TrainConfig, TrainResult
 
-LOG, RESULT, CHECKPOINTS = "log.jsonl", "result.json", "checkpoints"
+LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
 _EXAMPLES = """
 surefoot train --width 128 --steps 1000 --out runs/one
 surefoot train --method adamw --lr 0.015 --out runs/adamw
 surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
+surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
 surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
 """
 
@@ -44,6 +50,11 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument(
         "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
     )
+    parser.add_argument(
+        "--norm-limit", type=options.positive, default=10.0, metavar="NORM",
+        help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
+    )  # fmt: skip
+    parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
     parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
     options.add_json(parser)
 
@@ -52,33 +63,63 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on training."""
     import torch
 
-    from surefoot.experiment.checkpoint import Checkpoints
     from surefoot.experiment.data import load
     from surefoot.experiment.records import claim, dumps, locked, write_atomic
-    from surefoot.experiment.train import train
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     config = _configure(arguments)
     corpus = load(arguments.data, context=config.context)
     out: Path = arguments.out
+    board = _board(arguments)
     out.mkdir(parents=True, exist_ok=True)
     arguments.resume = f"the same command goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
         claim(out, {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}, LOG)
         print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
-        with _log(out / LOG, config.steps) as on_step:
-            result = train(
-                config,
-                corpus,
-                on_step=on_step,
-                log_every=arguments.log_every,
-                eval_every=arguments.eval_every,
-                checkpoints=Checkpoints(out / CHECKPOINTS, arguments.checkpoint_every),
-            )
+        try:
+            result = _train(arguments, config, corpus, board)
+        except KeyboardInterrupt:
+            _draw(out)
+            raise
         write_atomic(out / RESULT, dumps(asdict(result), indent=2) + "\n")
+        _draw(out)
     print(json.dumps(asdict(result), allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
     return 0
+
+
+def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, board: Board | None) -> TrainResult:
+    """Train with all logs open."""
+    from surefoot.experiment.checkpoint import Checkpoints
+    from surefoot.experiment.norms import NormLog
+    from surefoot.experiment.train import train
+
+    out: Path = arguments.out
+    with (
+        _log(out / LOG, config.steps) as log,
+        NormLog(out, arguments.norm_limit, _warn) as norms,
+        board or nullcontext(),
+    ):
+
+        def on_step(record: dict[str, Any]) -> None:
+            log(record)
+            if board is not None:
+                board.losses(record)
+
+        def observe(run: Run) -> None:
+            line = norms.look(run)
+            if board is not None:
+                board.norms(line)
+
+        return train(
+            config,
+            corpus,
+            on_step=on_step,
+            observe=observe,
+            log_every=arguments.log_every,
+            eval_every=arguments.eval_every,
+            checkpoints=Checkpoints(out / CHECKPOINTS, arguments.checkpoint_every),
+        )
 
 
 def _configure(arguments: argparse.Namespace) -> TrainConfig:
@@ -90,27 +131,49 @@ def _configure(arguments: argparse.Namespace) -> TrainConfig:
     return TrainConfig(**options.shared_settings(arguments), **own, device=device)
 
 
+def _board(arguments: argparse.Namespace) -> Board | None:
+    from surefoot.experiment.tensorboard import Board
+
+    return Board(arguments.out / BOARD) if arguments.tensorboard else None
+
+
 @contextmanager
 def _log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Append records to the log and show them on stderr.
 
     A resumed run repeats the steps since its checkpoint: their old lines are dropped when the first record comes.
     """
-    from surefoot.experiment.records import Log, dumps, read_lines, write_atomic
+    from surefoot.experiment.records import continued
 
     opened: list[Log] = []
     with ExitStack() as stack:
 
         def write(record: dict[str, Any]) -> None:
             if not opened:
-                kept = [dumps(old) + "\n" for old in read_lines(path) if old["step"] < record["step"]]
-                write_atomic(path, "".join(kept))
-                opened.append(stack.enter_context(Log(path)))
+                opened.append(stack.enter_context(continued(path, record["step"])))
             opened[0].append(record)
             loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
             print(f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}", file=sys.stderr, flush=True)
 
         yield write
+
+
+def _warn(step: int, alarm: Alarm) -> None:
+    print(f"surefoot train: warning: step {step}: {alarm}", file=sys.stderr, flush=True)
+
+
+def _draw(out: Path) -> None:
+    """The picture of the norms; a line in its place where it cannot be drawn."""
+    from surefoot.experiment.norms import NORMS
+
+    if not (out / NORMS).exists():
+        return  # stopped before the first look, or made before there were any
+    if find_spec("matplotlib") is None:
+        print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
+        return
+    from surefoot.experiment import normreport
+
+    print(f"surefoot: norms: {normreport.figure(out)}", file=sys.stderr)
 
 
 def _sentence(result: TrainResult, unit: str) -> str:

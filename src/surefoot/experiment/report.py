@@ -1,4 +1,4 @@
-"""A finished sweep as a table and as a picture. Only this file and `coordreport` import matplotlib."""
+"""A finished sweep as a table and as a picture. Only this file, `coordreport` and `normreport` import matplotlib."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -75,7 +75,10 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
     config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     if "recipes" not in config:
-        raise ValueError(f"{directory} holds a training run, not a sweep; its log and result lie in it as JSON")
+        raise ValueError(
+            f"{directory} holds no sweep, no norms.jsonl and no coordcheck.json: "
+            "what was started there has nothing to report yet"
+        )
     return summarise(config, records, {}), records
 
 
