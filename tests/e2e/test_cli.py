@@ -308,6 +308,9 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     assert "nats a byte after 6 steps" in said
     assert [record["step"] for record in lines(out / "log.jsonl")] == [2, 3, 4, 6]
     assert ["val_loss" in record for record in lines(out / "log.jsonl")] == [False, True, False, True]
+    assert [record["step"] for record in lines(out / "norms.jsonl")] == [2, 3, 4, 6]
+    assert (out / "norms.png").read_bytes().startswith(b"\x89PNG")
+    assert not (out / "tensorboard").exists()
     assert sorted(path.name for path in (out / "checkpoints").glob("*.pt")) == ["step-00000004.pt", "step-00000006.pt"]
     result = json.loads((out / "result.json").read_text())
     assert main([*training(out, text), "--json"]) == 0
@@ -328,6 +331,8 @@ def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text):
     assert "Traceback" not in err
     for run in (arguments, [*training(whole, text), *long]):
         assert main(run) == 0
+    assert f"norms: {part}/norms.png" in err
+    assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(1, 201))
     ours, theirs = lines(part / "log.jsonl"), lines(whole / "log.jsonl")
     assert [(r["step"], r["loss"], r["lr"]) for r in ours] == [(r["step"], r["loss"], r["lr"]) for r in theirs]
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
@@ -351,6 +356,53 @@ def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
     assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 0
     assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["val_loss"] is None
+
+
+def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main([*training(out, text, "--log-every", "2"), "--norm-limit", "0.5"]) == 0
+    err = capsys.readouterr().err
+    assert "surefoot train: warning: step 2: blocks.0.mlp.up.weight: its norm, " in err
+    (out / "norms.png").unlink()
+    assert main(["report", f"{out}"]) == 0
+    said = capsys.readouterr().out
+    assert "| linear    | 6      | " in said
+    assert "alarm at step 2: blocks.0.mlp.up.weight, norm " in said
+    assert said.endswith(f"picture: {out}/norms.png\n")
+    assert (out / "norms.png").exists()
+    assert main(["report", f"{out}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"][0]["role"] == "embedding"
+
+
+def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):
+    monkeypatch.setattr("surefoot.cli.train.find_spec", lambda name: None)
+    assert main(training(tmp_path / "run", text)) == 0
+    assert "no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
+    assert (tmp_path / "run" / "norms.jsonl").exists()
+    assert not (tmp_path / "run" / "norms.png").exists()
+
+
+def test_training_writes_to_tensorboard(tmp_path, text, capsys):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "run"
+    assert main([*training(out, text, "--log-every", "2"), "--tensorboard"]) == 0
+    found = events.EventAccumulator(f"{out / 'tensorboard'}")
+    found.Reload()
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (record["step"], pytest.approx(record["loss"])) for record in lines(out / "log.jsonl")
+    ]
+    norms = [(e.step, e.value) for e in found.Scalars("norm/head.weight")]
+    assert norms == [(r["step"], pytest.approx(r["norms"]["head.weight"][0])) for r in lines(out / "norms.jsonl")]
+    assert "update/head.weight" in found.Tags()["scalars"]
+
+
+def test_tensorboard_that_is_missing_is_named_before_anything_runs(tmp_path, text, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    said = refused([*training(tmp_path / "run", text), "--tensorboard"], capsys, code=1)
+    assert said.endswith("pip install 'surefoot[tensorboard]'")
+    assert not (tmp_path / "run").exists()
 
 
 # Audit
@@ -389,10 +441,10 @@ def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "unknown reference model 'bert'; choose from gpt, llama" in refused(["audit", "--model", "bert"], capsys)
 
 
-def test_report_of_a_training_run_says_what_it_is(tmp_path, capsys):
+def test_report_of_a_run_that_has_nothing_yet_says_so(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"method": "adamw"}')
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds a training run, not a sweep" in capsys.readouterr().err
+    assert "holds no sweep, no norms.jsonl and no coordcheck.json" in capsys.readouterr().err
 
 
 # Coordcheck
@@ -418,7 +470,10 @@ def test_coordcheck_writes_results_summary_table_and_picture(tmp_path, text, cap
     said, progress = capsys.readouterr()
     assert json.loads(said) == json.loads((out / "coordcheck.json").read_text())
     assert "seed " not in progress
-    assert "not a sweep" in refused(["report", f"{out}"], capsys)
+    (out / "coordcheck.png").unlink()
+    assert main(["report", f"{out}"]) == 0
+    assert "FAILS: " in capsys.readouterr().out
+    assert (out / "coordcheck.png").exists()
     other = refused(check(out, text, "--lr", "0.5"), capsys)
     assert "it differs in lr: there 0.0625, now 0.5" in other
 

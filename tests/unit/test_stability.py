@@ -146,3 +146,16 @@ def test_parts_that_keep_adamw_have_no_bound_on_their_update():
     report = sf.SteepestDescent(model, plan, lr=0.1).stability()
     for name, placement in plan.placements.items():
         assert math.isinf(report[name]["update_upper"]) == isinstance(placement.role.geometry, AsGiven)
+
+
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(2.0)])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_weight_that_is_not_finite_has_no_norm_and_the_others_have_theirs(stabiliser, value):
+    model, _, optimizer = build(stabiliser)
+    train(model, optimizer, range(2))
+    before = optimizer.stability()
+    with torch.no_grad():
+        model.up.weight[0, 0] = value
+    after = optimizer.stability()
+    assert after["up.weight"]["forward_lower"] == after["up.weight"]["forward_upper"] == math.inf
+    assert after["table.weight"] == pytest.approx(before["table.weight"])

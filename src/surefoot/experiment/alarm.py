@@ -87,9 +87,9 @@ class Alarms:
         """The alarms of one look; looks come in the order of time, also those of a run before it was resumed."""
         found = []
         for name, norm in norms.items():
-            layer, before = self._layers[name], self._out[name]
+            before = self._out[name]
             value = math.inf if norm is None else norm
-            limit = max(layer.limit, self._start.setdefault(name, value) * ROOM) if layer.bound else layer.limit
+            limit = self._limit(name, value)
             self._past[name].append((time, value))
             now = self._judge(value, self._ahead(name), limit)
             if _RANK[now] > _RANK[before]:
@@ -98,6 +98,13 @@ class Alarms:
             self._out[name] = None if inside else max(now, before, key=_RANK.__getitem__)
         return found
 
+    def _limit(self, name: str, norm: float) -> float:
+        layer = self._layers[name]
+        if layer.bound is None:
+            return layer.limit
+        start = self._start.setdefault(name, norm if norm < math.inf else 0.0)
+        return max(layer.limit, start * ROOM)
+
     def _judge(self, norm: float, ahead: float, limit: float) -> Reason | None:
         if not norm <= limit:
             return "limit"
@@ -105,7 +112,7 @@ class Alarms:
 
     def _ahead(self, name: str) -> float:
         past = self._past[name]
-        return 0.0 if self._layers[name].bound or len(past) < WINDOW else ahead(past, self._end)
+        return 0.0 if self._layers[name].bound is not None or len(past) < WINDOW else ahead(past, self._end)
 
 
 def ahead(past: Sequence[tuple[float, float]], end: float) -> float:
@@ -115,7 +122,7 @@ def ahead(past: Sequence[tuple[float, float]], end: float) -> float:
         past: pairs of time and norm; a norm of 0 or one that is not finite has no trend, and 0 is returned.
         end: the last time that matters.
 
-    >>> ahead([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], end=10.0)
+    >>> round(ahead([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], end=10.0), 6)
     5.0
     """
     if not all(0 < norm < math.inf for _, norm in past):

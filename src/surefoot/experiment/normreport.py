@@ -15,7 +15,8 @@ from surefoot.experiment.records import Record, read_lines
 from surefoot.experiment.report import aligned
 
 PICTURE = "norms.png"
-COLUMNS = 3  # of panels, at most
+OCTAVES = 2.0  # that a panel spans at least, so that rounding does not look like growth
+_STYLE = {"bound": "--", "limit": ":"}
 _INK, _PALE, _RED = "#222222", "#b0b0b0", "#c0392b"
 
 Curves = Mapping[str, list[float]]
@@ -80,7 +81,7 @@ def statement(summary: Mapping[str, Any]) -> str:
     ...         "last": 11.0, "bound": None, "limit": 10.0, "alarms": 1}
     >>> alarm = {"step": 40, "layer": "up.weight", "norm": 11.5, "limit": 10.0, "reason": "limit"}
     >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
-    | linear | 12     | 1.00  | 11.5    | up.weight | 11.0 | none  | 10.0  | 1      |
+    | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
     """
     head = ["role", "layers", "first", "largest", "of", "last", "bound", "limit", "alarms"]
     keys = ["role", "layers", "first", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
@@ -95,7 +96,7 @@ def statement(summary: Mapping[str, Any]) -> str:
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return "none" if key == "bound" else "not finite"
-    return f"{value:#.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _sentence(alarm: Mapping[str, Any]) -> str:
@@ -119,16 +120,18 @@ def figure(directory: Path) -> Path:
     """
     layers, lines = load(directory)
     roles = _by_role(layers, lines)
-    columns = min(COLUMNS, len(roles))
+    columns = math.ceil(math.sqrt(len(roles)))
     rows = math.ceil(len(roles) / columns)
-    drawing = Figure(figsize=(0.6 + 3.2 * columns, 0.5 + 2.5 * rows), layout="constrained", dpi=200)
-    panels = drawing.subplots(rows, columns, squeeze=False, sharex=True).flatten()
+    drawing = Figure(figsize=(0.6 + 3.4 * columns, 0.8 + 2.3 * rows), layout="constrained", dpi=200)
+    panels = drawing.subplots(rows, columns, squeeze=False).flatten()
     for panel, (role, curves) in zip(panels, roles.items(), strict=False):
         _panel(panel, role, curves, layers, lines)
     for panel in panels[len(roles) :]:
         panel.set_visible(False)
     drawing.supxlabel("step", fontsize=10, color=_INK)
     drawing.supylabel("norm, in the role's unit", fontsize=10, color=_INK)
+    marks = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    drawing.legend(marks.values(), marks.keys(), loc="outside upper right", frameon=False, fontsize=9, ncols=len(marks))
     path = directory / PICTURE
     drawing.savefig(path)
     return path
@@ -136,20 +139,35 @@ def figure(directory: Path) -> Path:
 
 def _panel(panel: Axes, role: str, curves: Curves, layers: Mapping[str, Any], lines: Sequence[Record]) -> None:
     steps = [line["step"] for line in lines]
-    for i, (name, curve) in enumerate(curves.items()):
-        shown = [value if 0 < value < math.inf else math.nan for value in curve]
+    told = {(alarm["layer"], line["step"]) for line in lines for alarm in line.get("alarms", [])}
+    shown = {name: [value if 0 < value < math.inf else math.nan for value in curves[name]] for name in curves}
+    for i, (name, curve) in enumerate(shown.items()):
         colour = colormaps["viridis"](0.9 * i / max(1, len(curves) - 1))
-        panel.plot(steps, shown, ".-", color=colour, linewidth=0.9, markersize=2, zorder=2)
-        told = [i for i, line in enumerate(lines) if name in {alarm["layer"] for alarm in line.get("alarms", [])}]
-        panel.plot([steps[i] for i in told], [shown[i] for i in told], "x", color=_RED, markersize=6, zorder=3)
-    bounds = {layers[name]["bound"] / layers[name]["unit"] for name in curves if layers[name]["bound"]}
-    limits = {layers[name]["limit"] / layers[name]["unit"] for name in curves if not layers[name]["bound"]}
-    for levels, style in ((bounds, "--"), (limits, ":")):
-        for level in levels:
-            panel.axhline(level, linestyle=style, color=_INK, linewidth=1.0, zorder=1)
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter("{x:g}")
+        panel.plot(steps, curve, ".-", color=colour, linewidth=0.9, markersize=2, zorder=2)
+        _, level = _level(layers[name])  # where a norm that is not finite is marked
+        heights = [level if math.isnan(value) else value for value in curve]
+        crosses = [(step, height) for step, height in zip(steps, heights, strict=True) if (name, step) in told]
+        if crosses:
+            panel.plot(*zip(*crosses, strict=True), "x", color=_RED, markersize=6, zorder=3, label="alarm")
+    levels = {_level(layers[name]) for name in curves}
+    for label, level in levels:
+        panel.axhline(level, linestyle=_STYLE[label], color=_INK, linewidth=1.0, zorder=1, label=label)
+    _frame(panel, [value for curve in shown.values() for value in curve if value > 0] + [level for _, level in levels])
     panel.set_title(f"{role} ({len(curves)})", fontsize=10, color=_INK)
+
+
+def _level(layer: Mapping[str, Any]) -> tuple[str, float]:
+    label = "bound" if layer["bound"] else "limit"
+    return label, layer[label] / layer["unit"]
+
+
+def _frame(panel: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis around the values."""
+    low, high = math.log2(min(values)), math.log2(max(values))
+    room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2
+    panel.set_yscale("log", base=2)
+    panel.set_ylim(2 ** (low - room), 2 ** (high + room))
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.tick_params(labelsize=8, color=_PALE, labelcolor=_INK)
     panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     panel.set_axisbelow(True)

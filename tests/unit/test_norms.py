@@ -1,0 +1,181 @@
+"""What a run's norms.jsonl says, and that looking changes nothing."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from surefoot import stabilise
+from surefoot.experiment import normreport
+from surefoot.experiment.checkpoint import Checkpoints
+from surefoot.experiment.data import Corpus
+from surefoot.experiment.methods import METHODS
+from surefoot.experiment.norms import LAYERS, NORMS, NormLog, Watch
+from surefoot.experiment.records import read_lines
+from surefoot.experiment.run import Run, TrainConfig
+from surefoot.experiment.train import train
+from surefoot.geometry import Frobenius
+from surefoot.plan import Plan
+
+TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    text = np.frombuffer(b"the quick brown fox jumps over the lazy dog, " * 200, dtype=np.uint8)
+    return Corpus(text[:8000], text[8000:], "fox", "fox")
+
+
+def watched(config, corpus, folder, limit=10.0, **options):
+    """Train with the log of norms; the result, the lines and what was warned of."""
+    folder.mkdir(exist_ok=True)
+    warned = []
+    with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as norms:
+        result = train(config, corpus, observe=norms.look, **options)
+    return result, read_lines(folder / NORMS), warned
+
+
+def truth(run):
+    """Each parameter's natural norm, exactly."""
+    found = {}
+    for name, placement in Plan.of(run.model).placements.items():
+        w = placement.role.view.split(run.model.get_parameter(name).detach().double())
+        found[name] = float(placement.role.geometry.norm(w).max())
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_norms_are_natural_whatever_the_method(corpus, method):
+    run = Run(replace(TINY, method=method), corpus)
+    watch = Watch(run, 10.0)
+    for _ in range(4):
+        run.advance()
+    for name, norm in truth(run).items():
+        row = watch.look()[name]
+        assert 0.95 * norm <= row["forward_lower"] <= norm * (1 + 1e-5) <= row["forward_upper"] * (1 + 1e-4), name
+    assert bool(watch.own) == (method not in ("adamw", "mup_adamw"))
+
+
+@pytest.mark.parametrize(("method", "bound"), [("beyond_mup", "post_clip:2"), ("muon", None), ("adamw", None)])
+def test_looking_changes_no_loss(corpus, tmp_path, method, bound):
+    config, plain, seen = replace(TINY, method=method, stabiliser=bound), [], []
+    first = train(config, corpus, on_step=plain.append, log_every=1)
+    second, lines, _ = watched(config, corpus, tmp_path, on_step=seen.append, log_every=1)
+    assert [record["loss"] for record in plain] == [record["loss"] for record in seen]
+    assert replace(first, seconds=0) == replace(second, seconds=0)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+
+
+def test_a_line(corpus, tmp_path):
+    _, lines, _ = watched(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
+    layers = json.loads((tmp_path / LAYERS).read_text())
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
+    assert lines[0]["lr"] == TINY.lr * TINY.factor(5)
+    assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
+    assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=1e-5)
+    assert list(lines[0]["dependency"]) == ["embedding.weight"]
+    assert layers["head.weight"] == {
+        "role": "head",
+        "unit": pytest.approx(np.log(256)),
+        "bound": pytest.approx(2 * np.log(256)),
+        "limit": pytest.approx(2.02 * np.log(256)),
+    }
+
+
+def test_what_does_not_apply_is_left_out(corpus, tmp_path):
+    _, lines, _ = watched(replace(TINY, method="adamw"), corpus, tmp_path / "adamw")
+    assert "updates" not in lines[0]
+    _, lines, _ = watched(replace(TINY, method="lion"), corpus, tmp_path / "lion")
+    assert set(lines[0]["updates"]) == {name for name in lines[0]["norms"] if "norm" in name}  # the gains
+    layers = json.loads((tmp_path / "lion" / LAYERS).read_text())
+    assert layers["head.weight"]["limit"] == pytest.approx(160 * np.log(256))
+    assert layers["embedding.weight"]["limit"] == 10.0
+
+
+@pytest.mark.parametrize("method", ["beyond_mup", "adamw"])
+@pytest.mark.parametrize("lr", [1e9, 1e30])
+def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
+    config = replace(TINY, method=method, lr=lr, steps=40)
+    result, lines, warned = watched(config, corpus, tmp_path, log_every=100)
+    assert result.diverged
+    assert lines[-1]["step"] == result.steps
+    assert {layer for _, layer in warned} == set(lines[0]["norms"])
+    assert [alarm["layer"] for line in lines for alarm in line["alarms"]] == [layer for _, layer in warned]
+    summary = normreport.summarise(tmp_path)
+    assert sum(kind["alarms"] for kind in summary["kinds"]) == len(warned)
+    assert "limit" in normreport.statement(summary)
+    assert normreport.figure(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_ordinary_run_does_not_alarm(corpus, tmp_path):
+    _, lines, warned = watched(replace(TINY, lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
+    assert warned == []
+    assert not any("alarms" in line for line in lines)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
+    config = replace(TINY, lr=0.5)
+    whole = watched(config, corpus, tmp_path / "whole", 3.0, log_every=1)
+
+    def stop(record):
+        if record["step"] == 11:
+            raise Stop
+
+    part = Checkpoints(tmp_path / "checkpoints", every=8)
+    with pytest.raises(Stop):
+        watched(config, corpus, tmp_path / "part", 3.0, log_every=1, on_step=stop, checkpoints=part)
+    assert len(read_lines(tmp_path / "part" / NORMS)) == 10
+    _, lines, warned = watched(config, corpus, tmp_path / "part", 3.0, log_every=1, checkpoints=part)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert warned == [told for told in whole[2] if told[0] > 8]
+    for ours, theirs in zip(lines, whole[1], strict=True):  # the vectors that a norm is seen by start anew
+        assert list(ours["norms"]) == list(theirs["norms"])
+        assert [row[0] for row in ours["norms"].values()] == pytest.approx(
+            [row[0] for row in theirs["norms"].values()], rel=0.02
+        )
+        assert [a["layer"] for a in ours.get("alarms", [])] == [a["layer"] for a in theirs.get("alarms", [])]
+    assert whole[2][0][0] <= 8  # else nothing could have been repeated
+
+
+def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
+    _, lines, _ = watched(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
+    kinds = {kind["role"]: kind for kind in normreport.summarise(tmp_path)["kinds"]}
+    head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
+    assert (kinds["head"]["first"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
+    assert kinds["head"]["bound"] == pytest.approx(2)
+    assert kinds["head"]["largest"] <= 2 * (1 + 1e-3)
+    assert kinds["linear"]["layers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bound"),
+    [
+        (stabilise.Free(), np.inf),
+        (stabilise.WeightDecay(0.25), 4.0),
+        (stabilise.PreDecay(0.25), 4.0),
+        (stabilise.StreamingPreDecay(0.25), 4.0),
+        (stabilise.PostClip(3.0), 3.0),
+        (stabilise.StreamingPostClip(3.0), 3.0),
+        (stabilise.Rescale(3.0), 3.0),
+        (stabilise.Normalise(3.0), 3.0),
+        (stabilise.Normalise(), np.inf),
+        (stabilise.Normalise(3.0, Frobenius()), np.inf),
+        (stabilise.SpectralSphere(3.0), 3.0),
+        (stabilise.Stiefel(3.0), 3.0),
+    ],
+    ids=repr,
+)
+def test_the_bound_of_a_stabiliser(scheme, bound):
+    assert scheme.bound == bound
+    assert scheme.in_units(2.0).bound == 2 * bound
+
+
+def test_no_norms_no_report(tmp_path):
+    with pytest.raises(ValueError, match="has no norms yet"):
+        normreport.summarise(tmp_path)
