@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from surefoot import stabilise
-from surefoot.experiment import normreport
+from surefoot.experiment import normreport, norms
+from surefoot.experiment.alarm import Alarms
 from surefoot.experiment.checkpoint import Checkpoints
 from surefoot.experiment.data import Corpus
 from surefoot.experiment.methods import METHODS
@@ -31,8 +32,8 @@ def watched(config, corpus, folder, limit=10.0, **options):
     """Train with the log of norms; the result, the lines and what was warned of."""
     folder.mkdir(exist_ok=True)
     warned = []
-    with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as norms:
-        result = train(config, corpus, observe=norms.look, **options)
+    with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as log:
+        result = train(config, corpus, observe=log.look, **options)
     return result, read_lines(folder / NORMS), warned
 
 
@@ -113,6 +114,24 @@ def test_an_ordinary_run_does_not_alarm(corpus, tmp_path):
     _, lines, warned = watched(replace(TINY, lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
     assert warned == []
     assert not any("alarms" in line for line in lines)
+
+
+def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkeypatch):
+    times = []
+
+    class Spy(Alarms):
+        def __init__(self, layers, end):
+            super().__init__(layers, end)
+            times.append(end)
+
+        def look(self, time, found):
+            times.append(time)
+            return super().look(time, found)
+
+    monkeypatch.setattr(norms, "Alarms", Spy)
+    watched(TINY, corpus, tmp_path, log_every=6)
+    rates = [TINY.factor(step) for step in range(12)]
+    assert times == pytest.approx([sum(rates), sum(rates[:6]), sum(rates)])
 
 
 class Stop(Exception):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
+from surefoot.experiment.alarm import LIMIT
 
 if TYPE_CHECKING:
     from surefoot.experiment.alarm import Alarm
@@ -51,7 +52,7 @@ def add_to(commands: options.Commands) -> None:
         "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
     )
     parser.add_argument(
-        "--norm-limit", type=options.positive, default=10.0, metavar="NORM",
+        "--norm-limit", type=options.positive, default=LIMIT, metavar="NORM",
         help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
     )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
@@ -165,8 +166,9 @@ def _warn(step: int, alarm: Alarm) -> None:
 def _draw(out: Path) -> None:
     """The picture of the norms; a line in its place where it cannot be drawn."""
     from surefoot.experiment.norms import NORMS
+    from surefoot.experiment.records import read_lines
 
-    if not (out / NORMS).exists():
+    if not read_lines(out / NORMS):
         return  # stopped before the first look, or made before there were any
     if find_spec("matplotlib") is None:
         print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
