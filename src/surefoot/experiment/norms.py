@@ -26,9 +26,8 @@ Numbers = Mapping[str, float]
 class Watch:
     """Every layer of a run in natural units, whatever its optimizer; changes nothing that trains.
 
-    Where the run's optimizer has the natural geometry for a parameter (see `roles.NATURAL`), its own `stability()` is
-    taken, with what its stabiliser knows and its steps' size. The others, and all of torch's AdamW, are looked at
-    through an optimizer that never steps.
+    `SteepestDescent` is asked itself: it knows what its stabiliser does, and the size of its steps. For torch's own
+    optimizers one that never steps looks at the weights.
 
     Args:
         run: the run.
@@ -37,25 +36,17 @@ class Watch:
     """
 
     def __init__(self, run: Run, limit: float) -> None:
-        natural, theirs = Plan.of(run.model), _placements(run)
-        own = {name: theirs[name] for name in theirs if theirs[name].role.geometry == natural[name].role.geometry}
-        self._optimizer = run.optimizer
-        self.own = frozenset(own)
-        placements = {**natural.placements, **own}
-        self.layers = {name: _layer(placements[name], natural[name], limit) for name in placements}
-        others = [(name, p) for name, p in run.model.named_parameters() if name in placements and name not in own]
-        self._other = SteepestDescent(others, natural, lr=0.0) if others else None
+        natural = Plan.of(run.model)
+        own = run.optimizer if isinstance(run.optimizer, SteepestDescent) else None
+        self.steps = own is not None
+        plan = run.method.plan(run.model) if isinstance(run.method, Steepest) else natural
+        self._optimizer = own or SteepestDescent(run.model, natural, lr=0.0)
+        self.layers = {name: _layer(plan[name], natural[name], limit) for name in natural}
 
     def look(self) -> dict[str, Numbers]:
-        """`stability()` of each parameter that has entries; the update numbers are a step's if it is in `own`."""
-        found = self._optimizer.stability() if isinstance(self._optimizer, SteepestDescent) else {}
-        other = {} if self._other is None else self._other.stability()
-        numbers = {name: (found if name in self.own else other)[name] for name in self.layers}
-        return {name: row for name, row in numbers.items() if row}
-
-
-def _placements(run: Run) -> Mapping[str, Placement]:
-    return run.method.plan(run.model).placements if isinstance(run.method, Steepest) else {}
+        """`stability()` of each parameter that has entries; the update numbers are the run's if it `steps` so."""
+        found = self._optimizer.stability()
+        return {name: found[name] for name in self.layers if found[name]}
 
 
 def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
@@ -72,8 +63,8 @@ class NormLog:
 
     A line has `step`; `lr`, of the next step; `norms`, name -> `[lower, upper]`, upper None if nothing is proven;
     `dependency` likewise where it is not the norm (tables, biases); `updates`, name -> what the next step changes the
-    output by at most, where the method's own geometry says so; `alarms`, where there are any. A number that is not
-    finite is None.
+    output by at most, unless the steps are of torch's own optimizers; `alarms`, where there are any. A number that is
+    not finite is None.
 
     Args:
         directory: exists.
@@ -128,8 +119,8 @@ def _line(run: Run, watch: Watch) -> Record:
     line: Record = {"step": run.step, "lr": run.config.lr * run.config.factor(run.step), "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
-    if updates := {name: _short(row["update_upper"]) for name, row in numbers.items() if name in watch.own}:
-        line["updates"] = updates
+    if watch.steps:
+        line["updates"] = {name: _short(row["update_upper"]) for name, row in numbers.items()}
     return line
 
 
