@@ -84,3 +84,9 @@ def test_what_has_no_trend():
     assert ahead([(1.0, 0.0), (2.0, 3.0)], 10.0) == 0.0
     assert ahead([(1.0, math.inf), (2.0, 3.0)], 10.0) == 0.0
     assert ahead([(1.0, 1e-300), (1.001, 9.0)], 10.0) > 10.0  # and no overflow
+
+
+def test_the_start_is_no_part_of_a_trend():
+    norms = [2.0, 2.0, 4.0, 5.5, 6.6]
+    assert told(FREE, norms, [0.0, 1.0, 2.0, 3.0, 4.0]) == []
+    assert told(FREE, [*norms, 7.4], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]) == [(5, "trend")]

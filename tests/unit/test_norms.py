@@ -65,13 +65,15 @@ def test_looking_changes_no_loss(corpus, tmp_path, method, bound):
     second, lines, _ = watched(config, corpus, tmp_path, on_step=seen.append, log_every=1)
     assert [record["loss"] for record in plain] == [record["loss"] for record in seen]
     assert replace(first, seconds=0) == replace(second, seconds=0)
-    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["step"] for line in lines] == list(range(13))
 
 
 def test_a_line(corpus, tmp_path):
     _, lines, _ = watched(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
     layers = json.loads((tmp_path / LAYERS).read_text())
-    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert [line["step"] for line in lines] == [0, 5, 10, 12]
+    assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
+    del lines[0]
     assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
     assert lines[0]["lr"] == TINY.lr * TINY.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
@@ -104,11 +106,18 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     assert result.diverged
     assert lines[-1]["step"] == result.steps
     assert {layer for _, layer in warned} == set(lines[0]["norms"])
-    assert [alarm["layer"] for line in lines for alarm in line["alarms"]] == [layer for _, layer in warned]
+    assert [alarm["layer"] for line in lines for alarm in line.get("alarms", [])] == [layer for _, layer in warned]
     summary = normreport.summarise(tmp_path)
     assert sum(kind["alarms"] for kind in summary["kinds"]) == len(warned)
     assert "limit" in normreport.statement(summary)
     assert normreport.figure(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_bound_that_is_left_at_once_alarms(corpus, tmp_path):
+    config = replace(TINY, lr=1e30, steps=40, stabiliser="streaming_post_clip:2")
+    result, _, warned = watched(config, corpus, tmp_path)
+    assert result.diverged
+    assert (10, "blocks.0.mlp.up.weight") in warned
 
 
 def test_an_ordinary_run_does_not_alarm(corpus, tmp_path):
@@ -132,7 +141,7 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
     monkeypatch.setattr(norms, "Alarms", Spy)
     watched(TINY, corpus, tmp_path, log_every=6)
     rates = [TINY.factor(step) for step in range(12)]
-    assert times == pytest.approx([sum(rates), sum(rates[:6]), sum(rates)])
+    assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
 
 
 class Stop(Exception):
@@ -150,9 +159,9 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
     part = Checkpoints(tmp_path / "checkpoints", every=8)
     with pytest.raises(Stop):
         watched(config, corpus, tmp_path / "part", 3.0, log_every=1, on_step=stop, checkpoints=part)
-    assert len(read_lines(tmp_path / "part" / NORMS)) == 10
+    assert len(read_lines(tmp_path / "part" / NORMS)) == 11
     _, lines, warned = watched(config, corpus, tmp_path / "part", 3.0, log_every=1, checkpoints=part)
-    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["step"] for line in lines] == list(range(13))
     assert warned == [told for told in whole[2] if told[0] > 8]
     for ours, theirs in zip(lines, whole[1], strict=True):  # the vectors that a norm is seen by start anew
         assert list(ours["norms"]) == list(theirs["norms"])
@@ -167,7 +176,7 @@ def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
     _, lines, _ = watched(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
     kinds = {kind["role"]: kind for kind in normreport.summarise(tmp_path)["kinds"]}
     head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
-    assert (kinds["head"]["first"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
+    assert (kinds["head"]["start"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
     assert kinds["head"]["bound"] == pytest.approx(2)
     assert kinds["head"]["largest"] <= 2 * (1 + 1e-3)
     assert kinds["linear"]["layers"] == 6

@@ -84,13 +84,17 @@ class Alarms:
         self._out: dict[str, Reason | None] = dict.fromkeys(layers)
 
     def look(self, time: float, norms: Mapping[str, float | None]) -> list[Alarm]:
-        """The alarms of one look; looks come in the order of time, also those of a run before it was resumed."""
+        """The alarms of one look; looks come in the order of time, also those of a run before it was resumed.
+
+        The first one, at time 0, tells where a norm starts: with a bound it may come down from there.
+        """
         found = []
         for name, norm in norms.items():
             before = self._out[name]
             value = math.inf if norm is None else norm
             limit = self._limit(name, value)
-            self._past[name].append((time, value))
+            if time > 0:  # a power law says nothing of its start
+                self._past[name].append((time, value))
             now = self._judge(value, self._ahead(name), limit)
             if _RANK[now] > _RANK[before]:
                 found.append(Alarm(name, norm, limit, now or "limit"))

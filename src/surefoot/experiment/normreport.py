@@ -53,7 +53,7 @@ def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[
         kinds.append({
             "role": role,
             "layers": len(curves),
-            "first": _finite(top[0]),
+            "start": _finite(top[0]),
             "largest": _finite(max(top)),
             "largest_layer": largest,
             "last": _finite(top[-1]),
@@ -77,14 +77,14 @@ def _by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, di
 def statement(summary: Mapping[str, Any]) -> str:
     """The table and the alarms, for a terminal.
 
-    >>> kind = {"role": "linear", "layers": 12, "first": 1.0, "largest": 11.5, "largest_layer": "up.weight",
+    >>> kind = {"role": "linear", "layers": 12, "start": 1.0, "largest": 11.5, "largest_layer": "up.weight",
     ...         "last": 11.0, "bound": None, "limit": 10.0, "alarms": 1}
     >>> alarm = {"step": 40, "layer": "up.weight", "norm": 11.5, "limit": 10.0, "reason": "limit"}
     >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
     | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
     """
-    head = ["role", "layers", "first", "largest", "of", "last", "bound", "limit", "alarms"]
-    keys = ["role", "layers", "first", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
+    head = ["role", "layers", "start", "largest", "of", "last", "bound", "limit", "alarms"]
+    keys = ["role", "layers", "start", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
     rows = [[_cell(key, kind[key]) for key in keys] for kind in summary["kinds"]]
     notes = [
         f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V).",

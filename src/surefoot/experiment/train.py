@@ -29,7 +29,7 @@ def train(
     Args:
         config, corpus, method: see `Run`.
         on_step: called with a record (step, loss, lr, tokens, seconds) every `log_every` steps and at the end.
-        observe: called at the same steps with the run, to look at it.
+        observe: called with the run before its first step and at the same steps, to look at it.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: none before the end.
         checkpoints: saved to, and resumed from when they hold one of this run.
 
@@ -41,6 +41,8 @@ def train(
     saved = checkpoints.newest() if checkpoints else None
     if saved is not None:
         run.load_state(saved)
+    if observe is not None and run.step == 0:
+        observe(run)
     start, last = time.perf_counter() - run.seconds, config.steps
     listens, diverged = on_step is not None or observe is not None, _diverged(run)
     while run.step < last and not diverged:
