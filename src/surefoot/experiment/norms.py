@@ -50,11 +50,13 @@ class Watch:
 
 
 def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
-    unit = natural.role.radius_unit(natural.block)
-    bound = placement.stabiliser.bound
+    """Of a parameter of several blocks the largest numbers: its norm is the largest, too."""
+    unit = max(map(natural.role.radius_unit, natural.blocks))
+    bound = max(scheme.bound for scheme in placement.stabilisers)
     if math.isfinite(bound):
         return Layer(placement.role.name, unit, bound, bound * ROOM)
-    return Layer(placement.role.name, unit, None, limit * unit * max(1.0, natural.role.lr_scale(natural.block)))
+    longer = max(1.0, *map(natural.role.lr_scale, natural.blocks))
+    return Layer(placement.role.name, unit, None, limit * unit * longer)
 
 
 @final
