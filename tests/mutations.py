@@ -20,6 +20,8 @@ PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/test_msign.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
 GUARANTEE = "tests/laws/test_guarantee.py"
+TANGENT = "tests/laws/test_tangent.py"
+VIEWS = "tests/unit/test_views.py"
 SWEEP = "tests/unit/test_sweep.py"
 
 
@@ -122,7 +124,7 @@ MUTATIONS = (
         PROJECTION,
     ),
     Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
-    Mutation("running bound does not grow", "geometry/spectral.py", " + eta * self.longest", "", GUARANTEE),
+    Mutation("running bound does not grow", "geometry/spectral.py", ") + reach, cache", "), cache", GUARANTEE),
     Mutation(
         "running bound believes in any direction",
         "geometry/spectral.py",
@@ -136,6 +138,28 @@ MUTATIONS = (
         "inside * (1 + 4 * rounding)",
         "inside - eta * self.longest",
         GUARANTEE,
+    ),
+    Mutation(
+        "steps of another norm counted as the weight's",
+        "geometry/paired.py",
+        "period, cache, self.longest)",
+        "period, cache)",
+        STABILISERS,
+    ),
+    Mutation("sphere's multiplier of the wrong sign", "linalg/tangent.py", "x - step * h", "x + step * h", TANGENT),
+    Mutation(
+        "sphere's ends not mixed",
+        "linalg/tangent.py",
+        "return torch.lerp(low.d, high.d,",
+        "return torch.lerp(low.d, low.d,",
+        TANGENT,
+    ),
+    Mutation(
+        "unequal projections by one scale",
+        "optim.py",
+        "role.lr_scale(block), finite",
+        "role.lr_scale(placement.blocks[0]), finite",
+        VIEWS,
     ),
     Mutation("loaded bound believed", "optim.py", "self._marks.clear()", "pass", GUARANTEE),
     Mutation("outside writes not noticed", "optim.py", "if not bool(written.any()):", "if True:", GUARANTEE),

@@ -66,13 +66,20 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(("view", "fuse"), LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(0.5), sf.StreamingPostClip(0.5, 2)], ids=repr)
-@pytest.mark.parametrize("kind", ["linear", "head"])
-def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabiliser, kind):
+@pytest.mark.parametrize(
+    "role",
+    [
+        sf.recipes.beyond_mup().role("linear"),
+        sf.recipes.beyond_mup().role("head"),
+        sf.recipes.muon(sf.Moonlight()).role("linear"),  # whose scale depends on the shape
+    ],
+    ids=["linear", "head", "moonlight"],
+)
+def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabiliser, role):
     """Unequal blocks: each its own norm, scale, radius unit and state; through a resume in the middle."""
     generator = torch.Generator().manual_seed(1)
     parts = [nn.Parameter(torch.randn(n, 12, generator=generator) / 4) for n in (16, 4, 4)]
     whole = nn.Parameter(fuse(*(p.detach() for p in parts)).clone())
-    role = sf.recipes.beyond_mup().role(kind)
     role = replace(role, stabiliser=stabiliser)
     split = sf.SteepestDescent([{"params": parts, "role": role}], lr=0.1)
     fused = sf.SteepestDescent([{"params": [whole], "role": replace(role, view=view)}], lr=0.1)
