@@ -2,6 +2,7 @@
 
 from surefoot import geometry, recipes, views
 from surefoot.activations import measure
+from surefoot.conventions import Setting, convert, from_adamw
 from surefoot.geometry import (
     RMS,
     Frobenius,
@@ -60,6 +61,7 @@ __all__ = [
     "Role",
     "RowMean",
     "RowRMS",
+    "Setting",
     "Spectral",
     "SpectralSphere",
     "Stabiliser",
@@ -69,7 +71,9 @@ __all__ = [
     "StreamingPreDecay",
     "WeightDecay",
     "check",
+    "convert",
     "dual_norm",
+    "from_adamw",
     "geometry",
     "mclip",
     "measure",

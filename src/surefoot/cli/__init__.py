@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 import surefoot
-from surefoot.cli import audit, coordcheck, report, train, transfer
+from surefoot.cli import audit, convert, coordcheck, report, train, transfer
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
-_COMMANDS = (transfer, train, audit, coordcheck, report)
+_COMMANDS = (transfer, train, audit, convert, coordcheck, report)
 
 
 class _Terminated(KeyboardInterrupt):

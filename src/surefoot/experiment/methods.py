@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from surefoot import recipes, stabilise
+from surefoot.conventions import MUP_BASE_WIDTH
 from surefoot.experiment.baselines import mup_, mup_kinds, torch_, width_of
 from surefoot.optim import SteepestDescent
 from surefoot.plan import Plan
@@ -109,8 +110,6 @@ class AdamW(Method):
         return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
 
 
-# The width at which muP and standard AdamW have the same learning rates: the unit of mup_adamw's rate.
-MUP_BASE_WIDTH = 64
 # Gradients fall with width; under torch's 1e-8 the smallest would stop being scale-free.
 MUP_EPS = 1e-15
 

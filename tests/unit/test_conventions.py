@@ -1,0 +1,78 @@
+"""Conversions keep the steps and the decay, and come back."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.cli import main
+from surefoot.cli.convert import CONVENTIONS as NAMED
+from surefoot.conventions import CONVENTIONS, table
+
+SHAPES = [(64, 64), (768, 3072), (3072, 768), (1, 9)]
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), SHAPES)
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(CONVENTIONS, repeat=2)))
+def test_there_and_back(source, target, d_in, d_out):
+    start = sf.Setting(3e-3, 0.1)
+    there = sf.convert(start, source, target, d_in, d_out, base_width=128)
+    back = sf.convert(there, target, source, d_in, d_out, base_width=128)
+    assert (back.lr, back.weight_decay) == pytest.approx((start.lr, start.weight_decay), rel=1e-12)
+    assert there.lr * there.weight_decay == pytest.approx(start.lr * start.weight_decay)  # the decay of a step
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), SHAPES)
+@pytest.mark.parametrize("name", ["keller", "moonlight"])
+def test_the_converted_setting_takes_the_same_steps(name, d_in, d_out):
+    """Published Muon beside natural steps with decay, both through the optimizer."""
+    scale = {"keller": sf.Keller(), "moonlight": sf.Moonlight()}[name]
+    published = sf.recipes.muon(scale).role("linear")
+    natural = sf.convert(sf.Setting(0.02, 0.1), name, "natural", d_in, d_out)
+    ours = sf.Role(
+        "linear", sf.Spectral(), momentum=published.momentum, stabiliser=sf.WeightDecay(natural.weight_decay)
+    )
+    weights = [nn.Parameter(torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))) for _ in "ab"]
+    optimizers = [
+        sf.SteepestDescent([{"params": [weights[0]], "role": published}], lr=0.02),
+        sf.SteepestDescent([{"params": [weights[1]], "role": ours}], lr=natural.lr),
+    ]
+    for step in range(3):
+        g = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(1 + step))
+        for w, optimizer in zip(weights, optimizers, strict=True):
+            w.grad = g.clone()
+            optimizer.step()
+    torch.testing.assert_close(*(w.detach() for w in weights), rtol=1e-4, atol=1e-5)
+
+
+def test_known_values():
+    assert sf.from_adamw(1e-3, 0.1, d_in=400, d_out=100).lr == pytest.approx(1e-3 * 0.2 * math.sqrt(400 * 400 / 100))
+    assert sf.convert(sf.Setting(1e-3), "mup", "adamw", d_in=256, d_out=256).lr == pytest.approx(1e-3 / 4)
+    assert sf.convert(sf.Setting(1e-3), "adamw", "moonlight", 5, 7) == sf.Setting(1e-3)
+
+
+def test_wrong_input_is_refused_by_name():
+    with pytest.raises(ValueError, match="muon"):
+        sf.convert(sf.Setting(0.1), "muon", "natural", 4, 4)
+    with pytest.raises(ValueError, match="d_out"):
+        sf.convert(sf.Setting(0.1), "adamw", "natural", 4, 0)
+    for lr, decay in ((0.0, 0.1), (math.nan, 0.1), (0.1, -1.0), (0.1, math.inf)):
+        with pytest.raises(ValueError, match=r"learning rate|weight decay"):
+            sf.Setting(lr, decay)
+
+
+def test_the_command_prints_them_all(capsys):
+    assert NAMED == CONVENTIONS
+    arguments = ["convert", "--lr", "3e-4", "--weight-decay", "0.1", "--d-in", "768", "--d-out", "3072"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:]] == list(CONVENTIONS)
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = table(sf.Setting(3e-4, 0.1), "adamw", 768, 3072)
+    assert found == {name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in expected.items()}
+    assert main([*arguments[:3], "--weight-decay", "-1", *arguments[5:]]) == 2
