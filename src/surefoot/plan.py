@@ -17,6 +17,7 @@ from surefoot.initialise import generator_for
 from surefoot.place import find_kinds
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
+from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
 from surefoot.views import Shape
 
@@ -189,6 +190,49 @@ class Plan:
         return "\n".join([lines[0], rule, *lines[1:], rule, total])
 
     @torch.no_grad()
+    def relative_to(self, model: nn.Module) -> Plan:
+        """The same plan with every radius in units of the norm that the parameter has now: for pretrained weights.
+
+        `PostClip(1.2)` then lets no weight grow by more than a fifth of what it was; a rate is divided likewise. A
+        parameter that is zero (a bias, LoRA's B) keeps its natural unit. Do not initialise under such a plan. The
+        norms, to four digits, are part of the plan's hash: to resume, make it from the same pretrained weights.
+
+        Args:
+            model: with the pretrained weights, not on the meta device.
+
+        Raises:
+            ValueError: a parameter that the model lacks, that has another shape, or that has no values.
+
+        >>> from surefoot.stabilise import PostClip
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> _ = layer.weight.data.copy_(torch.diag(torch.tensor([4.0, 1.0])))
+        >>> print(Plan.of(layer, stabiliser=PostClip(1.5)).relative_to(layer)["weight"].promise)
+        norm <= 6 at every step, certified
+        """
+        placements = {}
+        for name, parameter in self._of(model).items():
+            if parameter.is_meta:
+                raise ValueError(f"{name} is on the meta device: its norm is not known; load the weights first")
+            if not bool(parameter.isfinite().all()):
+                raise ValueError(f"{name} is not finite: it has no norm to be relative to")
+            placement = self.placements[name]
+            role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
+            norm = max((float(role.held.norm(block).amax()) for block in blocks if block.numel()), default=0.0)
+            unit = role.radius_unit if norm == 0 else Constant(float(f"{norm:.4g}"))
+            placements[name] = replace(placement, role=replace(role, radius_unit=unit))
+        return Plan(f"{self.recipe}, relative", placements)
+
+    def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The plan's parameters in a model, or ValueError."""
+        parameters = dict(model.named_parameters())
+        for name, placement in self.placements.items():
+            parameter = parameters.get(name)
+            if parameter is None or tuple(parameter.shape) != placement.shape:
+                found = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
+                raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
+        return {name: parameters[name] for name in self.placements}
+
+    @torch.no_grad()
     def initialise_(self, model: nn.Module, seed: int = 0) -> None:
         """Write every parameter's initial value: deterministic in (name, seed), the same on every device.
 
@@ -201,12 +245,8 @@ class Plan:
         Raises:
             ValueError: a parameter of the plan that the model lacks, or whose shape differs.
         """
-        parameters = dict(model.named_parameters())
-        for name, placement in self.placements.items():
-            parameter = parameters.get(name)
-            if parameter is None or tuple(parameter.shape) != placement.shape:
-                found = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
-                raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
+        for name, parameter in self._of(model).items():
+            placement = self.placements[name]
             if parameter.is_meta:
                 continue
             view, generator = placement.role.view, generator_for(name, seed)

@@ -1,0 +1,126 @@
+"""Plans relative to pretrained weights."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+
+
+def pretrained():
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8, bias=False), nn.Linear(8, 12, bias=False))
+    model = nn.Sequential(nn.Embedding(12, 8), *layers)
+    with torch.no_grad():
+        model[1].weight *= 30
+        model[1].bias.zero_()
+        model[3].weight *= 5
+    return model
+
+
+def norms(model):
+    plan = sf.Plan.of(model)
+    return {
+        name: float(plan[name].role.geometry.norm(plan[name].role.view.split(p.detach().double())[0]).max())
+        for name, p in model.named_parameters()
+    }
+
+
+def tune(model, plan, lr, steps=60):
+    optimizer = sf.SteepestDescent(model, plan, lr=lr)
+    highest = dict.fromkeys(plan, 0.0)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = -p.detach() + 0.1 * torch.randn(p.shape, generator=generator)  # outward
+        optimizer.step()
+        highest = {name: max(highest[name], norm) for name, norm in norms(model).items()}
+    return highest, optimizer
+
+
+def test_no_weight_grows_by_more_than_a_fifth():
+    model = pretrained()
+    start = norms(model)
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.2)).relative_to(model)
+    highest, _ = tune(model, plan, lr=0.5)
+    for name in plan:
+        bound = 1.2 * (start[name] or 1.0)  # a zero bias keeps its natural unit
+        assert highest[name] <= bound * 1.002, name
+        assert highest[name] >= 0.9 * bound or name == "1.weight", name
+    assert highest["1.weight"] > start["1.weight"]
+
+
+def test_natural_units_would_cut_pretrained_weights_down():
+    model = pretrained()
+    before = norms(model)["1.weight"]
+    tune(model, sf.Plan.of(model, stabiliser=sf.PostClip(1.2)), lr=1e-4, steps=1)
+    assert norms(model)["1.weight"] <= 1.21 < before
+
+
+def test_a_zero_step_away_nothing_moves():
+    model = pretrained()
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.0)).relative_to(model)
+    before = copy.deepcopy(model.state_dict())
+    tune(model, plan, lr=0.0, steps=1)
+    assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+
+
+def test_the_hash_knows_the_norms_and_the_same_weights_resume():
+    model = pretrained()
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.2))
+    relative = plan.relative_to(model)
+    assert relative.hash == plan.relative_to(pretrained()).hash != plan.hash
+    _, optimizer = tune(model, relative, lr=0.1, steps=3)
+    fresh = pretrained()
+    again = sf.SteepestDescent(fresh, plan.relative_to(fresh), lr=0.1)
+    again.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="another plan"):
+        sf.SteepestDescent(model, plan.relative_to(model), lr=0.1).load_state_dict(optimizer.state_dict())
+
+
+def test_what_has_no_norm_is_refused():
+    with torch.device("meta"):
+        model = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="weight is on the meta device"):
+        sf.Plan.of(model).relative_to(model)
+    model = nn.Linear(3, 3)
+    model.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="weight is not finite"):
+        sf.Plan.of(model).relative_to(model)
+    with pytest.raises(ValueError, match="has shape"):
+        sf.Plan.of(model).relative_to(nn.Linear(4, 3))
+
+
+def test_lora_parameters_are_linear_and_b_starts_at_zero():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = nn.Linear(16, 16).requires_grad_(False)
+            self.a, self.b = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+            nn.init.zeros_(self.b.weight)
+
+        def forward(self, x):
+            return self.base(x) + self.b(self.a(x))
+
+    torch.manual_seed(0)
+    model = Adapted()
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.5)).relative_to(model)
+    assert {name: placement.role.name for name, placement in plan.placements.items()} == {
+        "a.weight": "linear",
+        "b.weight": "linear",
+    }
+    optimizer = sf.SteepestDescent(model, plan, lr=0.05)
+    x, frozen = torch.randn(32, 16), model.base.weight.clone()
+    goal = x @ torch.randn(16, 16) / 4
+    losses = []
+    for _ in range(80):
+        loss = (model(x) - goal).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert torch.equal(model.base.weight, frozen)
+    assert 0 < norms(nn.Sequential(model.b))["0.weight"] <= 1.5 * 1.001
