@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.groups import by_role, digest, place, with_names
 from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
-from surefoot.roles import Role, by_name
+from surefoot.roles import Role
 from surefoot.step import step as advance
 
 FORMAT = 1
@@ -62,7 +63,7 @@ class SteepestDescent(Optimizer):
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
-        groups = params if plan is None else _groups(params, plan)
+        groups = params if plan is None else by_role(params, plan)
         super().__init__(groups, {"lr": lr, "maximize": maximize})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ class SteepestDescent(Optimizer):
         placements = group.pop("placements", None)
         role = group.get("role")
         if self.param_groups and "param_names" in self.param_groups[0]:
-            group["params"] = _with_names(group["params"], len(self.param_groups))
+            group["params"] = with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
         super().add_param_group(group)
         group = self.param_groups[-1]
@@ -83,12 +84,12 @@ class SteepestDescent(Optimizer):
                 raise ValueError(f"Invalid learning rate: {group['lr']}")
             if any(p.is_complex() for p in group["params"]):
                 raise ValueError("complex parameters have no role; give their real and imaginary parts")
-            placements = placements or _place(group["params"], role)
+            placements = placements or place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
             raise
         self._placements.update(zip(group["params"], placements, strict=True))
-        group["plan"] = _digest(placements)
+        group["plan"] = digest(placements)
         group["format"] = FORMAT
 
     @torch.no_grad()
@@ -270,51 +271,3 @@ def _marks(weights: list[Tensor]) -> Tensor:
     """Numbers of each parameter `(k, 2 blocks)` that a write to it changes: l2 norm and sum of each block."""
     flat = [w.flatten(1) for w in weights]
     return torch.cat([torch.stack([torch.linalg.vector_norm(x, dim=1), x.sum(1)], 1) for x in flat], 1)
-
-
-def _groups(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
-    """One group per role name, with each parameter's placement beside it."""
-    groups: dict[str, dict[str, Any]] = {}
-    for entry in named:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
-        name, p = entry
-        if not p.requires_grad:
-            continue
-        placement = plan[name]
-        if tuple(p.shape) != placement.shape:
-            raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
-        empty = {"params": [], "role": placement.role.name, "placements": []}
-        group = groups.setdefault(placement.role.name, empty)
-        group["params"].append(entry)
-        group["placements"].append(placement)
-    return list(groups.values())
-
-
-def _with_names(params: Any, number: int) -> Any:
-    """torch wants names in every group or in none; unnamed parameters get `group1.0` and so on."""
-    if isinstance(params, Tensor):
-        params = [params]
-    if isinstance(params, set):
-        return params
-    return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
-
-
-def _place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
-    if role is None:
-        raise ValueError(
-            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model itself, "
-            "SteepestDescent(model, lr=...), and every role is found"
-        )
-    rule = by_name(role)
-    placements = []
-    for p in params:
-        try:
-            placements.append(Placement(rule, "as given", tuple(p.shape)))
-        except ValueError as error:
-            raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
-    return placements
-
-
-def _digest(placements: list[Placement]) -> str:
-    return Plan("group", {str(i): placement for i, placement in enumerate(placements)}).hash

@@ -1,0 +1,61 @@
+"""Parameters into groups: each with its role's name, and beside it the placement of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.plan import Placement, Plan
+from surefoot.roles import Role, by_name
+
+
+def by_role(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
+    """One group per role name, with each parameter's placement beside it."""
+    groups: dict[str, dict[str, Any]] = {}
+    for entry in named:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
+        name, p = entry
+        if not p.requires_grad:
+            continue
+        placement = plan[name]
+        if tuple(p.shape) != placement.shape:
+            raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
+        empty = {"params": [], "role": placement.role.name, "placements": []}
+        group = groups.setdefault(placement.role.name, empty)
+        group["params"].append(entry)
+        group["placements"].append(placement)
+    return list(groups.values())
+
+
+def with_names(params: Any, number: int) -> Any:
+    """torch wants names in every group or in none; unnamed parameters get `group1.0` and so on."""
+    if isinstance(params, Tensor):
+        params = [params]
+    if isinstance(params, set):
+        return params
+    return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
+
+
+def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
+    """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
+    if role is None:
+        raise ValueError(
+            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model itself, "
+            "SteepestDescent(model, lr=...), and every role is found"
+        )
+    rule = by_name(role)
+    placements = []
+    for p in params:
+        try:
+            placements.append(Placement(rule, "as given", tuple(p.shape)))
+        except ValueError as error:
+            raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
+    return placements
+
+
+def digest(placements: list[Placement]) -> str:
+    """A group's part of the plan's hash."""
+    return Plan("group", {str(i): placement for i, placement in enumerate(placements)}).hash
