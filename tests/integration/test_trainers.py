@@ -1,0 +1,163 @@
+"""The code of docs/integrations.md, run: every block, then a resume in the middle that goes on bit for bit."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import surefoot as sf
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore"),  # those of the trainers are theirs
+]
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+STEPS = 6
+
+
+def blocks(title):
+    """The Python blocks of a section."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+def build():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def dataset(count=STEPS * 2):
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(32, (8,), generator=generator) for _ in range(count)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def arguments(folder, **options):
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=1,
+        **options,
+    )
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_plain_pytorch():
+    model = build()
+    space = {"sf": sf, "torch": torch, "model": model, "steps": 4}
+    (code,) = blocks("Plain PyTorch")
+    exec(code, space)
+    before = weights(model)
+    for row in dataset(4):
+        model(row["input_ids"][None], labels=row["labels"][None]).loss.backward()
+        space["optimizer"].step()
+        space["scheduler"].step()
+    assert space["optimizer"].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert not torch.equal(before["lm_head.weight"], model.lm_head.weight)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["optimizers=", "optimizer_cls_and_kwargs="])
+def test_hugging_face_trainer_and_its_resume(tmp_path, index):
+    pytest.importorskip("accelerate")
+
+    def run(folder, resume=None, steps=STEPS):
+        model = build()
+        space = {"sf": sf, "transformers": transformers, "model": model, "dataset": dataset()}
+        space["arguments"] = arguments(folder)
+        code = blocks("Hugging Face Trainer")[index]
+        exec(code.replace("trainer.train()", "pass"), space)
+        space["trainer"].train(resume_from_checkpoint=resume)
+        assert isinstance(
+            getattr(space["trainer"].optimizer, "optimizer", space["trainer"].optimizer), sf.SteepestDescent
+        )
+        return weights(model), [row["loss"] for row in space["trainer"].state.log_history if "loss" in row]
+
+    whole, losses = run(tmp_path / "whole")
+    assert len(losses) == STEPS
+    again, _ = run(tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-3"))
+    assert_equal(whole, again)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
+    pytest.importorskip("accelerate")
+    model = build()
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=0.01)
+    transformers.Trainer(model, arguments(tmp_path), train_dataset=dataset(), optimizers=(optimizer, None)).train()
+    model = build()
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, sf.recipes.scion()), lr=0.01)
+    trainer = transformers.Trainer(model, arguments(tmp_path), train_dataset=dataset(), optimizers=(optimizer, None))
+    with pytest.raises(ValueError, match="another plan"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_accelerate(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator, model = accelerate.Accelerator(cpu=True), build()
+    loader = torch.utils.data.DataLoader(dataset(), batch_size=2)
+    space = {"sf": sf, "accelerator": accelerator, "model": model, "loader": loader}
+    before = weights(model)
+    (code,) = blocks("accelerate")
+    exec(code, space)
+    assert not torch.equal(before["lm_head.weight"], model.lm_head.weight)
+    assert space["optimizer"].optimizer.stability()["lm_head.weight"]["forward_lower"] > 0
+    accelerator.save_state(str(tmp_path / "state"))
+    kept = weights(model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    accelerator.load_state(str(tmp_path / "state"))
+    assert_equal(kept, weights(model))
+
+
+def test_lightning_and_its_resume(tmp_path):
+    lightning = pytest.importorskip("lightning")
+    space = {"sf": sf, "torch": torch, "lightning": lightning, "build": build}
+    (code,) = blocks("Lightning")
+    exec(code, space)
+
+    def fit(folder, steps, resume=None):
+        module = space["Module"]()
+        trainer = lightning.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=str(folder),
+            callbacks=[
+                lightning.pytorch.callbacks.ModelCheckpoint(dirpath=str(folder), every_n_train_steps=3, save_top_k=-1)
+            ],
+        )
+        trainer.fit(module, torch.utils.data.DataLoader(dataset(6), batch_size=2), ckpt_path=resume)  # whole epochs
+        return weights(module), trainer.optimizers[0].param_groups[0]["lr"]
+
+    whole, lr = fit(tmp_path / "whole", STEPS)
+    assert lr < 2**-6
+    (checkpoint,) = (tmp_path / "whole").glob("*step=3.ckpt")
+    again, lr_again = fit(tmp_path / "again", STEPS, resume=str(checkpoint))
+    assert_equal(whole, again)
+    assert lr == lr_again
