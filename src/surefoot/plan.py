@@ -303,8 +303,10 @@ def _row(name: str, placement: Placement) -> dict[str, str]:
     return {
         "name": name,
         "shape": "x".join(map(str, placement.shape)) or "scalar",
+        "layout": repr(role.view).replace("()", ""),
         "role": role.name,
-        "block": _once("x".join(map(str, block)) for block in blocks),
+        "fan in": _once(str(block[-1]) for block in blocks),
+        "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in blocks),
         "norm": repr(role.geometry).removesuffix("()").replace("(method='auto')", ""),
         "init": _once(role.initial.describe(block) for block in blocks),
         "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),

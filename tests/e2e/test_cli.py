@@ -510,3 +510,17 @@ def test_coordcheck_refuses_before_anything_runs(tmp_path, text, capsys):
 def test_coordcheck_of_runs_that_diverge(tmp_path, text, capsys):
     assert main(check(tmp_path / "run", text, "--method", "lion", "--lr", "1e30")) == 1
     assert "| not finite          | change" in capsys.readouterr().out
+
+
+def test_audit_warns_of_weights_far_from_norm_1(tmp_path, monkeypatch, capsys):
+    body = ("layer = nn.Linear(16, 16)", "layer.weight.data *= 100", "return layer")
+    source = "from torch import nn\n\ndef big():\n    " + "\n    ".join(body) + "\n"
+    (tmp_path / "far_models.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["audit", "far_models:big"]) == 0
+    out = capsys.readouterr().out
+    assert "warning: weight has norm" in out
+    assert "relative_to" in out
+    assert main(["audit", "--width", "64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []

@@ -122,7 +122,8 @@ def test_initial_values_and_the_table_follow_the_blocks():
     for rows, size in zip(model.weight.detach().split([16, 4, 4]), (16, 4, 4), strict=True):
         expected = (size / 12) ** 0.5 / (size**0.5 + 12**0.5)
         assert float(rows.std()) == pytest.approx(expected, rel=0.35)
-    assert plan.rows()[0]["block"] == "1x16x12, 1x4x12"
+    row = plan.rows()[0]
+    assert (row["layout"], row["fan in"], row["fan out"]) == ("Projections(sizes=(16, 4, 4))", "12", "16, 4")
     with pytest.raises(ValueError, match="too many values"):
         _ = plan["weight"].block
 

@@ -12,9 +12,14 @@ from surefoot.cli import options
 if TYPE_CHECKING:
     from torch import nn
 
+    from surefoot.plan import Plan
+
+TINY, LONG, FAR = 8, 32, 8.0  # sides, aspect ratios and norms that are warned of
+
 _EXAMPLES = """
 surefoot audit llama --width 768 --depth 12 --head-dim 64
 surefoot audit my_package.model:build --recipe muon      build() returns an nn.Module
+surefoot audit checkpoints/llama-70b                      a Hugging Face config.json: nothing but its shapes is made
 surefoot audit --json | jq .parameters[].role
 """
 
@@ -23,7 +28,12 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "print the plan of a model: role, norm and reason of every parameter"
     parser = options.command(commands, "audit", run, help, _EXAMPLES)
-    parser.add_argument("target", nargs="?", metavar="model", help="gpt, llama, or module:function returning a model")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="model",
+        help="gpt, llama, module:function returning a model, or a Hugging Face config.json",
+    )
     parser.add_argument("--model", default="gpt", help="the same")
     parser.add_argument("--recipe", choices=options.RECIPES, default="beyond_mup", metavar="NAME",
                         help="out of " + ", ".join(options.RECIPES))  # fmt: skip
@@ -46,11 +56,33 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"surefoot audit: error: {error}", file=sys.stderr)
         return 1
+    found = warnings(model, plan)
     if arguments.json:
-        print(json.dumps({"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows()}, indent=2))
+        facts = {"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows(), "warnings": found}
+        print(json.dumps(facts, indent=2))
     else:
-        print(plan)
+        print("\n".join([str(plan), *(f"warning: {line}" for line in found)]))
     return 0
+
+
+def warnings(model: nn.Module, plan: Plan) -> list[str]:
+    """What deserves a second look: matrices that are hardly matrices, and weights far from norm 1."""
+    from surefoot.geometry import Spectral
+    from surefoot.optim import SteepestDescent
+
+    lines = []
+    for name, placement in plan.placements.items():
+        sides = [sorted(block[-2:]) for block in placement.blocks if isinstance(placement.role.geometry, Spectral)]
+        if tiny := next((small for small, _ in sides if small < TINY), 0):
+            lines.append(f"{name} has a side of {tiny}: a spectral norm of so few directions is nearly a Euclidean one")
+        elif ratio := next((large // small for small, large in sides if large > LONG * small), 0):
+            lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
+    if not any(p.is_meta for p in model.parameters()):
+        for name, numbers in SteepestDescent(model, plan, lr=0.0).stability().items():
+            if numbers and name in plan.placements and numbers["forward_lower"] > FAR:
+                norm = f"{numbers['forward_lower']:.3g}"
+                lines.append(f"{name} has norm {norm}: plan.initialise_ it, or if pretrained use plan.relative_to")
+    return lines
 
 
 def _build(arguments: argparse.Namespace) -> nn.Module:
@@ -59,8 +91,11 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
 
     from surefoot.experiment.models import reference
     from surefoot.experiment.own import call, is_own
+    from surefoot.integrations.config import from_config, is_config
 
     name = arguments.target or arguments.model
+    if is_config(name):
+        return from_config(name)
     if is_own(name):
         return call(name)
     with torch.device("meta"):

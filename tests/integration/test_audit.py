@@ -1,0 +1,56 @@
+"""`surefoot audit` of models that exist as a configuration only, and its warnings."""
+
+import json
+import time
+
+import pytest
+
+from surefoot.cli import main
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.integration
+
+
+def llama(folder, **sizes):
+    config = transformers.LlamaConfig(architectures=["LlamaForCausalLM"], **sizes)
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_of_seventy_billion_in_seconds(tmp_path, capsys):
+    big = llama(
+        tmp_path / "big",
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        tie_word_embeddings=False,
+    )
+    start = time.perf_counter()
+    assert main(["audit", big, "--json"]) == 0
+    assert time.perf_counter() - start < 60
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["parameters"]}
+    assert len(rows) == 80 * 9 + 3
+    assert rows["lm_head.weight"]["role"] == "head"
+    key = rows["model.layers.79.self_attn.k_proj.weight"]
+    assert (key["role"], key["fan in"], key["fan out"]) == ("linear", "8192", "1024")
+    assert rows["model.norm.weight"]["fan in"] == "8192"
+
+
+def test_the_file_itself_and_what_it_warns_of(tmp_path, capsys):
+    folder = llama(tmp_path, hidden_size=8, intermediate_size=400, num_attention_heads=2, num_key_value_heads=1)
+    assert main(["audit", f"{folder}/config.json"]) == 0
+    out = capsys.readouterr().out
+    assert "k_proj.weight has a side of 4" in out
+    assert "mlp.up_proj.weight is 50 times as long as wide" in out
+
+
+def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "nothing at all"}')
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "no configuration that transformers knows" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path / "absent.json")]) == 2
+    assert "does not exist" in capsys.readouterr().err
