@@ -1,7 +1,7 @@
 """What a bound costs on top of the step: mean time over a period of looking, beside the free step, interleaved.
 
-    python benchmarks/bounds.py --fraction 0.25 --json benchmarks/results/bounds.json
-    python benchmarks/bounds.py        # all layers of GPT-2 Small and 24 of d = 128; one thread
+    python benchmarks/bounds.py --fraction 0.08 0.25 --json benchmarks/results/bounds.json
+    python benchmarks/bounds.py        # all layers of GPT-2 Small and 24 of d = 128; one thread, an hour
 
 Gradients are fixed, so norms grow by the learning rate at every step. "Far" has a radius that nothing reaches; "at" has
 one that every matrix would leave at every step.
@@ -87,12 +87,12 @@ def table(rows: list[dict[str, object]]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the layers, 0 to 1")
+    parser.add_argument("--fraction", type=float, nargs=2, default=[1.0, 1.0], help="share of each model's layers")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the rows and the environment here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = [row for model in MODELS for row in measure(model, options.fraction, SCHEMES)]
+    rows = [row for model, part in zip(MODELS, options.fraction, strict=True) for row in measure(model, part, SCHEMES)]
     about = environment(options.threads)
     print(", ".join(f"{key}: {value}" for key, value in about.items()) + "\n")
     print(table(rows))
