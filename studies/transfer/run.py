@@ -141,7 +141,7 @@ ALONE = ("beyond_mup",)  # the recipe that claims are made of
 PARTS = (
     *(Part(f"{recipe}_150", recipe, seeds=5 if recipe in ALONE else 3) for recipe in METHODS),
     *(Part(f"{recipe}_75", recipe, 75) for recipe in ("beyond_mup", "adamw")),
-    *(Part(f"{recipe}_400", recipe, 400) for recipe in ("beyond_mup", "adamw")),
+    Part("beyond_mup_400", "beyond_mup", 400),
     *(Part(f"beyond_mup_depth_{d}", "beyond_mup", widths=(64,), settings={"depth": d}) for d in (1, 4, 8)),
     *(Part(f"beyond_mup_batch_{b}", "beyond_mup", widths=(64,), settings={"batch_size": b}) for b in (4, 64)),
     *(
