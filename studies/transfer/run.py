@@ -27,7 +27,7 @@ from surefoot import recipes
 from surefoot.experiment import report
 from surefoot.experiment.cells import Cell, CellResult, SweepConfig
 from surefoot.experiment.data import Corpus, load
-from surefoot.experiment.methods import AdamW, Method, MupAdamW, Steepest
+from surefoot.experiment.methods import AdamW, Method, MupAdamW, Steepest, moonlight
 from surefoot.experiment.records import dumps, write_atomic
 from surefoot.experiment.run import Run
 from surefoot.experiment.search import Bracket, Grid
@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[Method, float]] = {
     "adamw": (AdamW(), -6.5),
     "muon_keller": (Steepest(recipes.muon(Keller())), -3.0),
     "muon_moonlight": (Steepest(recipes.muon(Moonlight())), -6.0),
+    "muon_moonlight_tuned": (Steepest(moonlight()), -5.0),
     "muon_natural": (Steepest(recipes.muon(Natural())), -3.0),
     "moga_row_2": (Steepest(recipes.moga_row(2.0)), -4.0),
     "scion": (Steepest(recipes.scion()), -10.0),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RECIPES = ("beyond_mup", "moga_row", "moga_column", "muon", "scion", "lion", "sign_sgd", "hyperball")
+RECIPES = ("beyond_mup", "moga_row", "moga_column", "muon", "moonlight", "scion", "lion", "sign_sgd", "hyperball")
 METHODS = (*RECIPES, "adamw", "mup_adamw")
 """The names of `experiment.methods.METHODS`, repeated since that module imports torch (a test compares them)."""
 
@@ -17,6 +17,7 @@ LOG2_LR = {
     "moga_row": -4.0,
     "moga_column": -4.0,
     "muon": -2.0,
+    "moonlight": -5.0,
     "scion": -11.0,
     "lion": -7.0,
     "sign_sgd": -7.0,

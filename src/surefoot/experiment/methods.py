@@ -13,9 +13,11 @@ from torch import nn
 from surefoot import recipes, stabilise
 from surefoot.conventions import MUP_BASE_WIDTH
 from surefoot.experiment.baselines import mup_, mup_kinds, torch_, width_of
+from surefoot.momentum import Momentum
 from surefoot.optim import SteepestDescent
 from surefoot.plan import Plan
 from surefoot.recipes import Recipe
+from surefoot.scaling import Constant, Moonlight
 from surefoot.stabilise import Stabiliser
 
 Initialise = Callable[[nn.Module, int], None]
@@ -152,11 +154,25 @@ class MupAdamW(Method):
         return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
 
 
+# Muon as strong as we could make it: the best of studies/defaults, `run.py moonlight` and `moonlight_2`.
+MOONLIGHT_MOMENTUM = Momentum(0.8, 0.6)
+MOONLIGHT_EMBEDDING = 4.0  # factor on the embedding's rate
+
+
+def moonlight() -> Recipe:
+    """Muon under Moonlight's scale, with a shorter momentum on hidden matrices and a faster embedding."""
+    table = dict(recipes.muon(Moonlight()).table)
+    table["linear"] = replace(table["linear"], momentum=MOONLIGHT_MOMENTUM)
+    table["embedding"] = replace(table["embedding"], lr_scale=Constant(MOONLIGHT_EMBEDDING))
+    return Recipe("moonlight", table)
+
+
 METHODS: dict[str, Method] = {
     "beyond_mup": Steepest(recipes.beyond_mup()),
     "moga_row": Steepest(recipes.moga_row()),
     "moga_column": Steepest(recipes.moga_column()),
     "muon": Steepest(recipes.muon()),
+    "moonlight": Steepest(moonlight()),
     "scion": Steepest(recipes.scion()),
     "lion": Steepest(recipes.lion()),
     "sign_sgd": Steepest(recipes.sign_sgd()),
