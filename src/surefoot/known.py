@@ -172,8 +172,7 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
      pix2struct.Pix2StructTextAttention"""),
     ("global_relative_attention_bias.weight", _BIAS_TABLE, "longt5.LongT5TransientGlobalAttention"),
     ("relative_position_bias_table", _BIAS_TABLE, """beit.BeitRelativePositionBias swin.SwinRelativePositionBias
-     data2vec.Data2VecVisionRelativePositionBias donut.DonutSwinSelfAttention clap.ClapAudioSelfAttention
-     maskformer.MaskFormerSwinSelfAttention"""),
+     clap.ClapAudioSelfAttention"""),
     ("mask_token", _TOKEN, """dinov2.Dinov2Embeddings dinov2_with_registers.Dinov2WithRegistersEmbeddings
      tipsv2.Tipsv2VisionEmbeddings rf_detr.RfDetrDinov2Embeddings"""),
     ("latents", _TOKEN, "perceiver.PerceiverEmbeddings idefics2.Idefics2PerceiverResampler"),
