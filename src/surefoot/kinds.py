@@ -205,7 +205,8 @@ def by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
     if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
         return Kind("scalar", f"one entry per channel of {owner}", weak=True)
     if parameter.ndim >= 3 and shape[0] == 1:
-        return Kind("positions", f"(1, ..., d) of {owner}: a table of rows, the same for the whole batch", weak=True)
+        why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
+        return Kind("positions", why, weak=True)
     return None
 
 

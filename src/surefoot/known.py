@@ -1,98 +1,21 @@
 """Modules of `transformers` that cannot be told by their structure: exact class names, none of them imported here.
 
-Read from the forward methods of transformers 5.23. A row holds for subclasses, too; a class that is not listed is
-placed by its structure, and a fused projection of it as one matrix.
+A row holds for subclasses, too; a class that is not listed is placed by its structure, a fused projection of it as
+one matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
+from surefoot import layouts
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.kinds import Kind, conv1d, experts
-from surefoot.views import Fused, Grouped, Interleaved, Projections, View
+from surefoot.views import Transposed, View
 
 T = TypeVar("T")
-
-Layout = Callable[[Any], View]
-"""The owner of a projection -> how its rows are shared."""
-
-
-def _fused(parts: int) -> Layout:
-    return lambda owner: Fused(parts)
-
-
-def _gpt2(owner: Any) -> View:
-    return Fused(2 if owner.is_cross_attention else 3)
-
-
-def _by_head(heads: str, parts: int = 3) -> Layout:
-    """Rows `(heads, parts, head_dim)`; the number of heads is an attribute of the owner or of its config."""
-    return lambda owner: Interleaved(getattr(owner, heads, None) or getattr(owner.config, heads), parts)
-
-
-def _grouped_queries(owner: Any) -> View:
-    """All queries, all keys, all values."""
-    keys = owner.config.num_key_value_heads * owner.head_dim
-    return Projections((owner.config.num_attention_heads * owner.head_dim, keys, keys))
-
-
-def _dbrx(owner: Any) -> View:
-    keys = owner.num_key_value_heads * owner.head_dim
-    return Projections((owner.hidden_size, keys, keys))
-
-
-def _bigcode(owner: Any) -> View:
-    if owner.is_cross_attention:
-        return Fused(2)
-    one_key = Projections((owner.embed_dim, owner.kv_dim, owner.kv_dim))
-    return one_key if owner.multi_query else Interleaved(owner.num_heads, 3)
-
-
-def _falcon(owner: Any) -> View:
-    """Each key's queries, the key, the value; or, before that architecture, one key for all, or one each."""
-    heads, d = owner.num_heads, owner.head_dim
-    if owner.new_decoder_architecture:
-        return Grouped(owner.num_kv_heads, (heads // owner.num_kv_heads * d, d, d))
-    return Projections((heads * d, d, d)) if owner.multi_query else Interleaved(heads, 3)
-
-
-def _latent(owner: Any) -> View:
-    """The latent of keys and values, and the rotary key."""
-    return Projections((owner.kv_lora_rank, owner.qk_rope_head_dim))
-
-
-def _from_latent(owner: Any) -> View:
-    """Keys and values, head by head."""
-    return Grouped(owner.num_heads, (owner.qk_nope_head_dim, owner.v_head_dim))
-
-
-def _state_input(owner: Any) -> View:
-    """Mamba: the step size's low rank, B, C."""
-    return Projections((owner.time_step_rank, owner.ssm_state_size, owner.ssm_state_size))
-
-
-def _state_space(owner: Any) -> View:
-    """Mamba 2: gate, x, B, C, the step sizes."""
-    groups = owner.n_groups * owner.ssm_state_size
-    return Projections((owner.intermediate_size, owner.intermediate_size, groups, groups, owner.num_heads))
-
-
-def _delta_qkvz(owner: Any) -> View:
-    each = owner.num_v_heads // owner.num_k_heads * owner.head_v_dim
-    return Grouped(owner.num_k_heads, (owner.head_k_dim, owner.head_k_dim, each, each))
-
-
-def _delta_ba(owner: Any) -> View:
-    each = owner.num_v_heads // owner.num_k_heads
-    return Grouped(owner.num_k_heads, (each, each))
-
-
-def _delta_qkv(owner: Any) -> View:
-    return Projections((owner.key_dim, owner.key_dim, owner.value_dim))
 
 
 def _full(name: str) -> str:
@@ -113,54 +36,72 @@ def _by_owner(rows: tuple[tuple[str, T, str], ...]) -> dict[str, list[tuple[str,
 _MAMBA = "mamba.MambaMixer falcon_mamba.FalconMambaMixer jamba.JambaMambaMixer"
 _LATENT = """deepseek_v2.DeepseekV2Attention deepseek_v3.DeepseekV3Attention deepseek_v32.DeepseekV32Attention
  glm4_moe_lite.Glm4MoeLiteAttention glm_moe_dsa.GlmMoeDsaAttention kimi_linear.KimiLinearAttention
- longcat_flash.LongcatFlashMLA minicpm3.MiniCPM3Attention mistral4.Mistral4Attention youtu.YoutuAttention"""
+ longcat_flash.LongcatFlashMLA minicpm3.MiniCPM3Attention mistral4.Mistral4Attention youtu.YoutuAttention
+ axk1.AXK1Attention axk2.AXK2Attention bailing_hybrid.BailingHybridAttention dots3_note.Dots3NoteTextAttention
+ glm5_next.Glm5NextTextAttention hy_v4.HYV4Attention"""
 
-_LAYOUTS: tuple[tuple[str, Layout, str], ...] = (
-    ("c_attn", _gpt2, """gpt2.GPT2Attention imagegpt.ImageGPTAttention
+_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
+    ("c_attn", layouts.gpt2, """gpt2.GPT2Attention imagegpt.ImageGPTAttention
      decision_transformer.DecisionTransformerGPT2Attention"""),
-    ("c_attn", _fused(3), "openai.Attention"),
-    ("c_attn", _bigcode, "gpt_bigcode.GPTBigCodeAttention"),
-    ("query_key_value", _by_head("num_attention_heads"), """gpt_neox.GPTNeoXAttention
+    ("c_attn", layouts.fused(3), "openai.Attention"),
+    ("c_attn", layouts.bigcode, "gpt_bigcode.GPTBigCodeAttention"),
+    ("query_key_value", layouts.by_head("num_attention_heads"), """gpt_neox.GPTNeoXAttention
      gpt_neox_japanese.GPTNeoXJapaneseAttention"""),
-    ("query_key_value", _by_head("num_heads"), "bloom.BloomAttention persimmon.PersimmonAttention"),
-    ("query_key_value", _falcon, "falcon.FalconAttention"),
-    ("in_proj", _by_head("num_attention_heads"), "deberta.DisentangledSelfAttention"),
-    ("qkv_proj", _by_head("num_attention_heads"), "minimax.MiniMaxLightningAttention"),
-    ("qkv_proj", lambda owner: Interleaved(4, 3), "codegen.CodeGenAttention"),  # its mp_num
-    ("qkv_proj", _grouped_queries, "phi3.Phi3Attention phi4_multimodal.Phi4MultimodalAttention"),
-    ("q_proj", _by_head("num_attention_heads", 2), "qwen3_next.Qwen3NextAttention"),  # query and gate
-    ("Wqkv", _fused(3), "mpt.MptAttention modernbert.ModernBertAttention"),
-    ("Wqkv", _dbrx, "dbrx.DbrxAttention"),
-    ("att_proj", _fused(3), "bark.BarkSelfAttention"),
-    ("qkv", _fused(3), """blip.BlipAttention blip_2.Blip2Attention instructblip.InstructBlipAttention
+    ("query_key_value", layouts.by_head("num_heads"), "bloom.BloomAttention persimmon.PersimmonAttention"),
+    ("query_key_value", layouts.falcon, "falcon.FalconAttention"),
+    ("in_proj", layouts.by_head("num_attention_heads"), "deberta.DisentangledSelfAttention"),
+    ("qkv_proj", layouts.by_head("num_attention_heads"), "minimax.MiniMaxLightningAttention"),
+    ("qkv_proj", layouts.codegen, "codegen.CodeGenAttention"),
+    ("qkv_proj", layouts.grouped_queries, "phi3.Phi3Attention phi4_multimodal.Phi4MultimodalAttention"),
+    ("q_proj", layouts.by_head("num_attention_heads", 2), """qwen3_next.Qwen3NextAttention qwen3_5.Qwen3_5Attention
+     qwen3_5_moe.Qwen3_5MoeAttention qwen4_exp.Qwen4ExpTextAttention"""),  # query and gate
+    ("Wqkv", layouts.fused(3), "mpt.MptAttention modernbert.ModernBertAttention"),
+    ("Wqkv", layouts.dbrx, "dbrx.DbrxAttention"),
+    ("att_proj", layouts.fused(3), "bark.BarkSelfAttention"),
+    ("qkv", layouts.fused(3), """blip.BlipAttention blip_2.Blip2Attention instructblip.InstructBlipAttention
      instructblipvideo.InstructBlipVideoAttention sam.SamVisionAttention sam_hq.SamHQVisionAttention
      sam2.Sam2MultiScaleAttention vitdet.VitDetAttention seggpt.SegGptAttention got_ocr2.GotOcr2VisionAttention
      timesformer.TimesformerSelfAttention mgp_str.MgpstrAttention hiera.HieraMaskUnitAttention
      florence2.Florence2VisionChannelAttention florence2.Florence2VisionWindowAttention
      qwen2_vl.VisionAttention qwen2_5_vl.Qwen2_5_VLVisionAttention qwen3_vl.Qwen3VLVisionAttention
      qwen3_vl_moe.Qwen3VLMoeVisionAttention qwen3_omni_moe.Qwen3OmniMoeVisionAttention
-     glm4v.Glm4vVisionAttention glm4v_moe.Glm4vMoeVisionAttention ernie4_5_vl_moe.Ernie4_5_VLMoeVisionAttention"""),
-    ("to_kv", _fused(2), "evolla.EvollaSequenceCompressorAttention granite_speech.GraniteSpeechConformerAttention"),
-    ("gate_up_proj", _fused(2), """phi3.Phi3MLP glm.GlmMLP glm4.Glm4MLP glm4v.Glm4vTextMLP dia.DiaMLP zamba2.Zamba2MLP
-     phi4_multimodal.Phi4MultimodalMLP phi4_multimodal.Phi4MultimodalAudioMLP"""),
-    ("input_linear", _fused(2), "granitemoeshared.GraniteMoeSharedMLP granitemoehybrid.GraniteMoeHybridMLP"),
-    ("Wi", _fused(2), "modernbert.ModernBertMLP modernbert_decoder.ModernBertDecoderMLP"),
-    ("kv_a_proj_with_mqa", _latent, _LATENT),
-    ("kv_b_proj", _from_latent, _LATENT),
-    ("in_proj", _fused(2), _MAMBA),
-    ("x_proj", _state_input, _MAMBA),
-    ("in_proj", _state_space, """mamba2.Mamba2Mixer bamba.BambaMixer falcon_h1.FalconH1Mixer zamba2.Zamba2MambaMixer
-     nemotron_h.NemotronHMamba2Mixer granitemoehybrid.GraniteMoeHybridMambaLayer"""),
-    ("in_proj", _fused(3), "lfm2.Lfm2ShortConv lfm2_moe.Lfm2MoeShortConv"),
-    ("in_proj_qkvz", _delta_qkvz, "qwen3_next.Qwen3NextGatedDeltaNet"),
-    ("in_proj_ba", _delta_ba, "qwen3_next.Qwen3NextGatedDeltaNet"),
-    ("in_proj_qkv", _delta_qkv, "qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet"),
+     qwen3_5.Qwen3_5VisionAttention qwen3_5_moe.Qwen3_5MoeVisionAttention qwen4_exp.Qwen4ExpVisionAttention
+     glm4v.Glm4vVisionAttention glm4v_moe.Glm4vMoeVisionAttention glm_image.GlmImageVisionAttention
+     glm_ocr.GlmOcrVisionAttention glm5_next.Glm5NextVisionAttention ernie4_5_vl_moe.Ernie4_5_VLMoeVisionAttention
+     cohere_compass.CohereCompassVisionAttention dots3_note.Dots3NoteVisionAttention slanext.SLANeXtVisionAttention
+     unlimited_ocr.UnlimitedOcrSamVisionAttention deepseek_ocr2.DeepseekOcr2SamVisionAttention
+     pp_formulanet.PPFormulaNetVisionAttention pp_ocrv5_mobile_rec.PPOCRV5MobileRecAttention
+     pp_ocrv5_server_rec.PPOCRV5ServerRecAttention pp_ocrv6_small_rec.PPOCRV6SmallRecAttention"""),
+    ("to_kv", layouts.fused(2), """evolla.EvollaSequenceCompressorAttention
+     granite_speech.GraniteSpeechConformerAttention granite_speech_plus.GraniteSpeechPlusConformerAttention"""),
+    ("gate_up_proj", layouts.fused(2), """phi3.Phi3MLP glm.GlmMLP glm4.Glm4MLP glm4v.Glm4vTextMLP dia.DiaMLP
+     zamba2.Zamba2MLP phi4_multimodal.Phi4MultimodalMLP phi4_multimodal.Phi4MultimodalAudioMLP
+     dots3_note.Dots3NoteAudioMLP glm_image.GlmImageTextMLP glm_ocr.GlmOcrTextMLP esmfold2.EsmFold2SwiGLU
+     minimax_m3_vl.MiniMaxM3VLDenseMLP"""),
+    ("input_linear", layouts.fused(2), """granitemoeshared.GraniteMoeSharedMLP granitemoehybrid.GraniteMoeHybridMLP
+     granitemoe_swa.GraniteMoeSWAMLP"""),
+    ("Wi", layouts.fused(2), "modernbert.ModernBertMLP modernbert_decoder.ModernBertDecoderMLP"),
+    ("kv_a_proj_with_mqa", layouts.latent, _LATENT),
+    ("kv_b_proj", layouts.from_latent, _LATENT),
+    ("in_proj", layouts.fused(2), _MAMBA),
+    ("x_proj", layouts.state_input, _MAMBA),
+    ("in_proj", layouts.state_space, """mamba2.Mamba2Mixer bamba.BambaMixer falcon_h1.FalconH1Mixer
+     zamba2.Zamba2MambaMixer nemotron_h.NemotronHMamba2Mixer granitemoehybrid.GraniteMoeHybridMambaLayer"""),
+    ("in_proj", layouts.fused(3), """lfm2.Lfm2ShortConv lfm2_moe.Lfm2MoeShortConv lfm3.Lfm3ShortConv
+     lfm3_vl.Lfm3VlVisionShortConv"""),
+    ("in_proj_qkvz", layouts.delta_qkvz, "qwen3_next.Qwen3NextGatedDeltaNet"),
+    ("in_proj_ba", layouts.delta_ba, "qwen3_next.Qwen3NextGatedDeltaNet"),
+    ("in_proj_qkv", layouts.delta_qkv, """qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet
+     qwen4_exp.Qwen4ExpTextGatedDeltaNet"""),
 )  # fmt: skip
 """Projections fused in one linear layer: the attribute that holds it, how its rows are shared, its owners."""
 
+_WINDOWS = """sam.SamVisionAttention sam_hq.SamHQVisionAttention got_ocr2.GotOcr2VisionAttention
+ vitdet.VitDetAttention seggpt.SegGptAttention"""
 _BIAS_TABLE = Kind("positions", "relative-bias table: a row of logits, one a head, in steps of one size at any width")
 _TOKEN = Kind("positions", "a token of the model, a row")
 _ROUTER = Kind("router", "router, a head over the experts")
+_CHANNELS = Kind("scalar", "a factor or shift per channel")
 _STEP_SIZE = Kind("scalar", "bias of Mamba's step size: per channel, as built", initial=AsBuilt())
 
 _KINDS: tuple[tuple[str, Kind, str], ...] = (
@@ -176,6 +117,17 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("mask_token", _TOKEN, """dinov2.Dinov2Embeddings dinov2_with_registers.Dinov2WithRegistersEmbeddings
      tipsv2.Tipsv2VisionEmbeddings rf_detr.RfDetrDinov2Embeddings"""),
     ("latents", _TOKEN, "perceiver.PerceiverEmbeddings idefics2.Idefics2PerceiverResampler"),
+    ("rel_pos_h", _TOKEN, _WINDOWS),
+    ("rel_pos_w", _TOKEN, _WINDOWS),
+    ("position_embeddings", _TOKEN, "perceiver.PerceiverTrainablePositionEncoding"),
+    ("time_mix_key", _CHANNELS, "rwkv.RwkvSelfAttention rwkv.RwkvFeedForward"),
+    ("time_mix_receptance", _CHANNELS, "rwkv.RwkvSelfAttention rwkv.RwkvFeedForward"),
+    ("time_mix_value", _CHANNELS, "rwkv.RwkvSelfAttention"),
+    ("weight", _CHANNELS, "convnextv2.ConvNextV2GRN"),
+    ("bias", _CHANNELS, "convnextv2.ConvNextV2GRN"),
+    ("mm_input_projection_weight", Kind("linear", "projection stored (in, out)", Transposed()),
+     "gemma3.Gemma3MultiModalProjector t5gemma2.T5Gemma2MultiModalProjector"),
+    ("out_proj.weight", _ROUTER, "zaya.ZayaRouterMLP"),
     ("proj.weight", _ROUTER, "gemma4.Gemma4TextRouter"),
     ("gate.weight", _ROUTER, "afmoe.AfmoeTokenChoiceRouter"),
     ("classifier.weight", _ROUTER, """switch_transformers.SwitchTransformersTop1Router nllb_moe.NllbMoeTop2Router
@@ -208,7 +160,7 @@ def _names(module: nn.Module) -> list[str]:
     return [f"{each.__module__}.{each.__qualname__}" for each in type(module).__mro__]
 
 
-def layouts(owner: nn.Module) -> dict[str, View | None]:
+def layouts_of(owner: nn.Module) -> dict[str, View | None]:
     """Attribute of a module -> how the rows of the linear layer there are shared; None where this version differs."""
     rows = next((_LAYOUTS_OF[name] for name in _names(owner) if name in _LAYOUTS_OF), [])
     found: dict[str, View | None] = {}

@@ -54,7 +54,7 @@ class _Wiring:
 
     def visit(self, owner: nn.Module) -> None:
         """Note what an owner tells."""
-        for attribute, view in known.layouts(owner).items():
+        for attribute, view in known.layouts_of(owner).items():
             child = getattr(owner, attribute, None)
             if isinstance(child, nn.Module):
                 self.layouts[child] = view

@@ -104,6 +104,33 @@ def test_latent_values_are_where_the_layout_says():
     torch.testing.assert_close(outputs(made), before, rtol=1e-4, atol=2e-5)
 
 
+JAMBA = GROUPED | {
+    "num_hidden_layers": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 5,
+    "num_experts": 1,
+}
+GATED_QUERIES = GROUPED | {"head_dim": 8, "layer_types": ["full_attention"], "num_experts": 0}
+NORMALISED = {
+    "jamba": ("JambaForCausalLM", "JambaConfig", JAMBA, "mamba.x_proj.weight", (0, 1, 2)),
+    "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", GATED_QUERIES, "self_attn.q_proj.weight", (0,)),
+}
+
+
+@pytest.mark.parametrize("family", NORMALISED)
+def test_projections_whose_scale_a_norm_undoes_are_where_the_layout_says(family):
+    """Jamba norms step size, B and C each; Qwen3-Next its queries, not the gates beside them."""
+    model, config, sizes, name, normed = NORMALISED[family]
+    made = built(model, config, sizes)
+    plan, before, name = sf.Plan.of(made), outputs(made), f"model.layers.0.{name}"
+    scaled_(made, plan, name, {i: 2.0 + i for i in normed})
+    torch.testing.assert_close(outputs(made), before, rtol=1e-3, atol=1e-3)  # an epsilon
+    with torch.no_grad():
+        made.get_parameter(name)[: len(made.get_parameter(name)) // 2].mul_(3)  # a cut elsewhere
+    assert float((outputs(made) - before).abs().max()) > 1e-2
+
+
 HEADS, LLAMA4 = GROUPED | {"head_dim": 8}, "feed_forward.experts"
 MOE = HEADS | {"num_local_experts": 3, "num_experts_per_tok": 2}
 GATED = {

@@ -1,6 +1,6 @@
 """The import direction of the package, read from its source: left may not import right.
 
-linalg <- geometry <- stabilise, momentum, scaling, views <- initialise, roles, kinds, known, place, recipes,
+linalg <- geometry <- stabilise, momentum, scaling, views <- initialise, roles, kinds, layouts, known, place, recipes,
 overrides, plan <- activations, metrics, step <- optim <- _api <- experiment, integrations <- cli. No torch is
 imported here, so that `make check` stays quick.
 """
@@ -18,7 +18,7 @@ LAYERS = (
     ("linalg",),
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
-    ("initialise", "roles", "kinds", "known", "place", "recipes", "overrides", "plan"),
+    ("initialise", "roles", "kinds", "layouts", "known", "place", "recipes", "overrides", "plan"),
     ("activations", "metrics", "step"),
     ("optim",),
     ("_api",),

@@ -60,7 +60,7 @@ def test_a_norm_by_its_structure(norm):
     [
         Own(weight=torch.ones(8)),
         Own(weight=torch.ones(8), eps=3.0),
-        Own(weight=torch.ones(8), eps=True),
+        Own(weight=torch.ones(8), eps="small"),
         Own(weight=torch.ones(8), inner=nn.ReLU(), eps=1e-6),
         Own(weight=torch.ones(8), gain=torch.ones(8), eps=1e-6),
         Own(weight=torch.ones(8), bias=torch.ones(1), eps=1e-6),
@@ -275,8 +275,15 @@ def test_a_parametrization_is_refused_by_name_and_its_remedy_works(make):
     with pytest.raises(ValueError, match=r"cannot place 0\.parametrizations\.weight\.original") as error:
         Plan.of(model)
     assert "remove_parametrizations(layer, 'weight')" in str(error.value)
+    assert kinds(model, overrides=[("0.parametrizations*", "scalar")])
     nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert kinds(model) == {"0.bias": "bias", "0.weight": "linear"}
+
+
+def test_the_length_of_a_normalised_kernel_is_no_table_of_tokens():
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3), dim=2)  # original0 is (1, 1, 3), as wav2vec2's
+    with pytest.raises(ValueError, match=r"cannot place parametrizations\.weight\.original0 \(1, 1, 3\)"):
+        Plan.of(layer)
 
 
 # --- transposed convolutions ---------------------------------------------------------------------------------
