@@ -12,7 +12,7 @@ from torch import nn
 
 from surefoot import layouts
 from surefoot.initialise import AsBuilt, Fill
-from surefoot.kinds import Kind, conv1d, experts
+from surefoot.kinds import Kind, by_type, conv1d, experts
 from surefoot.views import Transposed, View
 
 T = TypeVar("T")
@@ -138,7 +138,9 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
 _CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gemma.T5GemmaRMSNorm
  t5gemma2.T5Gemma2RMSNorm vaultgemma.VaultGemmaRMSNorm recurrent_gemma.RecurrentGemmaRMSNorm
  qwen3_next.Qwen3NextRMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm step3p7.Step3p7RMSNorm
- minimax_m3_vl.MiniMaxM3VLRMSNorm"""
+ minimax_m3_vl.MiniMaxM3VLRMSNorm qwen4_exp.Qwen4ExpTextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm
+ muse_spark.MuseSparkTextCenteredRMSNorm muse_spark.MuseSparkTextInputScaledRMSNorm nemotron.NemotronLayerNorm1P
+ videoprism.VideoPrismLayerNorm"""
 """Norms that multiply by `1 + weight`."""
 
 _EXPERTS = {
@@ -184,5 +186,5 @@ def by_class(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
         return conv1d(module, layout)
     if names & _CENTRED_NAMES:
         why = f"gain of {type(module).__name__}, centred on 0 (1 + weight)"
-        return {"weight": Kind("gain", why, initial=Fill(0.0))}
+        return {**by_type(module), "weight": Kind("gain", why, initial=Fill(0.0))}
     return next((experts(module, _EXPERTS_OF[name]) for name in names & _EXPERTS_OF.keys()), {})

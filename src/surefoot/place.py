@@ -30,6 +30,8 @@ def find_kinds(
     Raises:
         ValueError: a parameter with two kinds, two parameters at one address, an ambiguous or missing head.
     """
+    if tied not in (None, "head", "embedding", "error"):
+        raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
     heads, wiring = _find_heads(model, head), _Wiring()
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
     for path, module in model.named_modules():
@@ -86,8 +88,8 @@ def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
     stacks = {module: _experts_in(module) for module in children}
     counts = {count for count in stacks.values() if count}
     for module in children if counts else ():
-        weight = module._parameters.get("weight")
-        if not stacks[module] and weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
+        weight = module._parameters.get("weight") if isinstance(module, nn.Linear) or not by_type(module) else None
+        if weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
             yield module, Kind("router", f"router {type(module).__name__} beside {weight.shape[0]} experts")
 
 
@@ -125,9 +127,7 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
         )
     if policy == "embedding" or (policy is None and multiplied):
         return Kind("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
-    if policy in (None, "head"):
-        return Kind("head", f"tied ({names}); the head's rule, since its outputs are the logits")
-    raise ValueError(f"tied={policy!r}: choose 'head', 'embedding' or 'error'")
+    return Kind("head", f"tied ({names}); the head's rule, since its outputs are the logits")
 
 
 def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:

@@ -173,14 +173,25 @@ def test_gpt_oss_alternates_gate_and_up_along_its_last_dimension():
     torch.testing.assert_close(outputs(made), before)
 
 
+(ROOT,) = importlib.util.find_spec("transformers").submodule_search_locations
+
+
 def test_every_class_of_the_registry_exists_and_has_the_attribute():
-    (root,) = importlib.util.find_spec("transformers").submodule_search_locations
-    rows = [*known._LAYOUTS, *known._KINDS, *(("weight", None, name) for name in known._CENTRED.split())]
-    rows += [("gate_up_proj", None, name) for name in known._EXPERTS]
+    rows = [*known._LAYOUTS, *known._KINDS, *(("gate_up_proj", None, name) for name in known._EXPERTS)]
     for attribute, _, owners in rows:
         for owner in owners.split():
             family, _, name = owner.partition(".")
-            source = Path(root, "models", family, f"modeling_{family}.py").read_text()
+            source = Path(ROOT, "models", family, f"modeling_{family}.py").read_text()
             body = re.search(rf"^class {name}\b.*?(?=^class |\Z)", source, re.M | re.S)
             assert body, owner
             assert f"self.{attribute.partition('.')[0]} = " in body[0], f"{owner}.{attribute}"
+
+
+def test_the_norms_centred_on_zero_are_all_there_are():
+    """`1 + weight` in the forward method of a class that is named a norm."""
+    found = set()
+    for path in Path(ROOT, "models").glob("*/modeling_*.py"):
+        for name, body in re.findall(r"^class (\w*Norm\w*)\b(.*?)(?=^class |\Z)", path.read_text(), re.M | re.S):
+            if re.search(r"1\.0 \+ self\.weight|self\.weight \+ 1\.0", body):
+                found.add(f"{path.parent.name}.{name}")
+    assert found == set(known._CENTRED.split())

@@ -1,6 +1,9 @@
 """What a parameter is, told by structure and exact class names: foreign norms, experts, routers, tokens, kernels."""
 
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +83,16 @@ def test_a_gain_centred_on_zero_starts_at_zero_wherever_it_was_built():
     assert plan["weight"].role.name == "gain"
     assert not norm.weight.any()
     assert "centred on 0" in plan["weight"].why
+
+
+def test_a_layer_norm_centred_on_zero_keeps_its_bias_a_bias():
+    class_name = "transformers.models.nemotron.modeling_nemotron.NemotronLayerNorm1P"
+    module, _, name = class_name.rpartition(".")
+    norm = type(name, (nn.LayerNorm,), {"__module__": module, "__qualname__": name})(8)
+    plan = Plan.of(norm)
+    plan.initialise_(norm)
+    assert kinds(norm) == {"weight": "gain", "bias": "bias"}
+    assert not norm.weight.any()
 
 
 # --- exact class names ---------------------------------------------------------------------------------------
@@ -170,8 +183,9 @@ def test_experts_that_say_their_layout(transposed, whole, gated, view, count):
         (nn.Linear(5, 4), "router"),
         (nn.Linear(5, 3), "linear"),
         (nn.Sequential(nn.Linear(5, 4)), "linear"),
+        (nn.Conv1d(5, 4, 1), "conv"),
     ],
-    ids=["bare", "linear", "another count", "no sibling"],
+    ids=["bare", "linear", "another count", "no sibling", "a layer of another kind"],
 )
 def test_the_router_stands_beside_its_experts(router, kind):
     plan = Plan.of(mixture(router=router))
@@ -195,7 +209,7 @@ def test_each_expert_takes_a_step_of_one_norm_in_gate_and_up():
     model = mixture(transposed=True, whole=False)
     weight = model.experts.gate_up_proj
     before = weight.detach().clone()
-    plan = Plan.of(model, overrides=[("experts.gate_up_proj", exact)])
+    plan = Plan.of(model, overrides=[("experts.gate_up_proj", lambda role: replace(role, geometry=sf.Spectral("svd")))])
     scale = torch.tensor([1.0, 1e-3, 1e3, 0.0])[:, None, None]  # one norm over the stack would let the third rule
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
@@ -206,12 +220,6 @@ def test_each_expert_takes_a_step_of_one_norm_in_gate_and_up():
         for part in (change[e, :, 0::2], change[e, :, 1::2]):
             norm = float(torch.linalg.matrix_norm(part, 2)) * math.sqrt(5 / 6)
             assert norm == pytest.approx(0.0 if e == 3 else 0.5, abs=1e-3)
-
-
-def exact(role):
-    from dataclasses import replace
-
-    return replace(role, geometry=sf.Spectral("svd"))
 
 
 # --- parameters that no module tells of ----------------------------------------------------------------------
@@ -374,7 +382,6 @@ def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
         (Tied(), "embedding", r"tied='embedding' for table\.weight, out\.weight.*1/d.*output_multiplier"),
         (Tied(), "error", r"table\.weight, out\.weight are one matrix"),
         (Tied(1 / 8), "error", "are one matrix"),
-        (Tied(), "both", "tied='both': choose"),
     ],
 )
 def test_a_policy_that_cannot_hold_is_refused(model, tied, message):
@@ -383,5 +390,23 @@ def test_a_policy_that_cannot_hold_is_refused(model, tied, message):
     assert kinds(model, tied=tied, overrides=[("table.weight", "head")]) == {"table.weight": "head"}
 
 
-def test_models_that_tie_nothing_take_any_policy():
-    assert kinds(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), tied="error")["1.weight"] == "head"
+def test_models_that_tie_nothing_take_any_policy_that_there_is():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    assert kinds(model, tied="error")["1.weight"] == "head"
+    with pytest.raises(ValueError, match="tied='both': choose 'head', 'embedding' or 'error'"):
+        Plan.of(model, tied="both")
+
+
+def test_a_table_of_as_many_rows_as_experts_is_no_router():
+    model = mixture()
+    model.table = nn.Embedding(4, 5)
+    assert kinds(model, head=())["table.weight"] == "embedding"
+
+
+def test_the_pages_example_is_right():
+    page = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope = {}
+    exec(code, scope)
+    assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
+    assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))
