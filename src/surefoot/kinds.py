@@ -198,7 +198,7 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
 def by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
     """A parameter that no rule knows: vectors act entry by entry; a bare matrix has no known side."""
     owner, shape = type(module).__name__, tuple(parameter.shape)
-    if isinstance(module, ParametrizationList):
+    if isinstance(module, ParametrizationList) or (isinstance(module, nn.Bilinear) and parameter.ndim > 1):
         return None
     if parameter.ndim <= 1:
         return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}", weak=True)
