@@ -24,11 +24,14 @@ class Net(nn.Module):
         self.output, self.down = nn.Linear(D, D), nn.Linear(24, D)
         self.head = nn.Linear(D, V, bias=False)
 
+    def attend(self, x):
+        q, k, v = (p.unflatten(-1, (-1, D // HEADS)).transpose(1, 2) for p in self.project(x))
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.output(y.transpose(1, 2).flatten(-2))
+
     def forward(self, tokens):
         x = self.embedding(tokens)
-        q, k, v = (p.unflatten(-1, (-1, D // HEADS)).transpose(1, 2) for p in self.project(self.norm(x)))
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.output(y.transpose(1, 2).flatten(-2))
+        x = x + self.attend(self.norm(x))
         gate, up = self.expand(x)
         return self.head(x + self.down(nn.functional.silu(gate) * up))
 
@@ -56,6 +59,18 @@ class OneLayer(Net):
 
     def expand(self, x):
         return self.gate_up(x).chunk(2, -1)
+
+
+class Multihead(Split):
+    """torch's own attention, whose layout is found."""
+
+    def store(self):
+        self.attention = nn.MultiheadAttention(D, HEADS, batch_first=True)
+        self.gate, self.up = nn.Linear(D, 24), nn.Linear(D, 24)
+
+    def attend(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.attention(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0]
 
 
 def interleaved(sizes, groups):
@@ -123,3 +138,22 @@ def test_a_fused_layer_taken_for_one_matrix_is_trained_otherwise():
     train(fused)
     difference = fused.state_dict()["qkv.weight"] - fuse(split, fused.order)["qkv.weight"]
     assert float(difference.abs().max()) > 1e-3
+
+
+def test_torchs_attention_is_trained_as_its_projections():
+    split, fused = pair(4, 0)
+    whole = Multihead(4)
+    del whole.output  # it has its own
+    state = fused.state_dict()
+    for kind in ("weight", "bias"):
+        state[f"attention.in_proj_{kind}"] = state.pop(f"qkv.{kind}")
+        state[f"attention.out_proj.{kind}"] = state.pop(f"output.{kind}")
+        state[f"gate.{kind}"], state[f"up.{kind}"] = state.pop(f"gate_up.{kind}").chunk(2)
+    whole.load_state_dict(state)
+    train(split)
+    train(whole)
+    expected, found = fuse(split, torch.arange(3 * D)), whole.state_dict()
+    torch.testing.assert_close(found["attention.in_proj_weight"], expected["qkv.weight"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found["attention.out_proj.weight"], expected["output.weight"], rtol=0, atol=1e-5)
+    values = slice(2 * D, 3 * D)
+    torch.testing.assert_close(found["attention.in_proj_bias"][values], expected["qkv.bias"][values], rtol=0, atol=1e-5)
