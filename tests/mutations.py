@@ -44,7 +44,7 @@ MUTATIONS = (
         "return w + (eta * geometry.direction(m))",
         STABILISERS,
     ),
-    Mutation("sign of msign", "geometry/spectral.py", ".mul_(_unit(g.shape))", ".mul_(-_unit(g.shape))", GEOMETRY),
+    Mutation("sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY),
     Mutation("sign of a row's direction", "geometry/balls.py", "unit = g / torch", "unit = -g / torch", GEOMETRY),
     Mutation(
         "fan-in and fan-out swapped, spectral",
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "clip threshold without the width factor, spectral",
         "geometry/spectral.py",
-        "mclip(w, radius * _unit(w.shape))",
+        "mclip(w, radius * self.unit(w.shape))",
         "mclip(w, radius)",
         PROJECTION,
     ),

@@ -60,6 +60,21 @@ class LinearNormal(NormalInitial):
 
 
 @dataclass(frozen=True)
+class StridedNormal(LinearNormal):
+    """`LinearNormal` for a fan-in of `d_in / stride`, see `surefoot.geometry.Strided`: its norm is about 1.
+
+    >>> StridedNormal(4).std((1, 4, 4))
+    0.5
+    """
+
+    stride: int = 1
+
+    def std(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(stride)` times the linear one."""
+        return super().std(shape) * math.sqrt(self.stride)
+
+
+@dataclass(frozen=True)
 class UnitNormal(NormalInitial):
     """Std 1: the rows of an embedding have RMS 1."""
 

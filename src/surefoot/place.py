@@ -3,128 +3,131 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
-from surefoot.views import Convolution, Fused, View
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a parameter was found to be, its layout (None: the kind's own), and why."""
-
-    name: str
-    why: str
-    view: View | None = None
-
-
-def _linear(module: nn.Linear) -> dict[str, Kind]:
-    shape = f"Linear({module.in_features}, {module.out_features})"
-    return {"weight": Kind("linear", f"weight of {shape}"), "bias": Kind("bias", f"bias of {shape}")}
-
-
-def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
-    name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
-    return {"weight": Kind("embedding", f"table of {name}")}
-
-
-def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
-    """Gates are stacked along dimension 0; `weight_hr` is the projection of an LSTM that has one."""
-    name = type(module).__name__
-    gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
-    found = {}
-    for key, parameter in module.named_parameters(recurse=False):
-        if key.startswith("weight_hr"):
-            found[key] = Kind("linear", f"projection of {name}")
-        elif parameter.ndim == 2:
-            found[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
-        else:
-            found[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
-    return found
-
-
-def _norm(module: nn.Module) -> dict[str, Kind]:
-    name = type(module).__name__
-    return {"weight": Kind("gain", f"gain of {name}"), "bias": Kind("bias", f"bias of {name}")}
-
-
-def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Kind]:
-    name = f"{type(module).__name__}, groups={module.groups}"
-    kernel = Kind("conv", f"kernel of {name}", Convolution(module.groups))
-    return {"weight": kernel, "bias": Kind("bias", f"bias of {name}")}
-
-
-def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
-    fused = {
-        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3)),
-        "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),
-    }
-    single = {f"{x}_proj_weight": Kind("linear", f"{x} projection of MultiheadAttention") for x in "qkv"}
-    extra = {f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"}
-    return fused | single | extra
-
-
-_RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]], ...] = (
-    ((nn.Linear,), _linear),
-    ((nn.Embedding, nn.EmbeddingBag), _embedding),
-    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
-    ((nn.MultiheadAttention,), _attention),
-    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), _norm),
-    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _norm),
-    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _norm),
-)
-"""Module types and what their parameters are; the first match wins."""
+from surefoot import known
+from surefoot.kinds import Kind, by_shape, by_type, linear
+from surefoot.views import View
 
 
 def find_kinds(
-    model: nn.Module, head: str | Sequence[str] | None = None, settled: Container[str] = ()
+    model: nn.Module,
+    head: str | Sequence[str] | None = None,
+    settled: Container[str] = (),
+    tied: str | None = None,
 ) -> dict[str, Kind | None]:
     """Every trainable parameter's kind, by name, in the model's order; None where none can be told.
 
     Args:
         model: any module.
         head: names of the modules that are LM heads; `()` says there is none; None finds it by the wiring.
+        settled: names that an override decides, whatever is found.
+        tied: the kind of a matrix that is embedding and head, see `Plan.of`.
 
     Raises:
         ValueError: a parameter with two kinds, two parameters at one address, an ambiguous or missing head.
     """
-    heads = _find_heads(model, head)
+    if tied not in (None, "head", "embedding", "error"):
+        raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
+    heads, wiring = _find_heads(model, head), _Wiring()
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
     for path, module in model.named_modules():
-        table = next((rule(module) for types, rule in _RULES if isinstance(module, types)), {})
+        wiring.visit(module)
+        table = wiring.table(module)
         for name, parameter in module.named_parameters(recurse=False):
-            kind = table.get(name) or _bare(module, parameter)
+            kind = table[name] if name in table else by_shape(module, parameter)
             if name == "weight" and module in heads:
                 kind = Kind("head", heads[module])
             uses[id(parameter)].append((f"{path}.{name}" if path else name, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
-    return {name: _one_kind(model, uses[id(p)], name in settled) for name, p in trainable.items()}
+    return {name: _one_kind(model, uses[id(p)], name in settled, tied) for name, p in trainable.items()}
 
 
-def _bare(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
-    """A vector or scalar that a module of unknown type owns acts entry by entry; a bare matrix has no known side."""
-    owner = type(module).__name__
-    return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}") if parameter.ndim <= 1 else None
+class _Wiring:
+    """What the modules above tell of those below; `named_modules` gives owners first."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[nn.Module, View | None] = {}
+        self.told: dict[nn.Module, dict[str, Kind]] = defaultdict(dict)
+
+    def visit(self, owner: nn.Module) -> None:
+        """Note what an owner tells."""
+        for attribute, view in known.layouts_of(owner).items():
+            child = getattr(owner, attribute, None)
+            if isinstance(child, nn.Module):
+                self.layouts[child] = view
+        for path, kind in known.kinds_below(owner):
+            below, _, name = path.rpartition(".")
+            module = getattr(owner, below, None) if below else owner
+            if isinstance(module, nn.Module):
+                self.told[module][name] = kind
+        for module, kind in _routers(owner):
+            self.told[module]["weight"] = kind
+
+    def table(self, module: nn.Module) -> dict[str, Kind | None]:
+        """Parameter name -> kind; what is not listed goes by its shape."""
+        layout = self.layouts.get(module)
+        if module in self.layouts and layout is None:
+            return {"weight": None, "bias": None}
+        if isinstance(module, nn.Linear) and layout:
+            found = linear(module, layout)
+        else:
+            found = known.by_class(module, layout) or by_type(module)
+        if "weight" in self.told[module] and "bias" not in found:
+            found = {**found, "bias": Kind("bias", f"bias of {type(module).__name__}")}
+        return {**found, **self.told[module]}
 
 
-def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]], settled: bool) -> Kind | None:
+def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
+    """Matrices `(E, d)` that stand beside a stack of E experts."""
+    children = [module for module in owner.children() if next(module.parameters(recurse=False), None) is not None]
+    stacks = {module: _experts_in(module) for module in children}
+    counts = {count for count in stacks.values() if count}
+    for module in children if counts else ():
+        weight = module._parameters.get("weight") if isinstance(module, nn.Linear) or not by_type(module) else None
+        if weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
+            yield module, Kind("router", f"router {type(module).__name__} beside {weight.shape[0]} experts")
+
+
+def _experts_in(module: nn.Module) -> int:
+    """How many experts a module stacks."""
+    table = known.by_class(module) or by_type(module)
+    own = module.named_parameters(recurse=False)
+    return next((p.shape[0] for name, p in own if name in table and table[name].name == "experts"), 0)
+
+
+def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]], settled: bool, tied: str | None) -> Kind | None:
     names = ", ".join(name for name, _ in uses)
-    kinds = {(kind.name, kind.view) if kind else None: kind for _, kind in uses}
+    known_uses = [(name, kind) for name, kind in uses if kind and not kind.weak] or uses
+    kinds = {(kind.name, kind.view) if kind else None: kind for _, kind in known_uses}
     if len(kinds) == 1:
-        kind = uses[0][1]
-        return Kind(kind.name, f"{kind.why}; shared by {names}", kind.view) if kind and len(uses) > 1 else kind
+        kind = known_uses[0][1]
+        return replace(kind, why=f"{kind.why}; shared by {names}") if kind and len(uses) > 1 else kind
     if {key[0] if key else None for key in kinds} == {"embedding", "head"}:
-        if getattr(model, "output_multiplier", None) is not None:
-            return Kind("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
-        return Kind("head", f"tied ({names}); the head's rule, since its outputs are the logits")
+        return _tied_kind(model, names, None if settled else tied)
     if settled:
         return None
     found = ", ".join(f"{name}: {kind.name if kind else 'unknown'}" for name, kind in uses)
     raise ValueError(f"one parameter has two roles ({found}); give it one with an override")
+
+
+def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
+    """The kind of a matrix that is embedding and head; `Plan.of` says why each."""
+    multiplied = getattr(model, "output_multiplier", None) is not None
+    if policy == "error":
+        raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
+    if policy == "embedding" and not multiplied:
+        raise ValueError(
+            f"tied='embedding' for {names}: rows of RMS 1 make logits of size d, so the model must multiply them by "
+            "1/d and say so in an attribute output_multiplier, which it lacks; say tied='head'"
+        )
+    if policy == "embedding" or (policy is None and multiplied):
+        return Kind("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
+    return Kind("head", f"tied ({names}); the head's rule, since its outputs are the logits")
 
 
 def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import nn
 
 from surefoot.geometry import AsGiven
 from surefoot.initialise import generator_for
+from surefoot.kinds import remedy
+from surefoot.overrides import Override, decide, match
 from surefoot.place import find_kinds
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
 from surefoot.views import Shape
-
-Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
-Change = str | Role | Callable[[Role], Role]
-Override = tuple[Where, Change]
-"""`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a
-`Role`, or a function of the role that was found."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +97,18 @@ class Plan:
         stabiliser: Stabiliser | None = None,
         overrides: Sequence[Override] = (),
         head: str | Sequence[str] | None = None,
+        tied: Literal["head", "embedding", "error"] | None = None,
     ) -> Plan:
         """Find every trainable parameter's role: by module type, by the model's wiring, then by overrides.
 
         The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an
         embedding, else the only Linear(d, V) beside an Embedding(V, d), else what `head` names; a model whose
-        `get_output_embeddings()` returns None has none. A matrix that is
-        both embedding and head takes the head's rule, unless the model has an `output_multiplier` (1/d), which gives
-        the head its width factor: then the embedding's.
+        `get_output_embeddings()` returns None has none.
+
+        A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different
+        ones: an embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS
+        `1/d`. Under the head's rule inputs have RMS `1/d`, which the first norm layer undoes; a model whose logits are
+        `<W_i, x> / d` has rows of RMS 1 in both. Hence the choices of `tied`.
 
         Args:
             model: any module, on any device, the meta device included.
@@ -117,6 +117,8 @@ class Plan:
                 given in an override keeps its own.
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
+            tied: "head": its rule, right for every model. "embedding": its rule, for models that have an
+                `output_multiplier` (1/d). "error": refuse. Default: embedding where the model has that attribute.
 
         Raises:
             ValueError: a parameter that no rule places, two roles for one parameter, an override that matches
@@ -127,31 +129,18 @@ class Plan:
         ['linear', 'bias', 'linear', 'bias']
         """
         recipe = recipe or beyond_mup()
-        changes = _match(model, overrides)
+        changes = match(model, overrides)
         placements: dict[str, Placement] = {}
         lost: list[str] = []
-        for name, kind in find_kinds(model, head, changes).items():
-            shape = tuple(model.get_parameter(name).shape)
-            role = None if kind is None else recipe.role(kind.name)
-            if role and kind and kind.view:
-                role = replace(role, view=kind.view)
-            if role and stabiliser:
-                role = replace(role, stabiliser=stabiliser)
-            why = kind.why if kind else ""
-            if name in changes:
-                change, why = changes[name]
-                role = _apply(name, change, role, recipe, stabiliser)
+        for name, kind in find_kinds(model, head, changes, tied).items():
+            change, why = changes.get(name) or (None, kind.why if kind else "")
+            role = decide(name, kind, change, recipe, stabiliser)
             if role is None:
-                owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-                lost.append(f"{name} {shape} of {owner}")
-                continue
-            placements[name] = _placed(name, role, why, shape)
+                lost.append(name)
+            else:
+                placements[name] = _placed(name, role, why, tuple(model.get_parameter(name).shape))
         if lost:
-            raise ValueError(
-                f"cannot place {', '.join(lost)}: no rule knows the module. Say what it is, "
-                f"overrides=[({lost[0].split()[0]!r}, 'linear')] for an (out, in) matrix, 'positions' for a table of "
-                "rows, a Role with a view for other layouts; or freeze it with requires_grad_(False)"
-            )
+            raise ValueError(_lost(model, lost))
         return cls(recipe.name, placements)
 
     def __getitem__(self, name: str) -> Placement:
@@ -256,39 +245,12 @@ class Plan:
             parameter.copy_(view.join(blocks, placement.shape))
 
 
-def _match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
-    """Parameter name -> the change that an override makes, and why; every override must match something."""
-    changes: dict[str, tuple[Change, str]] = {}
-    for where, change in overrides:
-        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(model, where, name, p)]
-        label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
-        if not matched:
-            raise ValueError(f"the override {label!r} matches no trainable parameter")
-        for name in matched:
-            if name in changes:
-                raise ValueError(f"{name} has two overrides: {changes[name][1]} and override {label!r}")
-            changes[name] = (change, f"override {label!r}")
-    return changes
-
-
-def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter) -> bool:
-    if isinstance(where, str):
-        return fnmatch.fnmatchcase(name, where)
-    if isinstance(where, nn.Module):
-        return any(parameter is p for p in where.parameters())
-    return where(name, parameter)
-
-
-def _apply(name: str, change: Change, role: Role | None, recipe: Recipe, stabiliser: Stabiliser | None) -> Role:
-    """The role after an override; one given in full, or made by a function, keeps its own stabiliser."""
-    if isinstance(change, Role):
-        return change
-    if isinstance(change, str):
-        named = recipe.role(change)
-        return replace(named, stabiliser=stabiliser) if stabiliser else named
-    if role is None:
-        raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
-    return change(role)
+def _lost(model: nn.Module, names: list[str]) -> str:
+    """What is told of parameters without a kind, and what to do about the first."""
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
+    each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
+    return f"cannot place {each}: {remedy(owners[names[0]], names[0], model.get_parameter(names[0]))}"
 
 
 def _placed(name: str, role: Role, why: str, shape: tuple[int, ...]) -> Placement:

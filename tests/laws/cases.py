@@ -18,6 +18,7 @@ from surefoot.geometry import (
     RowMean,
     RowRMS,
     Spectral,
+    Strided,
 )
 
 from . import oracle
@@ -49,14 +50,15 @@ class Case:
         return oracle.batched(lambda block: self.project_one(block, radius), self.ndim, w)
 
 
-def spectral(name: str, geometry: Geometry, shortfall: float, overshoot: float) -> Case:
+def spectral(name: str, geometry: Geometry, shortfall: float, overshoot: float, stride: float = 1) -> Case:
+    root = stride**0.5
     return Case(
         name,
         geometry,
         2,
-        lambda w: _ratio(w) * largest(oracle.singular_values(w)),
-        lambda g: oracle.singular_values(g).sum() / _ratio(g),
-        lambda w, r: oracle.clip_spectrum(w, r / _ratio(w)),
+        lambda w: _ratio(w) / root * largest(oracle.singular_values(w)),
+        lambda g: oracle.singular_values(g).sum() / _ratio(g) * root,
+        lambda w, r: oracle.clip_spectrum(w, r / _ratio(w) * root),
         shortfall,
         overshoot,
     )
@@ -140,6 +142,7 @@ def vector_max(geometry: Geometry) -> Case:
 CASES = (
     spectral("spectral", Spectral(), shortfall=0.05, overshoot=5e-4),
     spectral("spectral_qdwh", Spectral("qdwh"), shortfall=1e-3, overshoot=1e-4),
+    spectral("strided", Strided("qdwh", 6), shortfall=1e-3, overshoot=1e-4, stride=6),
     spectral("mean_2_2", MeanOperator(2.0, 2.0), shortfall=0.05, overshoot=5e-4),
     one_hot("row_rms", RowRMS(), 2),
     one_hot("row_mean_3", RowMean(3.0), 3),

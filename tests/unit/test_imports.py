@@ -1,8 +1,8 @@
 """The import direction of the package, read from its source: left may not import right.
 
-linalg <- geometry <- stabilise, momentum, scaling, views <- conventions, initialise, roles, place, recipes, plan <-
-activations, groups, metrics, step <- optim <- _api <- experiment, integrations <- cli. No torch is imported here, so
-that `make check` stays quick.
+linalg <- geometry <- stabilise, momentum, scaling, views <- conventions, initialise, roles, kinds, layouts, known,
+place, recipes, overrides, plan <- activations, groups, metrics, step <- optim <- _api <- experiment, integrations <-
+cli. No torch is imported here, so that `make check` stays quick.
 """
 
 import ast
@@ -18,7 +18,7 @@ LAYERS = (
     ("linalg",),
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
-    ("conventions", "initialise", "roles", "place", "recipes", "plan"),
+    ("conventions", "initialise", "roles", "kinds", "layouts", "known", "place", "recipes", "overrides", "plan"),
     ("activations", "groups", "metrics", "step"),
     ("optim",),
     ("_api",),

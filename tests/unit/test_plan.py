@@ -291,10 +291,11 @@ def test_bare_vectors_and_scalars(shape):
     ("model", "names"),
     [
         (Bare(4, 5), ["layer_scale (4, 5)"]),
-        (nn.ConvTranspose2d(4, 4, 3), ["weight (4, 4, 3, 3)"]),
-        (nn.ConvTranspose1d(4, 4, 3), ["weight (4, 4, 3)"]),
+        (Bare(1, 5), ["layer_scale (1, 5)"]),
+        (Bare(2, 4, 5), ["layer_scale (2, 4, 5)"]),
         (nn.Sequential(nn.Linear(3, 3), nn.Bilinear(3, 4, 5)), ["1.weight"]),
         (nn.Bilinear(3, 4, 5), ["weight (5, 3, 4)"]),
+        (nn.Bilinear(3, 4, 1), ["weight (1, 3, 4)"]),
     ],
     ids=lambda x: type(x).__name__,
 )

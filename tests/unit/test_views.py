@@ -9,7 +9,21 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import views
-from surefoot.views import Convolution, Fused, Interleaved, Matrix, Projections, Rows, Stack, Transposed, Vector
+from surefoot.views import (
+    AlternatingStack,
+    Convolution,
+    Fused,
+    FusedStack,
+    Grouped,
+    Interleaved,
+    Matrix,
+    Projections,
+    Rows,
+    Stack,
+    Transposed,
+    TransposedConvolution,
+    Vector,
+)
 
 FITTING = {
     "matrix": (Matrix(), (6, 4)),
@@ -23,6 +37,15 @@ FITTING = {
     "projections' bias": (Projections((8, 2, 4)), (14,)),
     "interleaved": (Interleaved(2, 3), (24, 5)),
     "interleaved bias": (Interleaved(2, 3), (24,)),
+    "grouped": (Grouped(2, (4, 1, 2)), (14, 5)),
+    "grouped bias": (Grouped(2, (4, 1, 2)), (14,)),
+    "fused experts": (FusedStack(2), (3, 8, 5)),
+    "fused experts' biases": (FusedStack(2), (3, 8)),
+    "experts' biases": (FusedStack(1), (3, 8)),
+    "alternating experts": (AlternatingStack(2), (3, 8, 5)),
+    "alternating experts' biases": (AlternatingStack(2), (3, 8)),
+    "transposed alternating experts": (Transposed(AlternatingStack(2)), (3, 5, 8)),
+    "transposed convolution": (TransposedConvolution(2), (8, 3, 5, 2)),
     "transposed": (Transposed(), (4, 6)),
     "transposed projections": (Transposed(Projections((8, 2, 4))), (5, 14)),
     "transposed experts": (Transposed(Stack()), (3, 4, 6)),
@@ -48,6 +71,12 @@ def test_split_and_join_are_inverse(view, shape):
         (Projections((4, 2)), (7, 4)),
         (Projections((4, 2)), (6, 4, 1)),
         (Interleaved(4, 3), (18, 4)),
+        (Grouped(2, (4, 1)), (11, 4)),
+        (FusedStack(2), (3, 7, 4)),
+        (FusedStack(2), (8,)),
+        (AlternatingStack(2), (3, 7)),
+        (TransposedConvolution(3), (8, 3, 5)),
+        (TransposedConvolution(1), (8, 3)),
         (Transposed(), (4,)),
         (Transposed(Projections((4, 2))), (6, 4)),
     ],
@@ -58,9 +87,43 @@ def test_a_view_that_does_not_fit_names_the_shape(view, shape):
         view.blocks(shape)
 
 
+def rows(n, start):
+    """`(n, 2)`, rows that are told apart by their value."""
+    return torch.arange(start, start + n).float()[:, None].expand(n, 2)
+
+
+ROWS = {
+    "grouped": (
+        Grouped(2, (2, 1)),
+        torch.cat([rows(2, 0), rows(1, 10), rows(2, 2), rows(1, 11)]),
+        ([0, 1, 2, 3], [10, 11]),
+    ),
+    "fused": (
+        FusedStack(2),
+        torch.stack([torch.cat([rows(2, 10 * e), rows(2, 10 * e + 5)]) for e in range(2)]),
+        ([[0, 1], [5, 6], [10, 11], [15, 16]],),
+    ),
+    "alternating": (
+        AlternatingStack(2),
+        torch.stack([rows(4, 10 * e) for e in range(2)]),
+        ([[0, 2], [1, 3], [10, 12], [11, 13]],),
+    ),
+}
+
+
+@pytest.mark.parametrize(("view", "x", "expected"), ROWS.values(), ids=ROWS.keys())
+def test_each_projection_gets_its_own_rows(view, x, expected):
+    for block, values in zip(view.split(x), expected, strict=True):
+        assert block[..., 0].squeeze(0).tolist() == values
+
+
 LAYOUTS = {
     "projections": (Projections((16, 4, 4)), lambda q, k, v: torch.cat([q, k, v])),
     "transposed projections": (Transposed(Projections((16, 4, 4))), lambda q, k, v: torch.cat([q, k, v]).mT),
+    "grouped": (
+        Grouped(2, (8, 2, 2)),
+        lambda q, k, v: torch.cat([x for i in range(2) for x in (q.chunk(2)[i], k.chunk(2)[i], v.chunk(2)[i])]),
+    ),
 }
 
 

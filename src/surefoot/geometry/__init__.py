@@ -7,6 +7,7 @@ from surefoot.geometry.meanpq import MeanOperator
 from surefoot.geometry.paired import Paired
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.strided import Strided
 
 __all__ = [
     "RMS",
@@ -20,6 +21,7 @@ __all__ = [
     "RowMean",
     "RowRMS",
     "Spectral",
+    "Strided",
     "check",
     "dual_norm",
 ]

@@ -52,15 +52,19 @@ class Spectral(Geometry):
 
     def norm(self, w: Tensor) -> Tensor:
         """`sqrt(d_in/d_out) sigma_max`, to a relative error of 1e-7."""
-        return spectral_norm(w) / _unit(w.shape)
+        return spectral_norm(w) / self.unit(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:
         """`sqrt(d_out/d_in) msign(g)`."""
-        return msign(g, self.method).mul_(_unit(g.shape))
+        return msign(g, self.method).mul_(self.unit(g.shape))
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Singular values clipped at `radius sqrt(d_out/d_in)`."""
-        return mclip(w, radius * _unit(w.shape)), cache
+        return mclip(w, radius * self.unit(w.shape)), cache
+
+    def unit(self, shape: torch.Size) -> float:
+        """`sqrt(d_out/d_in)`, the sigma_max of a linear weight of norm 1."""
+        return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
 
     @property
     def longest(self) -> float:
@@ -73,7 +77,7 @@ class Spectral(Geometry):
 
     def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keeps `upper` where it is proven to bound w; one Cholesky factor a matrix."""
-        limit = expand(cache["upper"], self) * (1 + 1e-6) * _unit(w.shape)
+        limit = expand(cache["upper"], self) * (1 + 1e-6) * self.unit(w.shape)
         return {**cache, "upper": torch.where(is_below(w, limit), cache["upper"], math.inf)}
 
     def hold(
@@ -101,7 +105,7 @@ class Spectral(Geometry):
             return w, {**cache, "upper": upper}
         steps = MARGIN_STEPS if period is None else period
         inside = radius - (reach * (steps - 1)).clamp(max=MARGIN * radius if period is None else radius)
-        limit = expand(inside, self) * _unit(w.shape)
+        limit = expand(inside, self) * self.unit(w.shape)
         w = w.index_put((look,), mclip(w[look], limit[look]))
         return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}
 
@@ -113,12 +117,12 @@ class Spectral(Geometry):
         """The largest Ritz value after one power iteration."""
         vectors, values = refine(w, cache["vectors"])
         top = values[..., 0] if values.numel() else w.new_zeros(w.shape[:-2])
-        return top / _unit(w.shape), {**cache, "vectors": vectors}
+        return top / self.unit(w.shape), {**cache, "vectors": vectors}
 
     def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One power iteration, then the Ritz values above the radius cut to it."""
         vectors, values = refine(w, cache["vectors"])
-        return clip_leading(w, vectors, values, radius * _unit(w.shape)), {**cache, "vectors": vectors}
+        return clip_leading(w, vectors, values, radius * self.unit(w.shape)), {**cache, "vectors": vectors}
 
     def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """`sqrt(d_out/d_in) msign(m + x u vᵀ)`, orthogonal to w's leading pair as the vectors see it."""
@@ -129,22 +133,18 @@ class Spectral(Geometry):
         u = (w @ v[..., None])[..., 0] / torch.where(values[..., :1] == 0, 1, values[..., :1]).to(m.dtype)
         start = cache.get("multiplier", u.new_zeros(u.shape[:-1]))
         d, x = tangent_msign(m, u, v, start, self.method)
-        return d.mul_(_unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
+        return d.mul_(self.unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
         """The norm twice; with vectors in the cache the Ritz value, and the running bound or the Frobenius norm."""
         if not cache or "vectors" not in cache:
             return super().bounds(w, cache)
         lower, seen = self.seen(w, cache)
-        upper = RMS().norm(w.flatten(-2)) * (w.shape[-1] * (1 + 1e-5))  # of the Frobenius norm
+        size = math.sqrt(w.shape[-2] * w.shape[-1]) / self.unit(w.shape)
+        upper = RMS().norm(w.flatten(-2)) * (size * (1 + 1e-5))  # of the Frobenius norm
         return lower, torch.minimum(upper, cache.get("upper", upper)), {**cache, **seen}
 
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """One eigendecomposition for both."""
         shrunk, top = mshrink(w, factor)
-        return shrunk, top / _unit(w.shape)
-
-
-def _unit(shape: torch.Size) -> float:
-    """`sqrt(d_out/d_in)`, the sigma_max of a linear weight of norm 1."""
-    return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
+        return shrunk, top / self.unit(w.shape)

@@ -1,9 +1,4 @@
-"""Views: a parameter as the blocks that its norm is taken over, and back.
-
-A block has shape `(n, out, in)` for matrices and `(n, size)` for vectors, n being independent problems. Most
-parameters are one block; fused projections of unequal size are several. The update, the initialisation, the
-projection and the metrics of a parameter all act on the same view.
-"""
+"""`View` and the layouts of single matrices, stacks, tables, vectors and kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -104,25 +98,6 @@ class Rows(OneBlock):
 
 
 @dataclass(frozen=True)
-class Fused(OneBlock):
-    """`parts` equal projections fused along dimension 0, as `nn.MultiheadAttention`'s q, k and v: a norm each.
-
-    With as many parts as heads it is a norm per head.
-
-    >>> Fused(3).blocks((12, 4)), Fused(3).blocks((12,))
-    (((3, 4, 4),), ((3, 4),))
-    """
-
-    parts: int
-
-    def block(self, shape: Shape) -> Shape:
-        """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] % self.parts:
-            raise ValueError(f"{self.parts} fused projections do not fit shape {tuple(shape)}")
-        return (self.parts, shape[0] // self.parts, *shape[1:])
-
-
-@dataclass(frozen=True)
 class Vector(OneBlock):
     """Any shape as one vector.
 
@@ -155,61 +130,39 @@ class Convolution(OneBlock):
 
 
 @dataclass(frozen=True)
-class Projections(View):
-    """Projections of unequal size fused along dimension 0, grouped queries' q, k and v for example: a norm each.
+class TransposedConvolution(View):
+    """A transposed convolution's kernel `(in, out/groups, *k)`: the matrix that each output entry is made by.
 
-    >>> Projections((8, 2, 2)).blocks((12, 16)), Projections((8, 2, 2)).blocks((12,))
-    (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
+    An output entry sees one in `prod(stride)` of the columns; the geometry knows, see `Strided`.
+
+    >>> TransposedConvolution(groups=2).blocks((8, 3, 5, 5))
+    ((2, 3, 100),)
     """
 
-    sizes: tuple[int, ...]
+    groups: int = 1
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(1, size, in)` each, or `(1, size)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] != sum(self.sizes):
-            raise ValueError(f"projections of sizes {self.sizes} do not fit shape {tuple(shape)}")
-        return tuple((1, size, *shape[1:]) for size in self.sizes)
+        """`(groups, out/groups, in/groups * prod(k))`."""
+        if len(shape) < 3 or shape[0] % self.groups:
+            raise ValueError(f"a transposed kernel in {self.groups} groups does not fit shape {tuple(shape)}")
+        return ((self.groups, shape[1], math.prod(shape) // (self.groups * max(1, shape[1]))),)
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """Rows of x."""
-        return [part[None] for part in torch.split(x, list(self.sizes))]
+        """A copy, output channel by output channel."""
+        (block,) = self.blocks(tuple(x.shape))
+        return [x.reshape(self.groups, -1, *x.shape[1:]).transpose(1, 2).reshape(block)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """The rows together."""
-        return torch.cat([block[0] for block in blocks])
-
-
-@dataclass(frozen=True)
-class Interleaved(OneBlock):
-    """`parts` projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: a norm per projection.
-
-    >>> Interleaved(heads=2, parts=3).blocks((24, 8))
-    ((3, 8, 8),)
-    """
-
-    heads: int
-    parts: int
-
-    def block(self, shape: Shape) -> Shape:
-        """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] % (self.heads * self.parts):
-            raise ValueError(f"{self.parts} projections of {self.heads} heads do not fit shape {tuple(shape)}")
-        return (self.parts, shape[0] // self.parts, *shape[1:])
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, projection by projection."""
-        block = self.block(tuple(x.shape))
-        return [x.reshape(self.heads, self.parts, -1, *x.shape[1:]).transpose(0, 1).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """Head by head again."""
-        return blocks[0].reshape(self.parts, self.heads, -1, *shape[1:]).transpose(0, 1).reshape(shape)
+        """Input channel by input channel again."""
+        rows = blocks[0].reshape(self.groups, shape[1], shape[0] // self.groups, *shape[2:])
+        return rows.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)
 class Transposed(View):
     """A matrix stored `(in, out)`, as Hugging Face's `Conv1D`, or a stack; `inner` is the layout of its transpose.
 
+    >>> from surefoot.views import Fused
     >>> Transposed(Fused(3)).blocks((16, 48))
     ((3, 16, 16),)
     """
