@@ -44,7 +44,9 @@ MUTATIONS = (
         "return w + (eta * geometry.direction(m))",
         STABILISERS,
     ),
-    Mutation("sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY),
+    Mutation(
+        "sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY
+    ),
     Mutation("sign of a row's direction", "geometry/balls.py", "unit = g / torch", "unit = -g / torch", GEOMETRY),
     Mutation(
         "fan-in and fan-out swapped, spectral",

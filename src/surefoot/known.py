@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from surefoot import layouts
+import surefoot.layouts as layouts  # "from surefoot" would ask the package's lazy names, which need this module
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.kinds import Kind, by_type, conv1d, experts
 from surefoot.views import Transposed, View

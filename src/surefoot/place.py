@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot import known
 from surefoot.kinds import Kind, by_shape, by_type, linear
+from surefoot.known import by_class, kinds_below, layouts_of
 from surefoot.views import View
 
 
@@ -56,11 +56,11 @@ class _Wiring:
 
     def visit(self, owner: nn.Module) -> None:
         """Note what an owner tells."""
-        for attribute, view in known.layouts_of(owner).items():
+        for attribute, view in layouts_of(owner).items():
             child = getattr(owner, attribute, None)
             if isinstance(child, nn.Module):
                 self.layouts[child] = view
-        for path, kind in known.kinds_below(owner):
+        for path, kind in kinds_below(owner):
             below, _, name = path.rpartition(".")
             module = getattr(owner, below, None) if below else owner
             if isinstance(module, nn.Module):
@@ -76,7 +76,7 @@ class _Wiring:
         if isinstance(module, nn.Linear) and layout:
             found = linear(module, layout)
         else:
-            found = known.by_class(module, layout) or by_type(module)
+            found = by_class(module, layout) or by_type(module)
         if "weight" in self.told[module] and "bias" not in found:
             found = {**found, "bias": Kind("bias", f"bias of {type(module).__name__}")}
         return {**found, **self.told[module]}
@@ -95,7 +95,7 @@ def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
 
 def _experts_in(module: nn.Module) -> int:
     """How many experts a module stacks."""
-    table = known.by_class(module) or by_type(module)
+    table = by_class(module) or by_type(module)
     own = module.named_parameters(recurse=False)
     return next((p.shape[0] for name, p in own if name in table and table[name].name == "experts"), 0)
 

@@ -160,3 +160,12 @@ def test_import_surefoot_does_not_import_torch():
     code = "import surefoot, sys; print(sorted({'torch', 'numpy', 'scipy', 'matplotlib', 'tqdm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if LEVEL.get(module_name(p).split(".")[0], 9) < LEVEL["_api"]], ids=module_name
+)
+def test_below_the_public_names_nothing_is_asked_of_the_package_itself(path):
+    """`from surefoot import x` imports every public name first: a circle when x is one of their modules."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "surefoot"]
