@@ -438,7 +438,9 @@ def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "it returned a int, not an nn.Module" in refused(["audit", "--model", "my_models:number"], capsys)
     assert "has no function 'absent'" in refused(["audit", "--model", "my_models:absent"], capsys)
     assert "No module named 'absent'" in refused(["audit", "--model", "absent:build"], capsys)
-    assert "unknown reference model 'bert'; choose from gpt, llama" in refused(["audit", "--model", "bert"], capsys)
+    assert "unknown reference model 'bert'; choose from gpt, llama, qwen, moe, tied" in refused(
+        ["audit", "--model", "bert"], capsys
+    )
 
 
 def test_report_of_a_run_that_has_nothing_yet_says_so(tmp_path, capsys):

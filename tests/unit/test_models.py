@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import surefoot as sf
 from surefoot.experiment import models
 from surefoot.experiment.layers import InNormLinear
 from surefoot.experiment.models import GPT, GPTConfig, Learned, Llama, LlamaConfig, Rope, Size, published, reference
+from surefoot.experiment.moe import MixtureOfExperts
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {
@@ -17,6 +19,8 @@ VARIANTS = {
     "gpt2": lambda: GPT(GPTConfig(SMALL, positions=Learned(16), biases="all", head="tied")),
     "gpt scaled": lambda: GPT(GPTConfig(SMALL, head="tied_scaled", base_head_dim=4)),
     "llama": lambda: Llama(LlamaConfig(SMALL)),
+    "qwen": lambda: Llama(LlamaConfig(SMALL, qk_norm=True)),
+    "moe": lambda: Llama(LlamaConfig(SMALL, experts=4, active=2)),
     "llama grouped": lambda: Llama(LlamaConfig(SMALL, kv_heads=2, intermediate=40)),
     "llama in-norm": lambda: Llama(LlamaConfig(SMALL, norm="in", head="tied_scaled")),
 }
@@ -114,7 +118,7 @@ def test_learned_positions_have_an_end():
 # --- heads -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "qwen", "moe"])
 def test_scaled_tie_is_the_plain_tie_times_one_over_width(name):
     torch.manual_seed(0)
     plain, scaled = reference(name, 64, head="tied"), reference(name, 64, head="tied_scaled")
@@ -173,7 +177,7 @@ def test_inner_width_of_llama(width, inner):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: reference("gtp", 64), "unknown reference model 'gtp'; choose from gpt, llama"),
+        (lambda: reference("gtp", 64), "unknown reference model 'gtp'; choose from gpt, llama, qwen, moe, tied"),
         (lambda: published("gpt3"), "gpt2_small, gpt2_medium"),
         (lambda: reference("gpt", 0), "width must be at least 1, got 0"),
         (lambda: reference("gpt", 32, depth=0), "depth must be at least 1"),
@@ -200,3 +204,45 @@ def test_wrong_configurations_say_what_to_do(build, message):
 
 def test_public_names_exist():
     assert all(hasattr(models, name) for name in models.__all__)
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_best_experts():
+    torch.manual_seed(0)
+    layer, x = MixtureOfExperts(5, 2, 8, 12), torch.randn(3, 4, 8)
+    expected = torch.zeros(3, 4, 8)
+    for i in range(3):
+        for t in range(4):
+            logits = x[i, t] @ layer.router.weight.T
+            chosen = logits.argsort(descending=True)[:2]
+            for weight, e in zip(logits[chosen].softmax(-1), chosen, strict=True):
+                gate, up = (layer.experts.gate_up_proj[e] @ x[i, t]).chunk(2)
+                expected[i, t] += weight * (layer.experts.down_proj[e] @ (F.silu(gate) * up))
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+
+
+def test_the_mixture_is_placed_expert_by_expert():
+    plan = sf.Plan.of(reference("moe", 32))
+    found = {name.removeprefix("blocks.0."): plan[name] for name in plan if name.startswith("blocks.0.")}
+    assert found["mlp.router.weight"].role.name == "router"
+    assert found["mlp.experts.gate_up_proj"].blocks == ((8, 88, 32),)  # gate and up of four experts
+    assert found["mlp.experts.down_proj"].blocks == ((4, 32, 88),)
+    assert found["attention.query_norm.weight"].role.name == "gain"
+    assert sf.Plan.of(reference("tied", 32))["embedding.weight"].role.name == "embedding"
+
+
+def test_queries_and_keys_of_qwen_have_rms_one_before_the_gain():
+    model, seen = reference("qwen", 32), []
+    for norm in (model.blocks[0].attention.query_norm, model.blocks[0].attention.key_norm):
+        norm.register_forward_hook(lambda _m, _i, y: seen.append(y.square().mean(-1)))
+    model(torch.zeros(1, 5, dtype=torch.int64))
+    assert len(seen) == 2
+    assert all(torch.allclose(y, torch.ones_like(y), atol=1e-3) for y in seen)
+
+
+def test_experts_that_cannot_be_are_refused():
+    size = Size(32, 1, 16, 64)
+    for options, message in (({"experts": 2, "active": 3}, "not 3"), ({"experts": 2, "norm": "in"}, "norm='pre'")):
+        with pytest.raises(ValueError, match=message):
+            LlamaConfig(size, **options)
+    with pytest.raises(ValueError, match="not 0"):
+        MixtureOfExperts(2, 0, 8, 8)

@@ -32,7 +32,7 @@ def add_to(commands: options.Commands) -> None:
         "target",
         nargs="?",
         metavar="model",
-        help="gpt, llama, module:function returning a model, or a Hugging Face config.json",
+        help=f"{', '.join(options.MODELS)}, module:function returning a model, or a Hugging Face config.json",
     )
     parser.add_argument("--model", default="gpt", help="the same")
     parser.add_argument("--recipe", choices=options.RECIPES, default="beyond_mup", metavar="NAME",

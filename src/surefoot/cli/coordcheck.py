@@ -27,7 +27,9 @@ def add_to(commands: options.Commands) -> None:
     parser = options.command(commands, "coordcheck", run, help, _EXAMPLES)
     parser.add_argument("--method", choices=options.METHODS, default="beyond_mup", metavar="NAME",
                         help="out of " + ", ".join(options.METHODS))  # fmt: skip
-    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that takes a width")
+    parser.add_argument(
+        "--model", default="gpt", help=f"{', '.join(options.MODELS)}, or module:function that takes a width"
+    )
     parser.add_argument("--widths", nargs="+", type=options.count, default=[64, 128, 256, 512], help="two or more")
     parser.add_argument("--seeds", type=options.count, default=3, help="seeds per width; three give intervals")
     parser.add_argument("--band", type=options.positive, default=0.1, help="largest slope that passes")

@@ -12,6 +12,9 @@ RECIPES = ("beyond_mup", "moga_row", "moga_column", "muon", "moonlight", "scion"
 METHODS = (*RECIPES, "adamw", "mup_adamw")
 """The names of `experiment.methods.METHODS`, repeated since that module imports torch (a test compares them)."""
 
+MODELS = ("gpt", "llama", "qwen", "moe", "tied")
+"""The names of `experiment.models.REFERENCES`, likewise."""
+
 LOG2_LR = {
     "beyond_mup": -4.0,
     "moga_row": -4.0,

@@ -39,7 +39,7 @@ def add_to(commands: options.Commands) -> None:
     parser = options.command(commands, "train", run, help, _EXAMPLES)
     parser.add_argument("--method", choices=options.METHODS, default="beyond_mup", metavar="NAME",
                         help="out of " + ", ".join(options.METHODS))  # fmt: skip
-    parser.add_argument("--model", choices=("gpt", "llama"), default="gpt", help="reference model")
+    parser.add_argument("--model", choices=options.MODELS, default="gpt", help="reference model")
     parser.add_argument("--width", type=options.count, default=64, help="model width")
     options.add_model(parser)
     parser.add_argument("--lr", type=options.positive, help="peak of the schedule (default: the method's own)")

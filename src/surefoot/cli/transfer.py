@@ -38,7 +38,9 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
     parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
-    parser.add_argument("--model", default="gpt", help="gpt, llama, or module:function that takes a width")
+    parser.add_argument(
+        "--model", default="gpt", help=f"{', '.join(options.MODELS)}, or module:function that takes a width"
+    )
     options.add_model(parser)
     options.add_training(parser)
     options.add_json(parser)

@@ -127,9 +127,12 @@ class Attention(nn.Module):
         heads: number and dimension of the heads; grouped when there are fewer key-value heads.
         rope: turns queries and keys; None leaves positions to the embedding.
         linear: makes the four layers.
+        norm: makes the norm of a head's queries, and of its keys; None leaves them as they are.
     """
 
-    def __init__(self, heads: Heads, rope: Rope | None, linear: MakeLinear) -> None:
+    def __init__(
+        self, heads: Heads, rope: Rope | None, linear: MakeLinear, norm: Callable[[int], nn.Module] | None = None
+    ) -> None:
         super().__init__()
         width, kv_width = heads.count * heads.dim, heads.kv_count * heads.dim
         self.heads, self.rope = heads, rope
@@ -137,12 +140,14 @@ class Attention(nn.Module):
         self.key = linear(width, kv_width)
         self.value = linear(width, kv_width)
         self.output = linear(width, width)
+        self.query_norm, self.key_norm = (nn.Identity() if norm is None else norm(heads.dim) for _ in "qk")
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
         """Map `(B, T, width)` to `(B, T, width)`; `turn` holds the cosines and sines of `rope`."""
         heads = self.heads
         split = (*x.shape[:2], -1, heads.dim)
         q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))  # (B, h, T, d)
+        q, k = (norm(y.to(x.dtype)).to(y.dtype) for norm, y in ((self.query_norm, q), (self.key_norm, k)))
         if self.rope is not None:
             assert turn is not None
             q, k = self.rope.rotate(q, *turn), self.rope.rotate(k, *turn)

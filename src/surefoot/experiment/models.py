@@ -21,6 +21,7 @@ from surefoot.experiment.layers import (
     Rope,
     attention_scale,
 )
+from surefoot.experiment.moe import MixtureOfExperts
 from surefoot.experiment.sizes import PUBLISHED, Biases, GPTConfig, Head, LlamaConfig, Norm, Size
 
 __all__ = ["GPT", "PUBLISHED", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
@@ -134,8 +135,15 @@ class Llama(Decoder):
         linear = _make_linear(config.norm, biased="none")
         norm = _make_norm(config.norm, partial(nn.RMSNorm, eps=RMS_NORM_EPS))
         heads = _heads(config, config.size.heads if config.kv_heads is None else config.kv_heads)
+        head_norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS) if config.qk_norm else None
+
+        def mlp() -> nn.Module:
+            if config.experts == 1:
+                return GatedMLP(width, config.inner, linear)
+            return MixtureOfExperts(config.experts, config.active, width, config.inner)
+
         blocks = [
-            Block(Attention(heads, rope, linear), GatedMLP(width, config.inner, linear), (norm(width), norm(width)))
+            Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(width), norm(width)))
             for _ in range(config.size.depth)
         ]
         super().__init__(config, rope, blocks, norm(width))
@@ -169,7 +177,9 @@ def reference(
     """Build a reference model by name, with rotary positions and no biases: one family in width.
 
     Args:
-        name: "gpt" (the model of the learning-rate study) or "llama".
+        name: "gpt" (the model of the learning-rate study) or "llama"; "qwen" is a llama with norms on queries and
+            keys, "moe" a qwen whose feed-forward layers are two of four experts, "tied" a gpt whose head is the
+            embedding, its logits multiplied by 1/width.
         width, depth, head_dim, vocab: its size; the width is a multiple of the head dimension.
         norm, head, base_head_dim: as in `GPTConfig`.
 
@@ -209,7 +219,23 @@ def _reference_llama(size: Size, norm: Norm, head: Head, base_head_dim: int | No
     return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim))
 
 
+def _reference_tied(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return GPT(GPTConfig(size, norm=norm, head="tied_scaled", base_head_dim=base_head_dim))
+
+
+def _reference_qwen(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim, qk_norm=True))
+
+
+def _reference_moe(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    kind = partial(LlamaConfig, qk_norm=True, experts=4, active=2)
+    return Llama(kind(size, norm=norm, head=head, base_head_dim=base_head_dim))
+
+
 REFERENCES: dict[str, Callable[[Size, Norm, Head, int | None], Decoder]] = {
     "gpt": _reference_gpt,
     "llama": _reference_llama,
+    "qwen": _reference_qwen,
+    "moe": _reference_moe,
+    "tied": _reference_tied,
 }

@@ -98,6 +98,8 @@ class LlamaConfig:
         kv_heads: key-value heads; None means as many as heads (no grouping).
         rope: rotary positions.
         norm, head, base_head_dim: as in `GPTConfig`.
+        qk_norm: an RMSNorm on each head's queries and keys, as in Qwen3.
+        experts, active: that many experts in each feed-forward layer, and how many of them take a token; 1 is dense.
     """
 
     size: Size
@@ -107,6 +109,9 @@ class LlamaConfig:
     norm: Norm = "pre"
     head: Head = "untied"
     base_head_dim: int | None = None
+    qk_norm: bool = False
+    experts: int = 1
+    active: int = 1
 
     def __post_init__(self) -> None:
         _check_choice("norm", self.norm, Norm)
@@ -114,6 +119,10 @@ class LlamaConfig:
         _check_rope(self.size)
         if self.intermediate is not None and self.intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
+        if self.norm == "in" and self.experts > 1:
+            raise ValueError("experts need the norm before them: norm='in' has none, take norm='pre'")
+        if not 1 <= self.active <= self.experts:
+            raise ValueError(f"a token takes 1 to {self.experts} of {self.experts} experts, not {self.active}")
 
     @property
     def inner(self) -> int:
