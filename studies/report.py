@@ -108,14 +108,16 @@ def losses() -> str:
         if found is None:
             continue
         same_steps = list(fit.lowest(points(load(transfer.HERE / f"{recipe}_150")[1], recipe, 256)).values())
-        cells = [recipe, mean(same_steps), f"{seconds[recipe] / seconds['adamw']:.2f}"]
+        regret = found["regret_nats"]
+        reused = "diverged" if regret is None else f"{found['best_loss'][-1] + regret:.3f}"
+        cells = [recipe, mean(same_steps), reused, f"{seconds[recipe] / seconds['adamw']:.2f}"]
         timed = transfer.EqualTime(recipe).directory
         if (timed / "summary.json").exists():
             summary, records = load(timed)
             cells += [str(summary["config"]["steps"]), mean(list(fit.lowest(points(records, recipe, 256)).values()))]
-        rows.append(cells + ["not run"] * (5 - len(cells)))
+        rows.append(cells + ["not run"] * (6 - len(cells)))
     rows.sort(key=lambda row: row[1])
-    head = ["recipe", "loss after 150 steps", "time of a step / adamw's", "steps in that time", "loss at equal time"]
+    head = ["recipe", "loss after 150 steps", "at width 32's rate", "step / adamw's", "steps in its time", "loss then"]
     return markdown(head, rows)
 
 

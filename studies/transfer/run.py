@@ -2,7 +2,7 @@
 
     python studies/transfer/run.py                     # what is missing of all parts; resumes, hours on 2 cores
     python studies/transfer/run.py beyond_mup adamw    # the parts of these recipes only
-    python studies/transfer/run.py --time              # seconds a step at the widest model; on an idle machine
+    python studies/transfer/run.py --time              # seconds a step of what is not timed yet; on an idle machine
     python studies/transfer/run.py --list              # what is finished and what is not
 
 Each part lies in a directory of its own, in the format of `surefoot transfer`; `surefoot report` shows one, and
@@ -171,11 +171,17 @@ def corpus(path: str | None) -> Corpus:
 
 
 def time_steps(rounds: int = 20) -> None:
-    """Write each method's seconds a step at the widest model: the least of many, all interleaved on one thread."""
+    """Write each method's seconds a step at the widest model: the least of many, all interleaved on one thread.
+
+    Of methods that were timed before, the times stay, since the steps at equal time follow from them; new ones are
+    timed beside AdamW, and written in units of its old time.
+    """
     torch.set_num_threads(1)
+    known = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
         name: Run(TrainConfig(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
         for name, (method, centre) in METHODS.items()
+        if name not in known or name == "adamw"
     }
     least = dict.fromkeys(running, float("inf"))
     for turn in range(rounds + 2):
@@ -184,6 +190,8 @@ def time_steps(rounds: int = 20) -> None:
             it.advance()
             if turn >= 2:  # the first steps allocate
                 least[name] = min(least[name], time.perf_counter() - start)
+    unit = known.get("adamw", least["adamw"]) / least["adamw"]
+    least = {name: known.get(name, seconds * unit) for name, seconds in (least | known).items()}
     write_atomic(STEP_SECONDS, dumps({"width": WIDTHS[-1], "threads": 1, "seconds": least}, indent=2) + "\n")
     for name, seconds in least.items():
         print(f"{name}: {1000 * seconds:.1f} ms, {seconds / least['adamw']:.2f} of adamw")
