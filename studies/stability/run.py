@@ -38,6 +38,7 @@ HERE = Path(__file__).parent
 STEP_MS = HERE / "step_ms.json"
 RADIUS, WIDTH, STEPS = 2.0, 64, 300
 RATES = (-4.5, -4.0, -3.5, -3.0, -2.0)  # the last one far above the best: the bound must hold there, too
+LOWER = (-5.5, -5.0)  # for weight decay, whose best rate is lower
 TOLERANCE = 1e-3
 
 SCHEMES: dict[str, sf.Stabiliser] = {
@@ -71,6 +72,8 @@ CLAIMED = ("free", ALL + "weight decay", ALL + "Post Clip")
 PARTS: dict[str, SweepConfig] = {
     "schemes": SweepConfig(tuple(METHODS), (WIDTH,), (0, 1, 2), STEPS, Grid(RATES)),
     "more_seeds": SweepConfig(CLAIMED, (WIDTH,), (3, 4), STEPS, Grid(RATES)),
+    "lower_rates": SweepConfig(("weight decay",), (WIDTH,), (0, 1, 2), STEPS, Grid(LOWER)),
+    "lower_rates_all": SweepConfig((ALL + "weight decay",), (WIDTH,), (0, 1, 2, 3, 4), STEPS, Grid(LOWER)),
 }
 
 
