@@ -3,7 +3,7 @@
     python studies/coordinates/run.py            # what is missing; resumes, 5 minutes on one core
     python studies/coordinates/run.py --table    # from the committed results, as docs/stability.md has it
 
-The demo's model at widths 64 to 256, the default recipe and AdamW to 512 (as `surefoot coordcheck` has it), ten steps
+The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as `surefoot coordcheck` has it), ten steps
 at each method's own rate, three seeds.
 """
 
@@ -22,7 +22,7 @@ from surefoot.experiment.run import TrainConfig
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
-WIDER = ("beyond_mup", "adamw")
+WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "adamw")
 
 
 def table() -> str:
@@ -70,8 +70,9 @@ def main() -> None:
         corpus = load(None)
         for name, log2_lr in LOG2_LR.items():
             config = TrainConfig(method=name, lr=2.0**log2_lr, steps=STEPS, warmup=0.0, decay=0.0)
+            widths = (*WIDTHS, 512) if name in WIDER else WIDTHS
             check(
-                config, corpus, HERE / name, WIDTHS, SEEDS, say=lambda record: print(record["width"], file=sys.stderr)
+                config, corpus, HERE / name, widths, SEEDS, say=lambda record: print(record["width"], file=sys.stderr)
             )
     print(table())
 
