@@ -159,6 +159,12 @@ def texts() -> str:
     return conditions(names, transfer.WIDTHS[:3])
 
 
+def models() -> str:
+    """Other models, widths 32 to 128."""
+    names = [("two of four experts, norms on queries and keys", "beyond_mup_moe"), ("tied head", "beyond_mup_tied")]
+    return conditions(names, transfer.WIDTHS[:3])
+
+
 def tolerance() -> str:
     """What missing the best rate costs."""
     rows = []
@@ -211,6 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "horizons": horizons,
     "shapes": shapes,
     "texts": texts,
+    "models": models,
     "tolerance": tolerance,
     "key_bias": key_bias,
     "stabilisers": lambda: stability.table() + "\n",

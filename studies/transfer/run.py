@@ -149,6 +149,10 @@ PARTS = (
         Part(f"beyond_mup_{name}", "beyond_mup", widths=WIDTHS[:3], settings={"data": data})
         for name, data in (("wordnet", WORDNET), ("markov", "markov:64"))
     ),
+    *(
+        Part(f"beyond_mup_{model}", "beyond_mup", widths=WIDTHS[:3], settings={"model": model})
+        for model in ("moe", "tied")
+    ),
 )
 REGRET = tuple(Regret(recipe) for recipe in ALONE)
 EQUAL_TIME = tuple(EqualTime(recipe) for recipe in METHODS)
