@@ -12,7 +12,7 @@ def report(*options):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_transfer_page_is_what_the_results_say():
+def test_the_pages_are_what_the_results_say():
     found = report("--check")
     assert found.returncode == 0, found.stdout + found.stderr
 
