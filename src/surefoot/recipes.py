@@ -171,12 +171,16 @@ def sign_sgd() -> Recipe:
 
 
 def sign_natural() -> Recipe:
-    """Lion's pair under (1, inf) with its width factor: the step on a matrix is `sign / d_in`.
+    """Lion's pair under (1, inf) with its width factor: the step on a matrix is `sign / d_in`, on an embedding `sign`.
+
+    An embedding's input is one-hot: its (1, inf) norm is the largest entry, and no width divides it.
 
     >>> sign_natural().role("linear").lr_scale
     Constant(value=1.0)
     """
-    return _signs("sign_natural", Momentum(0.99, 0.9), Constant(), Free())
+    signs = _signs("sign_natural", Momentum(0.99, 0.9), Constant(), Free())
+    embedding = replace(signs.table["embedding"], geometry=RowMean(math.inf))
+    return Recipe(signs.name, {**signs.table, "embedding": embedding})
 
 
 def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:

@@ -22,7 +22,7 @@ from surefoot.experiment.run import TrainConfig
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
-WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "adamw")
+WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw")
 
 
 def table() -> str:

@@ -168,3 +168,16 @@ def test_published_decay_is_by_the_learning_rate_alone():
 def test_impossible_settings_raise(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():
+    """The coordinate check found it: under the matrix rule a token's step fell as 1/width."""
+    for width in (16, 64):
+        model = nn.Embedding(8, width)
+        plan = Plan.of(model, recipes.sign_natural(), head=())
+        optimizer = SteepestDescent(model, plan, lr=0.1)
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.randn(8, width, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        moved = (model.weight.detach() - before).square().mean(-1).sqrt()
+        assert torch.allclose(moved, torch.full((8,), 0.1), atol=1e-6)

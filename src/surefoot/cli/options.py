@@ -8,7 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RECIPES = ("beyond_mup", "moga_row", "moga_column", "muon", "moonlight", "scion", "lion", "sign_sgd", "hyperball")
+RECIPES = (
+    "beyond_mup",
+    "moga_row",
+    "moga_column",
+    "muon",
+    "moonlight",
+    "scion",
+    "lion",
+    "sign_sgd",
+    "sign_natural",
+    "hyperball",
+)
 METHODS = (*RECIPES, "adamw", "mup_adamw")
 """The names of `experiment.methods.METHODS`, repeated since that module imports torch (a test compares them)."""
 
@@ -24,6 +35,7 @@ LOG2_LR = {
     "scion": -11.0,
     "lion": -7.0,
     "sign_sgd": -7.0,
+    "sign_natural": -4.0,
     "hyperball": -3.0,
     "adamw": -6.0,
     "mup_adamw": -6.0,

@@ -176,6 +176,7 @@ METHODS: dict[str, Method] = {
     "scion": Steepest(recipes.scion()),
     "lion": Steepest(recipes.lion()),
     "sign_sgd": Steepest(recipes.sign_sgd()),
+    "sign_natural": Steepest(recipes.sign_natural()),
     "hyperball": Steepest(recipes.hyperball()),
     "adamw": AdamW(),
     "mup_adamw": MupAdamW(),
