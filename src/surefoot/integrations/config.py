@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +37,8 @@ def from_config(name: str) -> nn.Module:
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"{path} is no configuration that transformers knows: {error}") from None
     named = getattr(transformers, (config.architectures or [""])[0], None)
+    any_decoder: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = named(config) if named else transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        model = named(config) if named else any_decoder.from_config(config)
     assert isinstance(model, nn.Module)
     return model
