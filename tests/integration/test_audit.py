@@ -52,5 +52,8 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "nothing at all"}')
     assert main(["audit", str(tmp_path)]) == 2
     assert "no configuration that transformers knows" in capsys.readouterr().err
+    transformers.LlamaConfig(architectures=["LlamaForNothing"]).save_pretrained(tmp_path)
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "names the architecture LlamaForNothing" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.json")]) == 2
     assert "does not exist" in capsys.readouterr().err

@@ -6,8 +6,8 @@ import argparse
 import json
 
 from surefoot.cli import options
+from surefoot.conventions import CONVENTIONS, MUP_BASE_WIDTH, Setting, table
 
-CONVENTIONS = ("natural", "keller", "moonlight", "adamw", "mup")
 _EXAMPLES = """
 surefoot convert --lr 3e-4 --weight-decay 0.1 --d-in 768 --d-out 3072        from AdamW to all
 surefoot convert --source keller --lr 0.02 --d-in 1024 --d-out 1024 --json
@@ -23,14 +23,14 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--weight-decay", type=float, default=0.0, metavar="WD", help="as published, times lr a step")
     parser.add_argument("--d-in", type=options.count, required=True, help="fan-in of the matrix")
     parser.add_argument("--d-out", type=options.count, required=True, help="fan-out of the matrix")
-    parser.add_argument("--base-width", type=options.count, default=64, help="where muP's rates equal AdamW's")
+    parser.add_argument(
+        "--base-width", type=options.count, default=MUP_BASE_WIDTH, help="where muP's rates equal AdamW's"
+    )
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    from surefoot.conventions import Setting, table
-
     setting = Setting(arguments.lr, arguments.weight_decay)
     found = table(setting, arguments.source, arguments.d_in, arguments.d_out, arguments.base_width)
     if arguments.json:

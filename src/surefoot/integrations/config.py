@@ -36,7 +36,11 @@ def from_config(name: str) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"{path} is no configuration that transformers knows: {error}") from None
-    named = getattr(transformers, (config.architectures or [""])[0], None)
+    named = None
+    for name in (config.architectures or [])[:1]:
+        named = getattr(transformers, name, None)
+        if named is None:
+            raise ValueError(f"{path} names the architecture {name}, which this transformers does not have")
     any_decoder: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = named(config) if named else any_decoder.from_config(config)

@@ -59,7 +59,7 @@ class SpectralSphere(Stabiliser):
     of w as two vectors kept from step to step see it; `surefoot.linalg.tangent`. Under norms other than the spectral
     one, and wherever `direction(m)` keeps the norm by itself, it equals `Normalise(radius)`.
 
-    Cost: 2 to 4 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
+    Cost: about 2 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
 
     Args:
         radius: in the unit of the role.
