@@ -2,6 +2,7 @@
 
 from surefoot import geometry, recipes, views
 from surefoot.activations import measure
+from surefoot.attention import LogitControl
 from surefoot.conventions import Setting, convert, from_adamw
 from surefoot.geometry import (
     RMS,
@@ -20,6 +21,7 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Momentum
 from surefoot.optim import SteepestDescent
+from surefoot.overrides import per_head
 from surefoot.plan import Placement, Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
@@ -46,6 +48,7 @@ __all__ = [
     "Geometry",
     "HeadRMS",
     "Keller",
+    "LogitControl",
     "MaxAbs",
     "MeanOperator",
     "Momentum",
@@ -78,6 +81,7 @@ __all__ = [
     "mclip",
     "measure",
     "msign",
+    "per_head",
     "recipes",
     "views",
 ]

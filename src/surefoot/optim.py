@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -214,6 +214,21 @@ class SteepestDescent(Optimizer):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for name, value in state_dict["state"].get(index, {}).items():
                     self.state[p][name] = value.detach().to(device=p.device, copy=True)
+
+    @torch.no_grad()
+    def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
+        """Multiply parameters by factors in [0, 1], `{parameter: factors of its shape}`, between two steps.
+
+        For control that couples parameters, `surefoot.LogitControl` for one; momentum stays as it is. Factors that are
+        constant along rows or columns raise no norm, so no bound is lost.
+
+        Raises:
+            ValueError: a parameter that this optimizer does not hold.
+        """
+        for p, factor in factors.items():
+            if p not in self._placements:
+                raise ValueError(f"a parameter of shape {tuple(p.shape)} to be scaled is not this optimizer's")
+            p.mul_(factor)
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""

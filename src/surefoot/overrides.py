@@ -12,12 +12,29 @@ from surefoot.kinds import Kind
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
+from surefoot.views import PerHead
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
 """`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a
 `Role`, or a function of the role that was found."""
+
+
+def per_head(head_dim: int) -> Callable[[Role], Role]:
+    """A change for `overrides`: a norm for each head of `head_dim` rows, in whatever layout was found.
+
+    For W_q, W_k, W_v and their biases, fused or not; the heads of the output projection are columns.
+
+    Raises:
+        ValueError: of `Plan.of`, where the rows are no whole number of heads.
+
+    >>> from surefoot.plan import Plan
+    >>> plan = Plan.of(nn.ModuleDict({"query": nn.Linear(8, 16)}), overrides=[("query.*", per_head(4))])
+    >>> [placement.blocks for placement in plan.placements.values()]
+    [((4, 4, 8),), ((4, 4),)]
+    """
+    return lambda role: replace(role, view=PerHead(head_dim, role.view))
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:

@@ -157,3 +157,17 @@ def test_torchs_attention_is_trained_as_its_projections():
     torch.testing.assert_close(found["attention.out_proj.weight"], expected["output.weight"], rtol=0, atol=1e-5)
     values = slice(2 * D, 3 * D)
     torch.testing.assert_close(found["attention.in_proj_bias"][values], expected["qkv.bias"][values], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("keys", "groups", "view"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_norm_per_head_is_the_same_in_every_layout(keys, groups, view):
+    split, fused = pair(keys, groups)
+    heads = sf.per_head(D // HEADS)
+    train(split, [(f"{name}.weight", heads) for name in "qkv"])
+    by_head = ("qkv.weight", lambda role: heads(replace(role, view=view)))
+    train(fused, [by_head, ("qkv.bias", laid_out(view)), ("gate_up.*", laid_out(Fused(2)))])
+    expected = fuse(split, fused.order)["qkv.weight"]
+    torch.testing.assert_close(fused.state_dict()["qkv.weight"], expected, rtol=0, atol=1e-5)
+    whole, _ = pair(keys, groups)
+    train(whole)
+    assert float((fuse(whole, fused.order)["qkv.weight"] - expected).abs().max()) > 1e-3

@@ -17,6 +17,7 @@ from surefoot.views import (
     Grouped,
     Interleaved,
     Matrix,
+    PerHead,
     Projections,
     Rows,
     Stack,
@@ -49,6 +50,10 @@ FITTING = {
     "transposed": (Transposed(), (4, 6)),
     "transposed projections": (Transposed(Projections((8, 2, 4))), (5, 14)),
     "transposed experts": (Transposed(Stack()), (3, 4, 6)),
+    "heads": (PerHead(3, Matrix()), (6, 4)),
+    "heads of projections": (PerHead(2, Projections((8, 2, 4))), (14, 5)),
+    "heads of a bias": (PerHead(2, Interleaved(2, 3)), (24,)),
+    "heads, transposed": (PerHead(2, Transposed(Fused(3))), (5, 12)),
 }
 each_view = pytest.mark.parametrize(("view", "shape"), FITTING.values(), ids=FITTING.keys())
 
@@ -77,6 +82,8 @@ def test_split_and_join_are_inverse(view, shape):
         (AlternatingStack(2), (3, 7)),
         (TransposedConvolution(3), (8, 3, 5)),
         (TransposedConvolution(1), (8, 3)),
+        (PerHead(4, Matrix()), (6, 4)),
+        (PerHead(0, Matrix()), (6, 4)),
         (Transposed(), (4,)),
         (Transposed(Projections((4, 2))), (6, 4)),
     ],
@@ -163,6 +170,22 @@ def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabi
         assert ours[f"group0.0[{i}]"]["forward_lower"] == pytest.approx(
             theirs[f"group0.{i}"]["forward_lower"], rel=1e-2
         )
+
+
+def test_a_norm_per_head_trains_each_head_as_a_parameter_of_its_own():
+    generator = torch.Generator().manual_seed(1)
+    role = sf.recipes.muon(sf.Moonlight()).role("linear")  # whose scale depends on the shape
+    whole = nn.Parameter(torch.randn(12, 8, generator=generator))
+    heads = [nn.Parameter(rows.clone()) for rows in whole.detach().split(4)]
+    fused = sf.SteepestDescent([{"params": [whole], "role": sf.per_head(4)(role)}], lr=0.1)
+    split = sf.SteepestDescent([{"params": heads, "role": role}], lr=0.1)
+    for _ in range(5):
+        whole.grad = torch.randn(12, 8, generator=generator)
+        for p, g in zip(heads, whole.grad.split(4), strict=True):
+            p.grad = g.clone()
+        fused.step()
+        split.step()
+    torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in heads]), rtol=0, atol=2e-5)
 
 
 def test_a_gradient_that_is_not_finite_in_one_block_stops_them_all():

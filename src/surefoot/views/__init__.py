@@ -17,7 +17,7 @@ from surefoot.views.base import (
     Vector,
     View,
 )
-from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, Projections
+from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, PerHead, Projections
 
 __all__ = [
     "AlternatingStack",
@@ -28,6 +28,7 @@ __all__ = [
     "Interleaved",
     "Matrix",
     "OneBlock",
+    "PerHead",
     "Projections",
     "Rows",
     "Shape",

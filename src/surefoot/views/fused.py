@@ -146,3 +146,37 @@ class AlternatingStack(FusedStack):
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """Row by row again."""
         return blocks[0].reshape(shape[0], self.parts, -1, *shape[2:]).transpose(1, 2).reshape(shape)
+
+
+@dataclass(frozen=True)
+class PerHead(View):
+    """The projections of another view, cut into heads of `head_dim` rows: a norm for each head.
+
+    `surefoot.per_head` puts it on whatever layout was found.
+
+    >>> from surefoot.views import Matrix, Transposed
+    >>> PerHead(4, Matrix()).blocks((16, 8)), PerHead(4, Transposed(Projections((16, 4, 4)))).blocks((8, 24))
+    (((4, 4, 8),), ((4, 4, 8), (1, 4, 8), (1, 4, 8)))
+    """
+
+    head_dim: int
+    inner: View
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """`(n * out/head_dim, head_dim, in)` for each of the inner view's, or `(n * size/head_dim, head_dim)`."""
+        return tuple(self._cut(block) for block in self.inner.blocks(shape))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """The inner view's, cut."""
+        return [block.reshape(self._cut(tuple(block.shape))) for block in self.inner.split(x)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The heads together, then as the inner view joins them."""
+        whole = self.inner.blocks(shape)
+        return self.inner.join([x.reshape(block) for x, block in zip(blocks, whole, strict=True)], shape)
+
+    def _cut(self, block: Shape) -> Shape:
+        count, rows, *rest = block
+        if self.head_dim < 1 or rows % self.head_dim:
+            raise ValueError(f"{rows} rows are no whole number of heads of {self.head_dim} rows")
+        return (count * rows // self.head_dim, self.head_dim, *rest)
