@@ -4,10 +4,13 @@ import json
 import time
 
 import pytest
+import torch
 
+import surefoot as sf
 from surefoot.cli import main
 
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.integration
 
 
@@ -57,3 +60,40 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     assert "names the architecture LlamaForNothing" in capsys.readouterr().err
     assert main(["audit", str(tmp_path / "absent.json")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_weights_far_from_norm_one_are_warned_of(tmp_path, capsys):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
+    sf.Plan.of(model).initialise_(model, seed=0)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert main(["audit", str(tmp_path), "--weights", "--json"]) == 0
+    assert not [line for line in json.loads(capsys.readouterr().out)["warnings"] if "has norm" in line]
+
+    model.model.layers[0].mlp.up_proj.weight.data.mul_(100)
+    model.save_pretrained(tmp_path)
+    assert main(["audit", str(tmp_path), "--weights", "--json"]) == 0
+    (line,) = [line for line in json.loads(capsys.readouterr().out)["warnings"] if "has norm" in line]
+    assert line.startswith("model.layers.0.mlp.up_proj.weight has norm ")
+    assert 80 < float(line.split("has norm ")[1].split(":")[0]) < 130
+    assert main(["audit", str(tmp_path), "--json"]) == 0
+    assert "has norm" not in capsys.readouterr().out, "without --weights nothing is read"
+
+
+@pytest.mark.parametrize("harm", ["absent", "cut", "renamed"])
+def test_weights_that_cannot_be_read_are_an_error(tmp_path, capsys, harm):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    if harm == "absent":
+        path.unlink()
+    elif harm == "cut":
+        path.write_bytes(path.read_bytes()[:1000])
+    else:
+        tensors = safetensors.load_file(path)
+        tensors["model.layers.0.mlp.other.weight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+        safetensors.save_file(tensors, path, {"format": "pt"})
+    assert main(["audit", str(tmp_path), "--weights"]) == 2
+    told = capsys.readouterr().err
+    assert ("lack model.layers.0.mlp.up_proj.weight" if harm == "renamed" else "no weights that can be read") in told

@@ -20,6 +20,7 @@ _EXAMPLES = """
 surefoot audit llama --width 768 --depth 12 --head-dim 64
 surefoot audit my_package.model:build --recipe muon      build() returns an nn.Module
 surefoot audit checkpoints/llama-70b                      a Hugging Face config.json: nothing but its shapes is made
+surefoot audit checkpoints/gpt2 --weights                 and its weights: which norms are far from 1?
 surefoot audit --json | jq .parameters[].role
 """
 
@@ -40,6 +41,8 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--width", type=options.count, default=64, help="of the reference model")
     options.add_model(parser)
     parser.add_argument("--vocab", type=options.count, default=256, help="of the reference model")
+    whole = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"
+    parser.add_argument("--weights", action="store_true", help=whole)
     parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: found by the wiring)")
     options.add_json(parser)
 
@@ -91,9 +94,11 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
 
     from surefoot.experiment.models import reference
     from surefoot.experiment.own import call, is_own
-    from surefoot.integrations.config import from_config, is_config
+    from surefoot.integrations.config import from_checkpoint, from_config, is_config
 
     name = arguments.target or arguments.model
+    if arguments.weights:
+        return from_checkpoint(name)
     if is_config(name):
         return from_config(name)
     if is_own(name):

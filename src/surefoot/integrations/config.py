@@ -16,7 +16,7 @@ def is_config(name: str) -> bool:
 
 
 def from_config(name: str) -> nn.Module:
-    """The model that a configuration describes, without weights; of its own class where it names one.
+    """The model that a configuration describes, on the meta device; of its own class where it names one.
 
     Args:
         name: a `config.json`, or the directory that holds one. Nothing is downloaded.
@@ -25,6 +25,36 @@ def from_config(name: str) -> nn.Module:
         ValueError: no such file, or one that describes no model that transformers knows.
         RuntimeError: transformers is not installed.
     """
+    config, make = _described(name)
+    with torch.device("meta"):
+        model = getattr(make, "from_config", make)(config)  # AutoModel..., or the class itself
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def from_checkpoint(name: str) -> nn.Module:
+    """The same model with the weights that lie beside its configuration, all of them in memory, in their own dtype.
+
+    Args:
+        name: a directory with `config.json` and weights, as `save_pretrained` writes it. Nothing is downloaded.
+
+    Raises:
+        ValueError: as `from_config`; no weights there, or damaged ones, or not those of this model.
+        RuntimeError: transformers is not installed.
+    """
+    _, make = _described(name)
+    try:
+        model, told = make.from_pretrained(name, dtype="auto", local_files_only=True, output_loading_info=True)
+    except Exception as error:  # OSError, SafetensorError, RuntimeError, ...: one for each format
+        raise ValueError(f"{name} has no weights that can be read: {error}") from None
+    if told["missing_keys"]:
+        raise ValueError(f"the weights of {name} lack {', '.join(sorted(told['missing_keys'])[:5])}")
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def _described(name: str) -> tuple[Any, Any]:
+    """The configuration and the class of its model."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a model's config.json, or the directory that holds it")
@@ -36,13 +66,8 @@ def from_config(name: str) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"{path} is no configuration that transformers knows: {error}") from None
-    named = None
-    for name in (config.architectures or [])[:1]:
-        named = getattr(transformers, name, None)
-        if named is None:
-            raise ValueError(f"{path} names the architecture {name}, which this transformers does not have")
-    any_decoder: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
-        model = named(config) if named else any_decoder.from_config(config)
-    assert isinstance(model, nn.Module)
-    return model
+    for named in (config.architectures or [])[:1]:
+        if not hasattr(transformers, named):
+            raise ValueError(f"{path} names the architecture {named}, which this transformers does not have")
+        return config, getattr(transformers, named)
+    return config, transformers.AutoModelForCausalLM
