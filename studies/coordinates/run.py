@@ -3,8 +3,8 @@
     python studies/coordinates/run.py            # what is missing; resumes, 5 minutes on one core
     python studies/coordinates/run.py --table    # from the committed results, as docs/stability.md has it
 
-The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as `surefoot coordcheck` has it), ten steps
-at each method's own rate, three seeds.
+The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as `surefoot coordcheck` has it), and the
+default recipe on the other reference models; ten steps at each method's own rate, three seeds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from surefoot.experiment.run import TrainConfig
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
 WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw")
+PARTS = {name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS) for name in LOG2_LR} | {
+    f"beyond_mup_{model}": ("beyond_mup", model, (*WIDTHS, 512)) for model in ("llama", "qwen", "moe", "tied")
+}
+"""Directory -> method, model, widths."""
 
 
 def table() -> str:
     """Markdown: the largest slope of each method, and how many leave the band."""
     head = [
         "method",
+        "model",
         "learning rate",
         "widths",
         "largest slope at the start",
@@ -37,8 +42,8 @@ def table() -> str:
         "verdict",
     ]
     lines = [head, ["---"] * len(head)]
-    for name, log2_lr in LOG2_LR.items():
-        path = HERE / name / "coordcheck.json"
+    for folder, (name, model, _) in PARTS.items():
+        path = HERE / folder / "coordcheck.json"
         if path.exists():
             found = json.loads(path.read_text())
             judged = [layer[quantity] for layer in found["layers"] for quantity in QUANTITIES]
@@ -46,7 +51,7 @@ def table() -> str:
             sizes = [largest(found["layers"], quantity) for quantity in QUANTITIES]
             widths = f"{found['widths'][0]} to {found['widths'][-1]}"
             verdict = "passes" if found["passes"] else "fails"
-            lines.append([name, f"2^{log2_lr:g}", widths, *sizes, f"{outside} of {len(judged)}", verdict])
+            lines.append([name, model, f"2^{LOG2_LR[name]:g}", widths, *sizes, f"{outside} of {len(judged)}", verdict])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -68,11 +73,10 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         corpus = load(None)
-        for name, log2_lr in LOG2_LR.items():
-            config = TrainConfig(method=name, lr=2.0**log2_lr, steps=STEPS, warmup=0.0, decay=0.0)
-            widths = (*WIDTHS, 512) if name in WIDER else WIDTHS
+        for folder, (name, model, widths) in PARTS.items():
+            config = TrainConfig(model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0)
             check(
-                config, corpus, HERE / name, widths, SEEDS, say=lambda record: print(record["width"], file=sys.stderr)
+                config, corpus, HERE / folder, widths, SEEDS, say=lambda record: print(record["width"], file=sys.stderr)
             )
     print(table())
 

@@ -403,10 +403,11 @@ def test_a_table_of_as_many_rows_as_experts_is_no_router():
     assert kinds(model, head=())["table.weight"] == "embedding"
 
 
-def test_the_pages_example_is_right():
+def test_the_pages_examples_are_right():
     page = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     scope = {}
-    exec(code, scope)
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(code, scope)
+    assert scope["heads"]["query.weight"].blocks == ((4, 16, 64),)
     assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
     assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))
