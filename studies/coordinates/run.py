@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli.options import LOG2_LR
-from surefoot.experiment.coordcheck import QUANTITIES, check
+from surefoot.experiment.coordcheck import BAND, QUANTITIES, check
 from surefoot.experiment.data import load
 from surefoot.experiment.run import TrainConfig
 
@@ -56,12 +56,12 @@ def table() -> str:
 
 
 def largest(layers: list[dict[str, Any]], quantity: str) -> str:
-    """The slope that is furthest from 0, and its layer; the logits may fall at the start."""
-    slopes = {
-        layer["layer"]: layer[quantity]["slope"]
-        for layer in layers
-        if layer[quantity]["slope"] is not None and (layer["layer"], quantity) != ("logits", "start")
-    }
+    """The slope that is furthest from 0, and its layer; logits may fall at the start."""
+    slopes = {}
+    for layer in layers:
+        slope, status = layer[quantity]["slope"], layer[quantity]["status"]
+        if slope is not None and not (status == "inside" and abs(slope) > BAND):
+            slopes[layer["layer"]] = slope
     name = max(slopes, key=lambda layer: abs(slopes[layer]))
     return f"{slopes[name]:+.2f} ({name})"
 

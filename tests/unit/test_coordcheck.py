@@ -197,6 +197,18 @@ def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
     assert record["start"].keys() == record["change"].keys()
 
 
+def test_routers_are_heads_whose_logits_may_fall(corpus):
+    record = observe(TrainConfig(model="moe", width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
+    assert record["logits"] == [LOGITS, "blocks.0.mlp.router"]
+
+    def falls(width: int, seed: int) -> float:
+        return width**-0.5
+
+    told = [each | {"logits": record["logits"]} for each in records(falls, constant, "blocks.0.mlp.router")]
+    assert judge(told)["passes"]
+    assert not judge([each | {"logits": [LOGITS]} for each in told])["passes"]
+
+
 class Tied(nn.Module):
     """A tied head whose logits are multiplied by 1/width."""
 

@@ -95,7 +95,8 @@ def observe(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
         config, corpus, method: see `Run`.
 
     Returns:
-        width, seed, loss, seconds; `start` and `change`, each layer -> RMS (None where it is not finite).
+        width, seed, loss, seconds; `start` and `change`, each layer -> RMS (None where it is not finite); `logits`, the
+        layers whose outputs are logits.
     """
     run = Run(config, corpus, method)
     tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batch_size, config.context)
@@ -109,14 +110,15 @@ def observe(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     start = {layer: _finite(rms(y)) for layer, y in before.items()}
     change = {layer: _finite(rms(after[layer] - y)) for layer, y in before.items()}
     sizes = {"width": config.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
-    return {**sizes, "start": start, "change": change}
+    return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change}
 
 
 def judge(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
     """Slopes with their intervals over seeds, and whether each stays in the band.
 
-    A slope is the mean over seeds of least-squares slopes, and inside if its size is at most `band`. The logits may
-    fall at the start: by design they do, as `width**-0.5`, under heads that start at std 1/width; growth counts.
+    A slope is the mean over seeds of least-squares slopes, and inside if its size is at most `band`. Logits, the
+    model's and its routers', may fall at the start: by design they do, as `width**-0.5`, under heads that start at std
+    1/width; growth counts.
 
     Args:
         records: of `observe`, every seed at every width.
@@ -159,7 +161,7 @@ def _judge(records: Sequence[Record], quantity: str, layer: str, band: float) ->
     table = np.log2(np.array([[row[width] for width in widths] for row in by_seed.values()], dtype=float))
     slopes = np.polyfit(np.log2(widths), table.T, 1)[0].tolist()  # of each row, a seed
     slope = float(np.mean(slopes))
-    may_fall = layer == LOGITS and quantity == "start"
+    may_fall = quantity == "start" and layer in records[0].get("logits", (LOGITS,))  # unsaid in logs before routers
     inside = slope <= band and (may_fall or slope >= -band)
     return {
         "status": "inside" if inside else "outside",
@@ -173,6 +175,12 @@ def _taps(model: nn.Module) -> dict[str, str]:
     """Layer's name in the tables -> module's name."""
     hidden = [name for name in owners(model) if name and name not in heads(model, Plan.of(model))]
     return {name: name for name in hidden} | {LOGITS: ""}
+
+
+def _routers(model: nn.Module) -> list[str]:
+    """Names of the layers that choose experts."""
+    placements = Plan.of(model).placements.items()
+    return [name.rpartition(".")[0] for name, placement in placements if placement.role.name == "router"]
 
 
 def _outputs(model: nn.Module, tokens: Tensor, taps: dict[str, str]) -> dict[str, Tensor]:
