@@ -39,6 +39,7 @@ from surefoot.stabilise import (
     StreamingPreDecay,
     WeightDecay,
 )
+from surefoot.storage import Master, Nearest, Stochastic, Storage
 
 __all__ = [
     "RMS",
@@ -49,11 +50,13 @@ __all__ = [
     "HeadRMS",
     "Keller",
     "LogitControl",
+    "Master",
     "MaxAbs",
     "MeanOperator",
     "Momentum",
     "Moonlight",
     "Natural",
+    "Nearest",
     "Normalise",
     "Placement",
     "Plan",
@@ -70,6 +73,8 @@ __all__ = [
     "Stabiliser",
     "SteepestDescent",
     "Stiefel",
+    "Stochastic",
+    "Storage",
     "StreamingPostClip",
     "StreamingPreDecay",
     "WeightDecay",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,12 @@ def largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 class Smoothing(ABC):
-    """What a gradient is turned into before it gets a direction. Pure: state in, state out."""
+    """What a gradient is turned into before it gets a direction. Pure: state in, state out.
+
+    `averages` names the entries of its state that may be kept in half precision.
+    """
+
+    averages: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def fresh(self, w: Tensor) -> State:
@@ -66,6 +72,8 @@ class Momentum(Smoothing):
     (2.0, 1.0)
     """
 
+    averages: ClassVar[tuple[str, ...]] = ("momentum",)
+
     beta: float = 0.95
     lookahead: float | None = None
 
@@ -104,6 +112,8 @@ class Adam(Smoothing):
 
     Source: D. Kingma, J. Ba, "Adam", 2015; `torch.optim.AdamW`, whose numbers it reproduces.
     """
+
+    averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     beta1: float = 0.9
     beta2: float = 0.95

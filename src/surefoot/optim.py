@@ -17,6 +17,7 @@ from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.step import step as advance
+from surefoot.storage import ADDED, Storage
 
 FORMAT = 1
 """Version of the state dictionary's layout."""
@@ -38,11 +39,13 @@ class SteepestDescent(Optimizer):
             `{"params": [...], "role": "linear"}` (a role's name, with natural scale and no bound, or a `Role`).
         plan: roles of the parameters; default for a model: `Plan.of(model)`.
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
+        storage: in what numbers momentum and half-precision weights are kept; default: float32, rounded to nearest.
         maximize: climb instead of descending.
 
-    State: 4 bytes per parameter (float32 momentum; 8 for float64 parameters and for AdamW parts). Parameters in
-    bfloat16 or float16 are stepped in float32 and rounded once. A parameter without gradient is untouched; one
-    whose gradient is not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+    State: 4 bytes per parameter (float32 momentum; 2 if `storage` says bfloat16; twice as much for AdamW parts).
+    Parameters in bfloat16 or float16 are stepped in float32, and rounded as it says. A parameter without gradient is
+    untouched; one whose gradient is not finite keeps weight and state, and is counted (`skipped()`), without a
+    synchronisation.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
@@ -56,7 +59,16 @@ class SteepestDescent(Optimizer):
     'linear'
     """
 
-    def __init__(self, params: Params, plan: Plan | None = None, *, lr: float | Tensor, maximize: bool = False) -> None:
+    def __init__(
+        self,
+        params: Params,
+        plan: Plan | None = None,
+        *,
+        lr: float | Tensor,
+        storage: Storage | None = None,
+        maximize: bool = False,
+    ) -> None:
+        self._storage = storage or Storage()
         self._placements: dict[Tensor, Placement] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
         self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
@@ -84,6 +96,8 @@ class SteepestDescent(Optimizer):
                 raise ValueError(f"Invalid learning rate: {group['lr']}")
             if any(p.is_complex() for p in group["params"]):
                 raise ValueError("complex parameters have no role; give their real and imaginary parts")
+            for p in group["params"]:
+                self._storage.check(p)
             placements = placements or place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
@@ -134,9 +148,11 @@ class SteepestDescent(Optimizer):
         placement = self._placements[chunk[0]]
         role, view = placement.role, placement.role.view
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
-        weights = _stacked([view.split(p.to(dtype)) for p in chunk])
-        gradients = _stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         states = [self._state(p, placement, dtype) for p in chunk]
+        rounding = self._storage.rounding(chunk[0])
+        wide = [rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)]
+        weights = _stacked([view.split(w) for w in wide])
+        gradients = _stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         kept = self._gathered(chunk, states, weights)
         finite = torch.stack([largest(g.flatten(1), (1,))[:, 0].isfinite() for g in gradients]).all(0)
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
@@ -144,13 +160,19 @@ class SteepestDescent(Optimizer):
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
             weights[i], kept[i] = advance(role, stabiliser, weights[i], g, kept[i], eta, flag)
         for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
-            p.copy_(view.join([w[j] for w in weights], p.shape))
+            value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
+            p.copy_(value)
             for name in kept[0]:
                 parts = [each[name][j] for each in kept]
                 whole = state[name].shape == p.shape
-                state[name].copy_(view.join(parts, p.shape) if whole else unite([{name: x} for x in parts])[name])
+                x = view.join(parts, p.shape) if whole else unite([{name: x} for x in parts])[name]
+                added[name] = self._storage.keep(x, state[name], state)
+            for name, x in added.items():
+                state[name].copy_(x)
             state["skipped"] += ~finite[j]
-        if "upper" in kept[0] and chunk[0].dtype == dtype:  # rounding to half precision is a write, too
+            if "rounds" in state:
+                state["rounds"] += 1
+        if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
             self._marks.update(zip(chunk, _marks(weights), strict=True))
 
     def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -161,16 +183,25 @@ class SteepestDescent(Optimizer):
             blocks = zip(placement.stabilisers, role.view.split(p.detach().to(dtype)), strict=True)
             state.update(unite([stabiliser.fresh(w, role.held) for stabiliser, w in blocks]))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
+            self._conform(p)
         return state
+
+    def _conform(self, p: Tensor) -> None:
+        """Keep a parameter's state as `storage` says."""
+        number = {q: i for i, q in enumerate(self._placements)}[p]
+        kept = self._storage.conform(p, self.state[p], self._placements[p].role.momentum.averages, number)
+        self.state[p].clear()
+        self.state[p].update(kept)
 
     def _gathered(
         self, chunk: list[Tensor], states: list[dict[str, Tensor]], weights: list[Tensor]
     ) -> list[dict[str, Tensor]]:
         """What is kept of the chunk, stacked by block; running bounds only as far as they are true of the weights."""
         placement = self._placements[chunk[0]]
-        own = {name: x for name, x in states[0].items() if name != "skipped"}
+        own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
         shared = {name for name, x in own.items() if x.shape == chunk[0].shape}
-        split = {name: _stacked([placement.role.view.split(state[name]) for state in states]) for name in shared}
+        view, dtype = placement.role.view, weights[0].dtype
+        split = {name: _stacked([view.split(state[name].to(dtype)) for state in states]) for name in shared}
         cached = [divide({name: state[name] for name in own.keys() - shared}, placement.blocks) for state in states]
         kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
         for i, found in enumerate(kept):
@@ -194,7 +225,7 @@ class SteepestDescent(Optimizer):
         ]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, and state keeps the dtype it was saved in (torch casts it to the parameter's).
+        """As torch's, and state is kept as `storage` says (torch casts it to the parameter's dtype).
 
         Raises:
             ValueError: the checkpoint was made under another plan, or by another optimizer.
@@ -214,6 +245,8 @@ class SteepestDescent(Optimizer):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for name, value in state_dict["state"].get(index, {}).items():
                     self.state[p][name] = value.detach().to(device=p.device, copy=True)
+                if self.state.get(p):
+                    self._conform(p)
 
     @torch.no_grad()
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
@@ -269,7 +302,8 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_placements": self._placements, "_marks": {}, "_seen": {}}
+        kept = {"_placements": self._placements, "_storage": self._storage}
+        return {**super().__getstate__(), **kept, "_marks": {}, "_seen": {}}
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
