@@ -5,9 +5,9 @@
     python studies/defaults/run.py moonlight     # and of Muon under Moonlight's scale; moonlight_2: its second round
     python studies/defaults/run.py --table       # what each choice gains, from the committed results
 
-Widths 32 and 64, 120 steps, the demo's model and text, three seeds that no transfer study uses. Resumes; the results
-lie beside this file, in `<study>/results.jsonl`. `adamw_grid` and `adamw_grid_128` are the coarse search, at one seed,
-that gave AdamW's starting point.
+Widths 32 and 64 (64 and 128 in `beyond_mup_3`), 120 steps, the demo's model and text, three seeds that no transfer
+study uses. Resumes; the results lie beside this file, in `<study>/results.jsonl`. `adamw_grid` and `adamw_grid_128` are
+the coarse search, at one seed, that gave AdamW's starting point.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from surefoot.experiment.summary import points
 from surefoot.experiment.sweep import load as load_sweep
 from surefoot.experiment.sweep import run
 from surefoot.experiment.train import TrainConfig, train
+from surefoot.geometry import AsGiven
 from surefoot.momentum import Adam, Momentum
 from surefoot.scaling import Constant, Moonlight
 
@@ -145,6 +146,31 @@ def _beyond_mup_2() -> Variants:
     }
 
 
+def _beyond_mup_3() -> Variants:
+    """Momentum by role, as tuned Muon has it; and Adam on embedding and head, to see which part is its gain."""
+    base = recipes.beyond_mup()
+    short, long, ends = Momentum(0.8, 0.6), Momentum(0.95, 0.9), ("embedding", "head")
+
+    def hidden(recipe: Steepest, pair: Momentum = short) -> Steepest:
+        return _varied(recipe.recipe, ("linear",), momentum=pair)
+
+    def adam(kind: str, scale: float) -> Steepest:
+        return _varied(base, (kind,), geometry=AsGiven(), momentum=Adam(0.6, 0.8), lr_scale=Constant(scale))
+
+    return {
+        BASE: Variant(Steepest(base)),
+        **{f"hidden {pair}": Variant(hidden(Steepest(base), Momentum(*pair))) for pair in ((0.8, 0.6), (0.7, 0.5))},
+        "embedding and head (0.95, 0.9)": Variant(_varied(base, ends, momentum=long)),
+        "hidden (0.8, 0.6), the ends (0.95, 0.9)": Variant(hidden(_varied(base, ends, momentum=long))),
+        "hidden (0.8, 0.6), head (0.95, 0.9)": Variant(hidden(_varied(base, ("head",), momentum=long))),
+        "hidden (0.8, 0.6), embedding 2": Variant(hidden(_varied(base, ("embedding",), lr_scale=Constant(2.0)))),
+        "hidden (0.8, 0.6), head 8": Variant(hidden(_varied(base, ("head",), lr_scale=Constant(8.0)))),
+        "head by Adam": Variant(adam("head", 1.0)),
+        "embedding by Adam, 4": Variant(adam("embedding", 4.0)),
+        "hidden (0.8, 0.6), head by Adam": Variant(hidden(adam("head", 1.0))),
+    }
+
+
 def _adamw() -> Variants:
     base = AdamW(torch_, (0.6, 0.8), 0.1, 1.0)
     rates = {"embedding": (0.25, 4, 16), "head": (0.25, 0.5, 2, 4), "gain": (0.25, 4)}
@@ -231,6 +257,7 @@ class Study:
 STUDIES = {
     "beyond_mup": Study(_beyond_mup, -4.0),
     "beyond_mup_2": Study(_beyond_mup_2, -3.5),
+    "beyond_mup_3": Study(_beyond_mup_3, -3.5, (64, 128)),
     "adamw": Study(_adamw, -6.0),
     "moonlight": Study(_moonlight, -4.0),
     "moonlight_2": Study(_moonlight_2, -4.0),
@@ -288,7 +315,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], metavar="study", help=", ".join(STUDIES))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    for name in options.studies or ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2"):
+    for name in options.studies or ("beyond_mup", "beyond_mup_2", "beyond_mup_3", "adamw", "moonlight", "moonlight_2"):
         if not options.table:
             measure(name)
         print(f"\n{name}\n{table(name)}", flush=True)
