@@ -1,4 +1,4 @@
-"""Modules of `transformers` that cannot be told by their structure: exact class names, none of them imported here.
+"""Modules of `transformers` and torchtitan that cannot be told by their structure: exact class names, none imported.
 
 A row holds for subclasses, too; a class that is not listed is placed by its structure, a fused projection of it as
 one matrix.
@@ -6,6 +6,8 @@ one matrix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 import surefoot.layouts as layouts  # "from surefoot" would ask the package's lazy names, which need this module
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.kinds import Kind, by_type, conv1d, experts
-from surefoot.views import Transposed, View
+from surefoot.views import AlternatingStack, FusedStack, Transposed, View
 
 T = TypeVar("T")
 
@@ -24,12 +26,17 @@ def _full(name: str) -> str:
     return f"transformers.models.{family}.modeling_{family}.{qualified}"
 
 
-def _by_owner(rows: tuple[tuple[str, T, str], ...]) -> dict[str, list[tuple[str, T]]]:
+def _titan(name: str) -> str:
+    """`common.moe.GroupedExperts` -> the class's full name."""
+    return f"torchtitan.models.{name}"
+
+
+def _by_owner(rows: tuple[tuple[str, T, str], ...], full: Callable[[str], str]) -> dict[str, list[tuple[str, T]]]:
     """Rows of (what, value, owners) as owner's full name -> its (what, value) pairs."""
     found: dict[str, list[tuple[str, T]]] = {}
     for what, value, owners in rows:
         for owner in owners.split():
-            found.setdefault(_full(owner), []).append((what, value))
+            found.setdefault(full(owner), []).append((what, value))
     return found
 
 
@@ -82,7 +89,7 @@ _LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
      granitemoe_swa.GraniteMoeSWAMLP"""),
     ("Wi", layouts.fused(2), "modernbert.ModernBertMLP modernbert_decoder.ModernBertDecoderMLP"),
     ("kv_a_proj_with_mqa", layouts.latent, _LATENT),
-    ("kv_b_proj", layouts.from_latent, _LATENT),
+    ("kv_b_proj", layouts.from_latent("num_heads"), _LATENT),
     ("in_proj", layouts.fused(2), _MAMBA),
     ("x_proj", layouts.state_input, _MAMBA),
     ("in_proj", layouts.state_space, """mamba2.Mamba2Mixer bamba.BambaMixer falcon_h1.FalconH1Mixer
@@ -150,9 +157,31 @@ _EXPERTS = {
 """Experts that do not say their layout: (has_gate, is_transposed, is_concatenated)."""
 
 
+_TITAN_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
+    ("wqkv", layouts.titan_queries, "common.attention.FusedQKVLinear"),
+    ("wkv_a", layouts.latent, "deepseek_v3.model.Attention"),
+    ("wkv_b", layouts.from_latent("n_heads"), "deepseek_v3.model.Attention"),
+)
+"""Projections fused in one linear layer of torchtitan, read from its release 0.3."""
+
+_EXPERT = Kind("experts", "experts, a norm each")
+_TITAN_KINDS: tuple[tuple[str, Kind, str], ...] = (
+    ("gate.weight", _ROUTER, "common.moe.TokenChoiceTopKRouter"),
+    ("w1_EFD", _EXPERT, "common.moe.GroupedExperts"),
+    ("w2_EDF", _EXPERT, "common.moe.GroupedExperts"),
+    ("w3_EFD", _EXPERT, "common.moe.GroupedExperts"),
+    ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), "gpt_oss.moe.GptOssGroupedExperts"),
+    ("mlp1_bias_EG", Kind("bias", "biases of experts, a norm each", AlternatingStack(2)),
+     "gpt_oss.moe.GptOssGroupedExperts"),
+    ("mlp2_weight_EDF", _EXPERT, "gpt_oss.moe.GptOssGroupedExperts"),
+    ("mlp2_bias_ED", Kind("bias", "biases of experts, a norm each", FusedStack(1)),
+     "gpt_oss.moe.GptOssGroupedExperts"),
+)  # fmt: skip
+"""Parameters of torchtitan whose use their shape does not tell."""
+
 _CONV1D = "transformers.pytorch_utils.Conv1D"
-_LAYOUTS_OF = _by_owner(_LAYOUTS)
-_KINDS_OF = _by_owner(_KINDS)
+_LAYOUTS_OF = _by_owner(_LAYOUTS, _full) | _by_owner(_TITAN_LAYOUTS, _titan)
+_KINDS_OF = _by_owner(_KINDS, _full) | _by_owner(_TITAN_KINDS, _titan)
 _CENTRED_NAMES = frozenset(map(_full, _CENTRED.split()))
 _EXPERTS_OF = {_full(name): layout for name, layout in _EXPERTS.items()}
 

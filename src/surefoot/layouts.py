@@ -1,4 +1,5 @@
-"""How the owners of fused projections share their rows, read from the forward methods of transformers 5.23."""
+"""How the owners of fused projections share their rows, read from the forward methods of transformers 5.23
+and torchtitan 0.3."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ def latent(owner: Any) -> View:
     return Projections((owner.kv_lora_rank, owner.qk_rope_head_dim))
 
 
-def from_latent(owner: Any) -> View:
-    """Keys and values, head by head."""
-    return Grouped(owner.num_heads, (owner.qk_nope_head_dim, owner.v_head_dim))
+def from_latent(heads: str) -> Layout:
+    """Keys and values, head by head; the number of heads is an attribute of the owner."""
+    return lambda owner: Grouped(getattr(owner, heads), (owner.qk_nope_head_dim, owner.v_head_dim))
 
 
 def state_input(owner: Any) -> View:
@@ -95,3 +96,9 @@ def delta_qkv(owner: Any) -> View:
 def codegen(owner: Any) -> View:
     """Four groups of query, value, key: its constant `mp_num`."""
     return Interleaved(4, 3)
+
+
+def titan_queries(owner: Any) -> View:
+    """Key by key its queries, the key, the value."""
+    d = owner.head_dim
+    return Grouped(owner.wqkv.out_features // (owner.r_dim * d), (owner.heads_per_kv * d, d, d))

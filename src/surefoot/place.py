@@ -133,9 +133,10 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
 def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:
     owners: dict[int, str] = {}
     for name, parameter in parameters.items():
-        if parameter.is_meta or parameter.numel() == 0 or isinstance(parameter, nn.UninitializedParameter):
+        address = 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.data_ptr()
+        if address == 0:  # on the meta device, empty, or a subclass around another tensor, as DTensor
             continue
-        other = owners.setdefault(parameter.data_ptr(), name)
+        other = owners.setdefault(address, name)
         if other != name:
             raise ValueError(
                 f"{other} and {name} are two parameters over one memory; tie them by assigning one to both"

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.geometry import AsGiven
 from surefoot.initialise import generator_for
@@ -76,6 +76,15 @@ class Placement:
     def stabilisers(self) -> tuple[Stabiliser, ...]:
         """The role's stabiliser for each block, with its radius in plain numbers."""
         return tuple(self.role.stabiliser.in_units(self.role.radius_unit(block)) for block in self.blocks)
+
+    @torch.no_grad()
+    def fill_(self, parameter: Tensor, name: str, seed: int) -> None:
+        """Write the parameter's initial value: that of its role, deterministic in (name, seed)."""
+        view, generator = self.role.view, generator_for(name, seed)
+        blocks = [block.clone() for block in view.split(parameter)]  # strides that a view cannot follow are copied
+        for block in blocks:
+            self.role.initial.fill_(block, generator)
+        parameter.copy_(view.join(blocks, self.shape))
 
 
 @dataclass(frozen=True)
@@ -235,14 +244,8 @@ class Plan:
             ValueError: a parameter of the plan that the model lacks, or whose shape differs.
         """
         for name, parameter in self._of(model).items():
-            placement = self.placements[name]
-            if parameter.is_meta:
-                continue
-            view, generator = placement.role.view, generator_for(name, seed)
-            blocks = [block.clone() for block in view.split(parameter)]  # strides that a view cannot follow are copied
-            for block in blocks:
-                placement.role.initial.fill_(block, generator)
-            parameter.copy_(view.join(blocks, placement.shape))
+            if not parameter.is_meta:
+                self.placements[name].fill_(parameter, name, seed)
 
 
 def _lost(model: nn.Module, names: list[str]) -> str:

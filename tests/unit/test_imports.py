@@ -84,7 +84,7 @@ def violations(module: str, source: str) -> list[str]:
         elif package == "tokenizers":
             if module != "experiment.bpe":
                 wrong.append(name)
-        elif package == "transformers" or package == "lightning":
+        elif package in ("transformers", "lightning", "torchtitan"):
             if top != "integrations":
                 wrong.append(name)
         elif package not in ANYWHERE and not (package in ON_TOP and top in ("experiment", "cli")):

@@ -143,6 +143,50 @@ def test_a_known_owner_of_another_version_is_refused_and_settled_by_an_override(
     assert kinds(attention, overrides=[("c_attn.weight", "linear"), ("c_attn.bias", "bias")])
 
 
+def test_torchtitans_grouped_queries_are_cut_key_by_key():
+    """Two keys of head size 4, three queries each: a key's queries, the key, the value."""
+    name = "torchtitan.models.common.attention.FusedQKVLinear"
+    owner = of_class(name, wqkv=nn.Linear(6, 40), head_dim=4, heads_per_kv=3, r_dim=5)
+    plan = Plan.of(owner)
+    assert plan["wqkv.weight"].blocks == ((1, 24, 6), (1, 8, 6), (1, 8, 6))
+    assert plan["wqkv.bias"].blocks == ((1, 24), (1, 8), (1, 8))
+    rows = torch.arange(40.0)[:, None].expand(40, 6)
+    queries, keys, values = plan["wqkv.weight"].role.view.split(rows)
+    assert [int(x) for x in queries[0, :, 0]] == [*range(12), *range(20, 32)]
+    assert [int(x) for x in keys[0, :, 0]] == [*range(12, 16), *range(32, 36)]
+    assert [int(x) for x in values[0, :, 0]] == [*range(16, 20), *range(36, 40)]
+
+
+def test_torchtitans_latent_attention():
+    sizes = {"kv_lora_rank": 5, "qk_rope_head_dim": 2, "n_heads": 3, "qk_nope_head_dim": 4, "v_head_dim": 6}
+    latents = {"wkv_a": nn.Linear(8, 7, bias=False), "wkv_b": nn.Linear(5, 30, bias=False)}
+    plan = Plan.of(of_class("torchtitan.models.deepseek_v3.model.Attention", **latents, **sizes))
+    assert plan["wkv_a.weight"].blocks == ((1, 5, 8), (1, 2, 8))
+    assert plan["wkv_b.weight"].blocks == ((1, 12, 5), (1, 18, 5))
+
+
+def test_torchtitans_experts_and_routers():
+    grouped = {"w1_EFD": torch.randn(4, 6, 5), "w2_EDF": torch.randn(4, 5, 6), "w3_EFD": torch.randn(4, 6, 5)}
+    experts = of_class("torchtitan.models.common.moe.GroupedExperts", **grouped)
+    router = of_class("torchtitan.models.common.moe.TokenChoiceTopKRouter", gate=nn.Linear(5, 4))
+    assert {**kinds(experts), **kinds(router)} == {
+        "w1_EFD": "experts",
+        "w2_EDF": "experts",
+        "w3_EFD": "experts",
+        "gate.weight": "router",
+        "gate.bias": "bias",
+    }
+    paired = {"mlp1_weight_EGD": torch.randn(4, 12, 5), "mlp1_bias_EG": torch.zeros(4, 12)}
+    single = {"mlp2_weight_EDF": torch.randn(4, 5, 6), "mlp2_bias_ED": torch.zeros(4, 5)}
+    plan = Plan.of(of_class("torchtitan.models.gpt_oss.moe.GptOssGroupedExperts", type(experts), **paired, **single))
+    assert {name: (plan[name].role.name, plan[name].role.view) for name in plan} == {
+        "mlp1_weight_EGD": ("experts", AlternatingStack(2)),
+        "mlp1_bias_EG": ("bias", AlternatingStack(2)),
+        "mlp2_weight_EDF": ("experts", Stack()),
+        "mlp2_bias_ED": ("bias", FusedStack(1)),
+    }
+
+
 # --- experts and routers -------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 import surefoot as sf
 from surefoot.views import Vector
@@ -96,3 +99,15 @@ def test_values_that_would_be_ignored_are_refused() -> None:
         sf.Spectral("newton")
     with pytest.raises(ValueError, match="Invalid learning rate"):
         sf.SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias", "lr": -1.0}], lr=0.1)
+
+
+def test_parameters_that_wrap_other_tensors_share_no_memory() -> None:
+    """A `DTensor` has no address of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = distribute_module(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), mesh)
+        assert {p.data_ptr() for p in model.parameters()} == {0}
+        assert len(sf.Plan.of(model)) == 4
+    finally:
+        dist.destroy_process_group()
