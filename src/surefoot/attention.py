@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,8 +21,8 @@ from surefoot.pairs import QueryKey, find_pairs
 class LogitControl:
     """Measures every head's largest attention logit, and scales heads back whose logits exceed a threshold.
 
-    After a step, a head whose largest logit `S` of the batches since the last step was above the threshold has its
-    rows of W_q and W_k scaled so that its logits are multiplied by `threshold / S`. Momentum is left as it is.
+    After a step, a head whose largest logit `S` of the batches since the last step, on all processes, was above the
+    threshold has its rows of W_q and W_k scaled so that its logits are multiplied by `threshold / S`. Momentum stays.
 
     Args:
         model: its attention must call `torch.nn.functional.scaled_dot_product_attention` (transformers:
@@ -30,7 +31,7 @@ class LogitControl:
         pairs: the layers, by name in the model; default: `find_pairs(model)`.
 
     Cost: measuring takes one of the two products of attention, forward only; after a step one number a layer is read
-    on the host, and W_q and W_k are written where it exceeds the threshold.
+    on the host (and one vector reduced over processes), and W_q and W_k are written where it exceeds the threshold.
 
     Source: "QK-Clip" of Kimi K2, https://arxiv.org/abs/2507.20534, section 2.1; there a shared key is left alone.
 
@@ -90,8 +91,18 @@ class LogitControl:
         self.largest[name] = torch.maximum(before, largest)
 
     def _after(self, optimizer: SteepestDescent) -> None:
-        optimizer.scale_(self.factors(self.largest))
+        optimizer.scale_(self.factors(self._everywhere()))
         self.largest = {}
+
+    def _everywhere(self) -> dict[str, Tensor]:
+        """The largest logits over all processes: replicas must scale alike, whatever batches they had."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.largest
+        unseen = {name: pair.bound().zero_() for name, pair in self.pairs.items() if name not in self.largest}
+        parts = [(unseen | self.largest)[name].float() for name in self.pairs]
+        together = torch.cat(parts)
+        dist.all_reduce(together, dist.ReduceOp.MAX)
+        return dict(zip(self.pairs, torch.split(together, [len(part) for part in parts]), strict=True))
 
 
 class _Watch(TorchFunctionMode):
