@@ -22,6 +22,27 @@ def largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return torch.maximum(x.amax(dims, keepdim=True), -x.amin(dims, keepdim=True))
 
 
+def is_finite(g: Tensor) -> Tensor:
+    """Whether all entries of each `(k, ...)` are finite, `(k,)`.
+
+    >>> is_finite(torch.tensor([[3e38, 3e38], [1.0, float("nan")]]))
+    tensor([ True, False])
+    """
+    flat = g.flatten(1)
+    if g.device.type == "cpu":  # half the time; a sum of finite numbers may overflow, but not the other way round
+        finite = flat.sum(1).isfinite()
+        if bool(finite.all()):
+            return finite
+    return largest(flat, (1,))[:, 0].isfinite()
+
+
+def where_finite(g: Tensor, finite: Tensor) -> Tensor:
+    """g, with 0 for parameters that are not finite: g itself where the host may look, and all are."""
+    if g.device.type == "cpu" and bool(finite.all()):
+        return g
+    return torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
+
+
 class Smoothing(ABC):
     """What a gradient is turned into before it gets a direction. Pure: state in, state out.
 
@@ -90,9 +111,11 @@ class Momentum(Smoothing):
 
     def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Whether any gradient entry of the problem differs from zero."""
-        if not couples:
-            return (g != 0).to(g.dtype)
-        return (largest(g, tuple(couples)) > 0).to(g.dtype)
+        if couples:
+            return (largest(g, tuple(couples)) > 0).to(g.dtype)
+        if g.device.type == "cpu" and g.numel() and bool(g.abs().amin() > 0):
+            return torch.ones_like(finite, dtype=g.dtype)  # the usual case, without three passes over a mask
+        return g.sign().abs_()
 
     def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
         """Both averages from the old momentum."""

@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 
 from surefoot.groups import by_role, digest, place, with_names
 from surefoot.metrics import divide, stability, unite
-from surefoot.momentum import largest
+from surefoot.momentum import is_finite
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
-from surefoot.step import step as advance
+from surefoot.stacking import marks, stack, stacked, write_
+from surefoot.step import step_
 from surefoot.storage import ADDED, Storage
 
 FORMAT = 1
 """Version of the state dictionary's layout."""
 
-_CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+_CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
 """How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
 
 Params = nn.Module | Iterable[Any]
@@ -139,7 +140,7 @@ class SteepestDescent(Optimizer):
             placement = self._placements[p]
             buckets[placement.rule, placement.blocks, p.dtype, p.device].append(p)
         for (_, _, _, device), bucket in buckets.items():
-            count = max(1, _CHUNK_BYTES.get(device.type, 256 << 20) // (4 * bucket[0].numel()))
+            count = max(1, _budget(device) // (4 * bucket[0].numel()))
             for start in range(0, len(bucket), count):
                 yield bucket[start : start + count]
 
@@ -151,29 +152,30 @@ class SteepestDescent(Optimizer):
         states = [self._state(p, placement, dtype) for p in chunk]
         rounding = self._storage.rounding(chunk[0])
         wide = [rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)]
-        weights = _stacked([view.split(w) for w in wide])
-        gradients = _stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
+        weights = stacked([view.split(w) for w in wide])
+        gradients = stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         kept = self._gathered(chunk, states, weights)
-        finite = torch.stack([largest(g.flatten(1), (1,))[:, 0].isfinite() for g in gradients]).all(0)
+        finite = torch.stack([is_finite(g) for g in gradients]).all(0)
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            weights[i], kept[i] = advance(role, stabiliser, weights[i], g, kept[i], eta, flag)
+            budget = _budget(g.device)
+            weights[i], kept[i] = step_(role, stabiliser, weights[i], g, kept[i], eta, flag, budget)
         for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
             value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
-            p.copy_(value)
+            write_(p, value)
             for name in kept[0]:
                 parts = [each[name][j] for each in kept]
                 whole = state[name].shape == p.shape
                 x = view.join(parts, p.shape) if whole else unite([{name: x} for x in parts])[name]
                 added[name] = self._storage.keep(x, state[name], state)
             for name, x in added.items():
-                state[name].copy_(x)
+                write_(state[name], x)
             state["skipped"] += ~finite[j]
             if "rounds" in state:
                 state["rounds"] += 1
         if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
-            self._marks.update(zip(chunk, _marks(weights), strict=True))
+            self._marks.update(zip(chunk, marks(weights), strict=True))
 
     def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -201,20 +203,20 @@ class SteepestDescent(Optimizer):
         own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
         shared = {name for name, x in own.items() if x.shape == chunk[0].shape}
         view, dtype = placement.role.view, weights[0].dtype
-        split = {name: _stacked([view.split(state[name].to(dtype)) for state in states]) for name in shared}
+        split = {name: stacked([view.split(state[name].to(dtype)) for state in states]) for name in shared}
         cached = [divide({name: state[name] for name in own.keys() - shared}, placement.blocks) for state in states]
         kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
         for i, found in enumerate(kept):
-            found |= {name: _stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
+            found |= {name: stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
         return self._trusted(chunk, weights, kept) if "upper" in own else kept
 
     def _trusted(
         self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
     ) -> list[dict[str, Tensor]]:
         """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        marks, geometry = _marks(weights), self._placements[chunk[0]].role.held
-        unknown = marks.new_full(marks.shape[1:], math.nan)
-        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != marks).any(1)
+        found, geometry = marks(weights), self._placements[chunk[0]].role.held
+        unknown = found.new_full(found.shape[1:], math.nan)
+        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != found).any(1)
         if not bool(written.any()):
             return kept
         checked = [
@@ -291,7 +293,7 @@ class SteepestDescent(Optimizer):
         known = {**self._seen.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
         if "upper" in known:
             wide = p.to(torch.promote_types(p.dtype, torch.float32))
-            weights = _stacked([placement.role.view.split(wide)])
+            weights = stacked([placement.role.view.split(wide)])
             uppers = [{"upper": part["upper"][None]} for part in divide({"upper": known["upper"]}, placement.blocks)]
             known |= unite([{"upper": x["upper"][0]} for x in self._trusted([p], weights, uppers)])
         return known
@@ -306,17 +308,5 @@ class SteepestDescent(Optimizer):
         return {**super().__getstate__(), **kept, "_marks": {}, "_seen": {}}
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-
-
-def _stacked(blocks: list[list[Tensor]]) -> list[Tensor]:
-    """From each parameter's blocks to one stack `(k, n, out, in)` per block."""
-    return [_stack(list(each)) for each in zip(*blocks, strict=True)]
-
-
-def _marks(weights: list[Tensor]) -> Tensor:
-    """Numbers of each parameter `(k, 2 blocks)` that a write to it changes: l2 norm and sum of each block."""
-    flat = [w.flatten(1) for w in weights]
-    return torch.cat([torch.stack([torch.linalg.vector_norm(x, dim=1), x.sum(1)], 1) for x in flat], 1)
+def _budget(device: torch.device) -> int:
+    return _CHUNK_BYTES.get(device.type, 256 << 20)

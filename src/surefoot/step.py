@@ -1,12 +1,13 @@
-"""One step of one chunk of like parameters: the whole algorithm."""
+"""One step of one chunk of like parameters: the whole algorithm; and the same in pieces that fit in a cache."""
 
 from __future__ import annotations
 
-import torch
+import math
+
 from torch import Tensor
 
 from surefoot.geometry.base import Eta
-from surefoot.momentum import State
+from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
 
@@ -32,9 +33,39 @@ def step(
     Returns:
         `(next weights, next state)`.
     """
-    g = torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
+    g = where_finite(g, finite)
     live = role.momentum.live(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, live)
     cache = {name: x for name, x in state.items() if name not in smoothed}
     w, kept = stabiliser.move(w, m, eta * live, role.held, cache)
     return w, {**smoothed, **(kept or {})}
+
+
+def step_(
+    role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor, budget: int
+) -> tuple[Tensor, State]:
+    """`step`, some leading rows at a time where they are independent of each other: every operation finds its input in
+    the cache, and w and g are read from memory once.
+
+    Args:
+        role, stabiliser, g, eta, finite: see `step`.
+        w, state: likewise; written to where there is more than one piece.
+        budget: bytes of a piece of w.
+
+    Returns:
+        `(next weights, next state)`: w and state themselves where they were written to.
+    """
+    rows, pieces = -role.held.ndim, math.ceil(w.numel() * w.element_size() / budget)
+    whole = rows in role.geometry.couples | stabiliser.couples(role.held)
+    if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
+        return step(role, stabiliser, w, g, state, eta, finite)
+    size = math.ceil(w.shape[rows] / pieces)
+    for start in range(0, w.shape[rows], size):
+        length = min(size, w.shape[rows] - start)
+        piece = {name: x.narrow(rows, start, length) for name, x in {**state, "w": w, "g": g}.items()}
+        here, gradient = piece.pop("w"), piece.pop("g")
+        moved, kept = step(role, stabiliser, here, gradient, piece, eta, finite)
+        here.copy_(moved)
+        for name, x in kept.items():
+            piece[name].copy_(x)
+    return w, state

@@ -196,3 +196,15 @@ def test_strided_views_are_taken_as_they_are(case):
         torch.testing.assert_close(
             case.geometry.project(view, radius)[0], case.geometry.project(view.contiguous(), radius)[0]
         )
+
+
+@each_case
+def test_what_is_not_coupled_is_independent(case):
+    """Rows that no problem spans may be stepped apart: the direction of some of them is a part of the direction."""
+    rows = -case.ndim
+    for label, g in trials(case, torch.float64):
+        size = g.shape[rows]
+        if rows in case.geometry.couples or size < 2:
+            continue
+        parts = [case.geometry.direction(part) for part in g.split(size // 2, rows)]
+        torch.testing.assert_close(torch.cat(parts, rows), case.geometry.direction(g), msg=label)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import surefoot as sf
+import surefoot.optim
 from surefoot import Plan, SteepestDescent, recipes
 
 RECIPES = [
@@ -948,3 +949,55 @@ def test_stability_reports_every_parameter_in_natural_units():
     assert report["table.weight"]["forward_upper"] == pytest.approx(
         float(model.table.weight.detach().square().mean(-1).sqrt().max()), rel=1e-6
     )
+
+
+# --- pieces ------------------------------------------------------------------------------------------------
+
+
+def states(optimizer):
+    return {f"{i}.{name}": x for i, s in optimizer.state_dict()["state"].items() for name, x in s.items()}
+
+
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.WeightDecay(2.0), sf.PostClip(0.5), sf.Rescale(0.5)], ids=repr)
+@by_name
+def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
+    """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
+    found = []
+    for budget in (1 << 20, 40):
+        monkeypatch.setitem(surefoot.optim._CHUNK_BYTES, "cpu", budget)
+        model = small()
+        optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=stabiliser), lr=0.1)
+        for seed in range(3):
+            for p in model.parameters():
+                p.grad = noise(*p.shape, seed=seed)
+            model.table.weight.grad[3:] = 0
+            optimizer.step()
+        found.append(weights(model) | states(optimizer))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ["embedding", "gain"])
+def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
+    monkeypatch.setitem(surefoot.optim._CHUNK_BYTES, "cpu", 64)
+    w, optimizer = one(role, noise(64, 4) if role == "embedding" else noise(256))
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    before, momentum = w.detach().clone(), optimizer.state[w]["momentum"].clone()
+    w.grad.view(-1)[-1] = math.inf
+    optimizer.step()
+    assert torch.equal(w, before)
+    assert torch.equal(optimizer.state[w]["momentum"], momentum)
+    assert int(optimizer.state[w]["skipped"]) == 1
+
+
+def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
+    """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
+    from surefoot import step
+
+    calls, real = [], step.step
+    monkeypatch.setitem(surefoot.optim._CHUNK_BYTES, "cpu", 64)
+    monkeypatch.setattr(step, "step", lambda *arguments: calls.append(arguments) or real(*arguments))
+    for role, count in (("embedding", 16), ("linear", 1)):
+        calls.clear()
+        stepped(role, noise(64, 4), noise(64, 4, seed=1))
+        assert len(calls) == count

@@ -10,6 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+SAFE = 1e-15
+"""Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""
+
 
 def conjugate(s: float) -> float:
     """`s'` with `1/s + 1/s' = 1`.
@@ -35,13 +38,22 @@ def peak(x: Tensor, dim: int) -> Tensor:
     """Largest absolute entry along dim (kept); 0 for an empty vector."""
     if x.shape[dim] == 0:
         return x.sum(dim, keepdim=True)
-    return x.abs().amax(dim, keepdim=True)
+    return torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))  # `abs` would make a copy
 
 
-def direction(g: Tensor, s: float, dim: int) -> Tensor:
-    """The maximiser of `<g, d>` over `|d|_s <= 1`: `sign(g) |g|**(p-1) / |g|_p**(p-1)` with `p = s'`; 0 for 0."""
+def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
+    """The maximiser of `<g, d>` over `|d|_s <= radius`: `sign(g) |g|**(p-1) / |g|_p**(p-1)` with `p = s'`; 0 for 0."""
     if math.isinf(s) or g.shape[dim] == 0:
-        return g.sign()
+        return g.sign() if radius == 1 else g.sign().mul_(radius)
+    if s == 2 and g.device.type == "cpu":
+        size: Tensor = torch.linalg.vector_norm(g, 2, dim, keepdim=True)
+        if bool((size > SAFE).all()) and bool((size < 1 / SAFE).all()):  # the usual case, without a scaled copy
+            return g * (radius / size)
+    return _direction(g, s, dim).mul_(radius)
+
+
+def _direction(g: Tensor, s: float, dim: int) -> Tensor:
+    """At any scale, for radius 1."""
     top = peak(g, dim)
     unit = g / torch.where(top == 0, 1, top)
     if s == 1:  # one-hot at the largest entry, ties split

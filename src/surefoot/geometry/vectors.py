@@ -41,7 +41,7 @@ class VectorGeometry(Geometry):
     def direction(self, g: Tensor) -> Tensor:
         """Each vector's dual direction over scale."""
         precise = g.to(torch.promote_types(g.dtype, torch.float32))
-        return (balls.direction(precise, self.exponent, self.dim).div_(self.scale(g.shape))).to(g.dtype)
+        return balls.direction(precise, self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""

@@ -39,6 +39,10 @@ class Stabiliser(ABC):
     def in_units(self, unit: float) -> Stabiliser:
         """The same scheme with its radius multiplied by unit (a rate divided by it)."""
 
+    def couples(self, geometry: Geometry) -> frozenset[int]:
+        """The dimensions that one independent problem of `move` spans: all, where weights are scaled by their norm."""
+        return frozenset(range(-geometry.ndim, 0))
+
     @property
     @abstractmethod
     def promise(self) -> str:
@@ -52,7 +56,10 @@ class Stabiliser(ABC):
 
 def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
     """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
-    return w - (eta * geometry.direction(m)).add_(0.0)
+    d, size = geometry.direction(m), torch.as_tensor(eta, dtype=torch.promote_types(w.dtype, torch.float32))
+    if w.device.type == "cpu" and size.dtype == w.dtype == d.dtype and bool((size > 0).all()):
+        return torch.addcmul(w, size, d, value=-1)  # one pass instead of three
+    return w - (eta * d).add_(0.0)
 
 
 def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
@@ -88,6 +95,10 @@ class Free(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """The step alone."""
         return step(w, m, eta, geometry), cache
+
+    def couples(self, geometry: Geometry) -> frozenset[int]:
+        """The geometry's."""
+        return geometry.couples
 
     def in_units(self, unit: float) -> Free:
         """Itself."""

@@ -35,6 +35,10 @@ class WeightDecay(Stabiliser):
         """Decay, then step."""
         return step(w * remaining(eta, self.rate), m, eta, geometry), cache
 
+    def couples(self, geometry: Geometry) -> frozenset[int]:
+        """The geometry's."""
+        return geometry.couples
+
     def in_units(self, unit: float) -> WeightDecay:
         """Rate over unit."""
         return WeightDecay(self.rate / unit)
