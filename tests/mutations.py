@@ -40,8 +40,8 @@ MUTATIONS = (
     Mutation(
         "sign of the step",
         "stabilise/base.py",
-        "return w - (eta * geometry.direction(m))",
-        "return w + (eta * geometry.direction(m))",
+        "d, value=-1)",
+        "d, value=1)",
         STABILISERS,
     ),
     Mutation(

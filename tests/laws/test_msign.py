@@ -135,6 +135,17 @@ def test_aligned_on_heavy_tails(method, tail):
     assert alignment(exact(surefoot.msign(g, method=method)), exact(g)) >= 0.95
 
 
+@pytest.mark.parametrize("shape", [(256, 256), (128, 512)], ids=str)
+def test_zolotarev_on_heavy_tails(shape):
+    """Less than auto's .95, as its docstring says, but no collapse, and never longer than stated."""
+    i = np.arange(1, shape[0] + 1)
+    for values, least in ((1 / i, 0.95), (i**-1.5, 0.94), (np.where(i == 1, 256.0, 1.0), 0.94)):
+        g = torch.tensor(with_spectrum(*shape, values)).float()
+        o = exact(surefoot.msign(g, method="zolotarev"))
+        assert oracle.singular_values(o)[0] <= 1 + 5e-4
+        assert alignment(o, exact(g)) >= least
+
+
 @pytest.mark.parametrize("method", ["svd", "qdwh", "auto"])
 def test_float64_is_exact_on_full_rank(method):
     """float64 is the oracle's dtype: nothing but rounding is left on well-conditioned matrices."""

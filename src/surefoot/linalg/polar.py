@@ -40,10 +40,10 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     the time where n = 4m, has .98 on a Gaussian, .96 to .97 on momenta of a small GPT, and .79 where one singular value
     is 768 times the others: it is there to be asked for.
 
-    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `polar_express` on an accelerator. Half precision
-    is computed in float32 on a CPU; on an accelerator the iterations run it in bfloat16, for which the table's
-    figures have not been measured. Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on
-    heavy-tailed spectra (1/i), where `polar_express` does not.
+    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `polar_express` on an accelerator; their cost is
+    in `docs/decisions/0007`. Half precision is computed in float32 on a CPU; on an accelerator the iterations run it in
+    bfloat16, for which the table's figures have not been measured. Autocast and TF32 are off inside; in bfloat16 `gram`
+    can diverge on heavy-tailed spectra (1/i), where `polar_express` does not.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
