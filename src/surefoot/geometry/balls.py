@@ -49,7 +49,7 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
         size: Tensor = torch.linalg.vector_norm(g, 2, dim, keepdim=True)
         if bool((size > SAFE).all()) and bool((size < 1 / SAFE).all()):  # the usual case, without a scaled copy
             return g * (radius / size)
-    return _direction(g, s, dim).mul_(radius)
+    return _direction(g, s, dim).div_(1 / radius)
 
 
 def _direction(g: Tensor, s: float, dim: int) -> Tensor:
