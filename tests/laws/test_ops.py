@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surefoot.linalg.coefficients import ZOLOTAREV
+from surefoot.linalg.coefficients import HALLEY, ZOLOTAREV
 from surefoot.linalg.ops import TORCH
 
 from .inputs import gaussian
@@ -53,3 +53,15 @@ def test_zolotarev_is_the_best_of_its_type():
     assert len(extremes) == 8
     torch.testing.assert_close(extremes[::2], extremes.new_full((4,), float(y.min())), atol=1e-4, rtol=0)
     torch.testing.assert_close(extremes[1::2], extremes.new_ones(4), atol=1e-6, rtol=0)
+
+
+def test_halleys_quintic_is_the_best_on_what_the_step_leaves():
+    """Four alternations on the image of [.01, 1]; the largest value is 1."""
+    (a, b, c), (first, third, fifth) = HALLEY
+    lowest = 1e-2 * (a + b * 1e-4) / (1 + c * 1e-4)
+    x = torch.linspace(lowest, 1, 200_001, dtype=torch.float64)
+    y = x * (first + third * x**2 + fifth * x**4)
+    slope = y.diff().sign()
+    extremes = torch.cat([y[:1], y[1:-1][slope[1:] != slope[:-1]], y[-1:]])
+    expected = [0.955010, 1.0, 0.955010, 1.0]
+    torch.testing.assert_close(extremes, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)

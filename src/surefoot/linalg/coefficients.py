@@ -55,6 +55,12 @@ def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
     return tuple(weights)
 
 
+HALLEY: tuple[Quintic, Quintic] = (
+    qdwh(lowest=1e-2, steps=1)[0],
+    (2.5964111588337326, -3.168259875251086, 1.5718487164173531),
+)
+"""One Halley step, and the minimax odd quintic on [.505, 1], which it maps [.01, 1] into: from there to [.955, 1]."""
+
 ZOLOTAREV: tuple[float, tuple[tuple[float, float], ...]] = (
     0.6333893530970343,
     (
