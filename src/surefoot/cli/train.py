@@ -56,6 +56,7 @@ def add_to(commands: options.Commands) -> None:
         help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
     )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    parser.add_argument("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
     parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
     options.add_json(parser)
 
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, board: Board | None) -> TrainResult:
     """Train with all logs open."""
+    import torch
+
     from surefoot.experiment.checkpoint import Checkpoints
     from surefoot.experiment.norms import NormLog
     from surefoot.experiment.train import train
@@ -115,6 +118,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
         return train(
             config,
             corpus,
+            prepare=torch.nn.Module.compile if arguments.compile else None,
             on_step=on_step,
             observe=observe,
             log_every=arguments.log_every,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, final, get_args
 
@@ -144,9 +144,16 @@ class Run:
         config: what to run.
         corpus: the data; `batch(split, seed, step, ...)` is pure, so there is no position to remember.
         method: in place of the one that `config` names, for studies that vary it.
+        prepare: called with the model before its first step, `nn.Module.compile` for one.
     """
 
-    def __init__(self, config: TrainConfig, corpus: Corpus, method: Method | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        method: Method | None = None,
+        prepare: Callable[[nn.Module], object] | None = None,
+    ) -> None:
         self.config, self.corpus = config, corpus
         self.method = method or method_named(config.method, config.stabiliser)
         self.device = pick_device(config.device)
@@ -155,6 +162,8 @@ class Run:
         self.model: nn.Module = model.to(self.device)
         self.optimizer = self.method.optimizer(self.model, config.lr)
         self.scheduler = LambdaLR(self.optimizer, config.factor)
+        if prepare is not None:
+            prepare(self.model)
         self.losses = torch.full((config.steps,), math.nan, device=self.device)
         self.step = 0
         self.seconds = 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from torch import nn
+
 from surefoot.experiment.checkpoint import Checkpoints
 from surefoot.experiment.data import Corpus
 from surefoot.experiment.methods import Method
@@ -18,6 +20,7 @@ def train(
     corpus: Corpus,
     *,
     method: Method | None = None,
+    prepare: Callable[[nn.Module], object] | None = None,
     on_step: Callable[[Record], None] | None = None,
     observe: Callable[[Run], None] | None = None,
     log_every: int = 10,
@@ -27,7 +30,7 @@ def train(
     """Train a reference model; a run that diverges ends early and says so.
 
     Args:
-        config, corpus, method: see `Run`.
+        config, corpus, method, prepare: see `Run`.
         on_step: called with a record (step, loss, lr, tokens, seconds) every `log_every` steps and at the end.
         observe: called with the run before its first step and at the same steps, to look at it.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: none before the end.
@@ -37,7 +40,7 @@ def train(
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
-    run = Run(config, corpus, method)
+    run = Run(config, corpus, method, prepare)
     saved = checkpoints.newest() if checkpoints else None
     if saved is not None:
         run.load_state(saved)
