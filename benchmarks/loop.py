@@ -101,9 +101,9 @@ def main() -> None:
         lr=2.0**-6,
         steps=options.rounds + 2,
     )
-    rows = [
-        row for compiled in (False, True)[: 1 + options.compile] for row in measure(config, options.rounds, compiled)
-    ]
+    rows = measure(config, options.rounds, compiled=False)
+    if options.compile:
+        rows += measure(config, options.rounds, compiled=True)
     if options.json:
         facts = {"environment": environment(options.threads), "config": vars(config), "rows": rows}
         options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -213,6 +213,20 @@ def test_a_method_can_be_varied(corpus):
     assert train(replace(TINY, method="adamw"), corpus, method=shrunk).val_loss != plain.val_loss
 
 
+def test_a_model_can_be_prepared_and_a_compiled_one_trains_alike(corpus):
+    config = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=8)
+    graphs = []
+
+    def compiler(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = train(config, corpus, prepare=lambda model: model.compile(backend=compiler))
+    assert graphs, "the compiled path is the one that runs"
+    plain = train(config, corpus)
+    assert compiled.val_loss == pytest.approx(plain.val_loss, abs=1e-5)
+
+
 def test_a_cell_trains_as_the_loop_does(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"the quick brown fox jumps over the lazy dog, " * 100)
