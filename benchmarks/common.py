@@ -1,41 +1,204 @@
-"""The matrices that every benchmark steps, and what it ran on."""
+"""What the judges share: matrices, options, interleaved times, tables, and what they ran on."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import itertools
+import json
 import os
 import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+Row = dict[str, object]
+Columns = dict[str, tuple[str, str]]
+"""From a column's header to the row's key and its format."""
+Shapes = tuple[tuple[int, int], ...]
+
 GPT2_SMALL = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
+LLAMA_130M = ((768, 768),) * 4 + ((2048, 768),) * 2 + ((768, 2048),)
 SMALL = ((128, 128),) * 4 + ((512, 128), (128, 512))
-MODELS = {"GPT-2 Small, 12 layers": (GPT2_SMALL, 12), "d = 128, 24 layers": (SMALL, 24)}
+MODELS: dict[str, tuple[Shapes, int]] = {
+    "GPT-2 Small": (GPT2_SMALL, 12),
+    "LLaMA-130M": (LLAMA_130M, 12),
+    "d = 128": (SMALL, 24),
+}
+"""The hidden matrices of a layer, what Muon takes, and the number of layers."""
+SMOKE: dict[str, tuple[Shapes, int]] = {"smoke": (((8, 8), (16, 8)), 1)}
 
 
-def parameters(shapes: tuple[tuple[int, int], ...], layers: int) -> list[Tensor]:
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each round, on the wall and of the process."""
+
+    threads: int
+    wall: list[float]
+    cpu: list[float]
+
+    @property
+    def compared(self) -> list[float]:
+        """The process's on one thread, which a busy neighbour hardly lengthens; the wall's on several."""
+        return self.cpu if self.threads == 1 else self.wall
+
+    @property
+    def typical_ms(self) -> float:
+        """What ratios are of."""
+        return 1e3 * statistics.median(self.compared)
+
+    def columns(self) -> Row:
+        """What a row says of them."""
+        return {
+            "median_ms": 1e3 * statistics.median(self.wall),
+            "min_ms": 1e3 * min(self.wall),
+            "cpu_ms": 1e3 * statistics.median(self.cpu),
+            "cpu_min_ms": 1e3 * min(self.cpu),
+        }
+
+
+TIMES: Columns = {
+    "median ms": ("median_ms", ".1f"),
+    "min ms": ("min_ms", ".1f"),
+    "CPU ms": ("cpu_ms", ".1f"),
+    "CPU min ms": ("cpu_min_ms", ".1f"),
+}
+
+
+def interleave(
+    actions: Mapping[str, Callable[[], object]], rounds: int, before: Mapping[str, Callable[[], object]] | None = None
+) -> dict[str, Times]:
+    """Time every action once a round, in turn, so that a noisy neighbour hits all; a round more warms up.
+
+    Args:
+        actions: what is timed.
+        rounds: how often.
+        before: what each action needs done first, outside its time.
+    """
+    times = {name: Times(torch.get_num_threads(), [], []) for name in actions}
+    for round_ in range(rounds + 1):
+        for name, action in actions.items():
+            if before:
+                before[name]()
+            wall, cpu = time.perf_counter(), time.process_time()
+            action()
+            if round_:  # the first round allocates
+                times[name].cpu.append(time.process_time() - cpu)
+                times[name].wall.append(time.perf_counter() - wall)
+    return times
+
+
+def parameters(shapes: Shapes, layers: int, device: str = "cpu") -> list[Tensor]:
+    """Weights of a layer's shapes, as often as there are layers, each with a Gaussian gradient."""
     generator = torch.Generator().manual_seed(0)
     params = []
     for _ in range(layers):
         for shape in shapes:
-            p = torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02)
-            p.grad = torch.randn(shape, generator=generator) * 1e-3
+            p = torch.nn.Parameter((torch.randn(shape, generator=generator) * 0.02).to(device))
+            p.grad = (torch.randn(shape, generator=generator) * 1e-3).to(device)
             params.append(p)
     return params
 
 
-def environment(threads: int) -> dict[str, object]:
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes of state tensors per parameter."""
+    entries = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    return sum(t.numel() * t.element_size() for t in _tensors(optimizer.state)) / entries
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Of nested state, too, as heavyball's."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that every judge takes."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="also write the rows and the environment here")
+    made.add_argument("--smoke", action="store_true", help="tiny shapes: does it run?")
+    return made
+
+
+def timing(about: str | None, rounds: int = 5) -> argparse.ArgumentParser:
+    """The options of a judge of time."""
+    made = parser(about)
+    made.add_argument("--rounds", type=int, default=rounds, help="how often each is timed, after a first time")
+    made.add_argument("--threads", type=_threads, nargs="+", default=[1], help="numbers, or all")
+    return made
+
+
+def _threads(text: str) -> int:
+    return (os.cpu_count() or 1) if text == "all" else int(text)
+
+
+def add_fraction(made: argparse.ArgumentParser) -> None:
+    """For judges of whole models."""
+    made.add_argument("--fraction", type=float, nargs="+", default=[1.0], help="share of the layers, or one per model")
+
+
+def cut(models: Mapping[str, tuple[Shapes, int]], fraction: list[float]) -> dict[str, tuple[Shapes, int]]:
+    """The models with a share of their layers, at least one; the name says how many."""
+    parts = zip(models.items(), itertools.cycle(fraction), strict=False)
+    counts = {name: (shapes, max(1, round(layers * part))) for (name, (shapes, layers)), part in parts}
+    return {
+        f"{name}, {layers} layer{'s' * (layers > 1)}": (shapes, layers) for name, (shapes, layers) in counts.items()
+    }
+
+
+def at_threads(threads: list[int], measure: Callable[[], Iterable[Row]]) -> list[Row]:
+    """The rows of a measurement at each number of threads."""
+    rows = []
+    for count in dict.fromkeys(threads):
+        torch.set_num_threads(count)
+        rows += [{"threads": count, **row} for row in measure()]
+    return rows
+
+
+def table(rows: Iterable[Row], columns: Columns) -> str:
+    """Markdown; None is an empty cell."""
+    cells = [
+        ["" if row[key] is None else format(row[key], form) for key, form in columns.values()]  # type: ignore[arg-type]
+        for row in rows
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(columns), ["---"] * len(columns), *cells])
+
+
+def publish(path: Path | None, parts: Mapping[str, tuple[list[Row], Columns]], **more: object) -> None:
+    """Print the environment and a table of each part; write them all to the path."""
+    about = {**environment(), **more}
+    for key, value in about.items():
+        lines = [f"{name}: {each}" for name, each in value.items()] if isinstance(value, dict) else [value]
+        print("\n".join(f"{key}: {line}" for line in lines))
+    for rows, columns in parts.values():
+        print("\n" + table(rows, columns))
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = {"environment": about, **{name: rows for name, (rows, _) in parts.items()}}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def environment() -> Row:
+    """Command, date, machine and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
     return {
+        "command": " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "cpu": model or platform.processor(),
+        "cores": os.cpu_count(),
         "bf16_units": ("avx512_bf16" in text or "amx_bf16" in text) and not os.environ.get("ONEDNN_MAX_CPU_ISA"),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

@@ -1,134 +1,146 @@
-"""Time, memory and accuracy of one optimizer step, beside torch's own optimizers in the same interleaved run.
+"""Time, memory and accuracy of one optimizer step on a model's hidden matrices, all optimizers in one interleaved run.
 
-    python benchmarks/step.py                       # GPT-2 Small's and 24 small layers' matrices, one thread
-    python benchmarks/step.py --fraction 0.25       # a quarter of the layers, for a quick look
-    python benchmarks/step.py --threads 2 --json benchmarks/results/step.json
+    python benchmarks/step.py                              # all layers, one thread
+    python benchmarks/step.py --fraction 0.25 --threads 1 all    # a quarter of the layers; one thread, then all
+    python benchmarks/step.py --fraction 0.1 0.1 0.25 --json benchmarks/results/step.json
     ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/step.py    # as on a CPU without bfloat16 units
 
-Every round steps each optimizer once, in turn, so that a noisy neighbour hits all of them; the ratio is that of
-the medians, and the fastest round is shown beside it. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular
-value (relative to the learning rate) are those of the first step, averaged (maximised) over the distinct shapes. A
-second table says what the guaranteed Post Clip costs on top; `bounds.py` compares it with the other schemes.
+Beside torch's optimizers: `pytorch_optimizer`, `heavyball` and others of PyPI where they are installed; those that
+are not are listed with the reason. Every round steps each optimizer once, in turn, with fresh gradients, so that a
+noisy neighbour hits all of them; the fastest round is shown beside the median. Ratios are of median times: the
+process's ("CPU") on one thread, which neighbours hardly lengthen, the wall's on several. "/ best float32" is the time
+over that of the fastest rival that multiplies in float32. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular
+value (over the norm that the step should have) are those of the first step, averaged (maximised) over the distinct
+shapes. A second table says what the guaranteed Post Clip costs on top; `bounds.py` has the other schemes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
+import functools
 import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import bounds
-import surefoot as sf
-from common import MODELS, environment, parameters
+import rivals
+from common import (
+    MODELS,
+    SMOKE,
+    TIMES,
+    Columns,
+    Row,
+    Shapes,
+    add_fraction,
+    at_threads,
+    cut,
+    interleave,
+    parameters,
+    publish,
+    state_bytes,
+    timing,
+)
+from rivals import LR, OURS, PEER, RIVALS
 
-LR = 0.01
-OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
-    "torch AdamW, fused": lambda ps: torch.optim.AdamW(ps, lr=LR, fused=True),
-    "torch AdamW, foreach": lambda ps: torch.optim.AdamW(ps, lr=LR, foreach=True),
-    "torch Muon": lambda ps: torch.optim.Muon(ps, lr=LR, weight_decay=0.0),
-    "surefoot, linear": lambda ps: sf.SteepestDescent([{"params": ps, "role": "linear"}], lr=LR),
+COLUMNS: Columns = {
+    "model": ("model", ""),
+    "threads": ("threads", "d"),
+    "optimizer": ("optimizer", ""),
+    **TIMES,
+    f"/ {PEER}": ("ratio", ".2f"),
+    "/ best float32": ("ratio_float32", ".2f"),
+    "state B/param": ("state_bytes_per_parameter", ".2f"),
+    "alignment": ("alignment", ".3f"),
+    "largest s.v.": ("largest_singular_value", ".4f"),
 }
-UNITS: dict[str, Callable[[tuple[int, ...]], float]] = {
-    "torch Muon": lambda shape: math.sqrt(max(1.0, shape[0] / shape[1])),
-    "surefoot, linear": lambda shape: math.sqrt(shape[0] / shape[1]),
-}
-PEER = "torch Muon"
 
 
-def accuracy(name: str, shapes: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+class Contender:
+    """An optimizer with its own weights, which gets its gradients anew before each step: some write to or drop them."""
+
+    def __init__(self, name: str, shapes: Shapes, layers: int) -> None:
+        self.name, self.params = name, parameters(shapes, layers)
+        self.gradients = [p.grad for p in self.params]
+        self.optimizer = RIVALS[name].build(self.params)
+        self.last: Tensor | None = None
+
+    def prepare(self) -> None:
+        """Fresh gradients; RuntimeError if the last step moved nothing, which would be no time to compare with."""
+        if self.last is not None and bool((self.last == self.params[0]).all()):
+            raise RuntimeError(f"{self.name}: a step left the weights as they were")
+        self.last = self.params[0].detach().clone()
+        for p, gradient in zip(self.params, self.gradients, strict=True):
+            p.grad = gradient.clone()
+
+
+@functools.cache
+def steepest(shape: tuple[int, int]) -> float:
+    """`|G|_*` of the first gradient of this shape, in float64."""
+    (p,) = parameters((shape,), 1)
+    return float(torch.linalg.matrix_norm(p.grad.double(), "nuc"))
+
+
+def accuracy(name: str, shapes: Shapes) -> tuple[float, float] | tuple[None, None]:
     """Mean alignment and largest singular value of the first step, over the distinct shapes."""
+    unit = RIVALS[name].unit
+    if unit is None:
+        return None, None
     alignments, largest = [], 0.0
     for shape in sorted(set(shapes)):
         (p,) = parameters((shape,), 1)
         before, gradient = p.detach().double(), p.grad.double()
-        OPTIMIZERS[name]([p]).step()
+        RIVALS[name].build([p]).step()
         d = (before - p.detach().double()) / LR
-        top = float(torch.linalg.matrix_norm(d, 2))
-        alignments.append(float((gradient * d).sum() / (top * torch.linalg.matrix_norm(gradient, "nuc"))))
-        largest = max(largest, top / UNITS[name](shape))
+        wide = d if shape[0] <= shape[1] else d.mT
+        top = float(torch.linalg.eigvalsh(wide @ wide.mT)[-1]) ** 0.5
+        alignments.append(float((gradient * d).sum()) / (top * steepest(shape)))
+        largest = max(largest, top / unit(shape))
     return statistics.mean(alignments), largest
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    tensors = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
-    entries = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    return sum(t.numel() * t.element_size() for t in tensors) / entries
-
-
-def measure(model: str, fraction: float, rounds: int) -> list[dict[str, object]]:
-    shapes, layers = MODELS[model]
-    layers = max(1, round(layers * fraction))
-    optimizers = {name: make(parameters(shapes, layers)) for name, make in OPTIMIZERS.items()}
-    times: dict[str, list[float]] = {name: [] for name in optimizers}
-    cpu: dict[str, list[float]] = {name: [] for name in optimizers}
-    for round_ in range(rounds + 1):
-        for name, optimizer in optimizers.items():
-            wall, process = time.perf_counter(), time.process_time()
-            optimizer.step()
-            if round_:  # the first round warms up
-                times[name].append(time.perf_counter() - wall)
-                cpu[name].append(time.process_time() - process)
-    peer = statistics.median(times[PEER])
-    rows = []
-    for name, optimizer in optimizers.items():
-        alignment, largest = accuracy(name, shapes) if name in UNITS else (None, None)
-        rows.append(
-            {
-                "model": f"{model.split(',')[0]}, {layers} layers",
-                "optimizer": name,
-                "median_ms": 1e3 * statistics.median(times[name]),
-                "min_ms": 1e3 * min(times[name]),
-                "cpu_ms": 1e3 * statistics.median(cpu[name]),
-                "ratio": statistics.median(times[name]) / peer,
-                "state_bytes_per_parameter": state_bytes(optimizer),
-                "alignment": alignment,
-                "largest_singular_value": largest,
-            }
-        )
-    return rows
-
-
-def table(rows: list[dict[str, object]]) -> str:
-    def number(value: object, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    lines = [
-        f"| model | optimizer | median ms | min ms | CPU ms | / {PEER} | state B/param | alignment | largest s.v. |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        lines.append(
-            f"| {r['model']} | {r['optimizer']} | {r['median_ms']:.1f} | {r['min_ms']:.1f} | {r['cpu_ms']:.1f} | "
-            f"{r['ratio']:.2f} | {r['state_bytes_per_parameter']:.2f} | {number(r['alignment'], '.3f')} | "
-            f"{number(r['largest_singular_value'], '.4f')} |"
-        )
-    return "\n".join(lines)
+def measure(model: str, shapes: Shapes, layers: int, names: list[str], rounds: int) -> Iterator[Row]:
+    """A row per optimizer."""
+    contenders = {name: Contender(name, shapes, layers) for name in names}
+    steps = {name: each.optimizer.step for name, each in contenders.items()}
+    times = interleave(steps, rounds, before={name: each.prepare for name, each in contenders.items()})
+    best = min(times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name != OURS)
+    for name, each in contenders.items():
+        alignment, largest = accuracy(name, shapes)
+        yield {
+            "model": model,
+            "optimizer": name,
+            **times[name].columns(),
+            "ratio": times[name].typical_ms / times[PEER].typical_ms,
+            "ratio_float32": times[name].typical_ms / best,
+            "state_bytes_per_parameter": state_bytes(each.optimizer),
+            "alignment": alignment,
+            "largest_singular_value": largest,
+        }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the layers, 0 to 1")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="also write the rows and the environment here")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    rows = [row for model in MODELS for row in measure(model, options.fraction, options.rounds)]
-    about = environment(options.threads)
-    print(", ".join(f"{key}: {value}" for key, value in about.items()) + "\n")
-    print(table(rows))
-    costs = [row for model in MODELS for row in bounds.measure(model, options.fraction, bounds.GUARANTEED)]
-    print("\n" + bounds.table(costs))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"environment": about, "rows": rows, "post_clip": costs}, indent=1) + "\n")
+    """The command line."""
+    made = timing(__doc__)
+    add_fraction(made)
+    options = made.parse_args()
+    absent = rivals.absent()
+    names = [name for name in RIVALS if name not in absent]
+    models = cut(SMOKE if options.smoke else MODELS, options.fraction)
+
+    def all_models() -> Iterator[Row]:
+        for model, (shapes, layers) in models.items():
+            yield from measure(model, shapes, layers, names, options.rounds)
+
+    def post_clip() -> Iterator[Row]:
+        for model, (shapes, layers) in models.items():
+            yield from bounds.measure(model, shapes, layers, bounds.GUARANTEED)
+
+    parts = {
+        "rows": (at_threads(options.threads, all_models), COLUMNS),
+        "post_clip": (at_threads(options.threads, post_clip), bounds.COLUMNS),
+    }
+    publish(options.json, parts, packages=rivals.versions(), absent=absent)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""The tables of docs/performance.md, from the committed results: seconds.
+
+python benchmarks/report.py            # rewrite the marked parts of the page
+python benchmarks/report.py --check    # exit code 1 if the page is not what the results say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import bounds
+import elementwise
+import memory
+import msign
+import share
+import step
+from common import Columns, table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+
+TABLES: dict[str, tuple[str, str, Columns]] = {
+    "step_without_units": ("step-no-bf16-units.json", "rows", step.COLUMNS),
+    "step_with_units": ("step-bf16-units.json", "rows", step.COLUMNS),
+    "post_clip": ("step-bf16-units.json", "post_clip", bounds.COLUMNS),
+    "bounds": ("bounds.json", "rows", bounds.COLUMNS),
+    "msign": ("msign.json", "rows", msign.COLUMNS),
+    "elementwise": ("elementwise.json", "rows", elementwise.COLUMNS),
+    "share": ("share.json", "rows", share.COLUMNS),
+    "memory": ("memory.json", "rows", memory.COLUMNS),
+}
+"""From a mark of the page to a file, a part of it and its columns."""
+
+
+def about(found: dict[str, Any]) -> str:
+    """What was run, and on what."""
+    units = "with" if found["bf16_units"] else "without"
+    return (
+        f"`{found['command']}`; {found['cpu']} ({found['cores']} cores, {found['torch_isa']}, {units} bfloat16 units), "
+        f"torch {found['torch']}, Python {found['python']}, {found['date']}."
+    )
+
+
+def rivals(found: dict[str, Any]) -> str:
+    """The versions of the rivals, and which are absent."""
+    there = [f"{name} {version}" for name, version in found["packages"].items()]
+    absent = [f"Absent: {name} ({reason})." for name, reason in found["absent"].items()]
+    return "\n".join([f"{', '.join(there)}.", *absent])
+
+
+def part(mark: str) -> str:
+    """A table with its conditions."""
+    file, key, columns = TABLES[mark]
+    found = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    lines = [table(found[key], columns), "", about(found["environment"])]
+    if columns is step.COLUMNS:
+        lines.append(rivals(found["environment"]))
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str) -> str:
+    """The page with every marked part made anew."""
+    return MARK.sub(lambda m: f"{m[1]}\n{part(m[2])}\n{m[3]}", text)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--page", type=Path, default=PAGE, help="another page with marked parts")
+    options = parser.parse_args()
+    old = options.page.read_text(encoding="utf-8")
+    made = page(old)
+    if options.check:
+        print("up to date" if made == old else f"{options.page} is not what the results say: run benchmarks/report.py")
+        return int(made != old)
+    options.page.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The optimizer's share of a training step of the reference `gpt`, in one interleaved run.
+
+    python benchmarks/share.py --fraction 0.17 --json benchmarks/results/share.json
+
+Forward and backward take `--tokens` tokens, in sequences of `--length`. The share at 2^19 tokens (half a million, a
+usual batch of models of this size) is extrapolated: the measured forward and backward times 2^19 / tokens, the
+optimizer's time as it is. Every optimizer steps the whole model: beside Muon, which takes the hidden matrices, AdamW
+has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import surefoot as sf
+from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
+from rivals import ADAMW
+from surefoot.experiment.models import reference
+
+LR = 1e-6  # the gradients stay those of the first weights, more or less
+LARGE = 2**19
+PEER = ADAMW[0]
+GRADIENT = "forward and backward"
+COLUMNS: Columns = {
+    "model": ("model", ""),
+    "threads": ("threads", "d"),
+    "tokens": ("tokens", "d"),
+    "what": ("what", ""),
+    **TIMES,
+    "share of the step": ("share", ".2%"),
+    "share at 2^19 tokens, extrapolated": ("share_large", ".3%"),
+    f"/ {PEER}": ("ratio", ".2f"),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width, head dimension and depth of a reference model."""
+
+    width: int
+    head_dim: int
+    depth: int
+
+    def cut(self, fraction: float) -> Size:
+        return Size(self.width, self.head_dim, max(1, round(self.depth * fraction)))
+
+
+SIZES = (Size(128, 16, 4), Size(768, 64, 12))
+SMOKE = (Size(32, 16, 1),)
+
+
+def optimizers(model: nn.Module) -> dict[str, Callable[[], object]]:
+    """Steps of the whole model, by name."""
+    places = sf.Plan.of(model).placements
+    hidden = [model.get_parameter(name) for name, place in places.items() if place.role.name == "linear"]
+    rest = [model.get_parameter(name) for name, place in places.items() if place.role.name != "linear"]
+    muon = torch.optim.Muon(hidden, lr=LR, weight_decay=0.0)
+    beside = torch.optim.AdamW(rest, lr=LR, fused=True)
+    return {
+        PEER: torch.optim.AdamW(model.parameters(), lr=LR, fused=True).step,
+        "torch Muon, AdamW for the rest": lambda: (muon.step(), beside.step()),
+        "surefoot, default plan": sf.SteepestDescent(model, lr=LR).step,
+    }
+
+
+def measure(size: Size, tokens: int, length: int, rounds: int) -> Iterator[Row]:
+    """A row per optimizer, and forward and backward."""
+    model = reference("gpt", size.width, size.depth, size.head_dim)
+    text = torch.randint(256, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0))
+
+    def gradient() -> None:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+
+    steps = optimizers(model)
+    times = interleave({GRADIENT: gradient, **steps}, rounds)
+    model_ms = times[GRADIENT].typical_ms
+    for name, each in times.items():
+        own = each.typical_ms if name in steps else None
+        yield {
+            "model": f"gpt, width {size.width}, depth {size.depth}",
+            "tokens": text[:, 1:].numel(),
+            "what": name,
+            **each.columns(),
+            "share": own and own / (own + model_ms),
+            "share_large": own and own / (own + model_ms * LARGE / text[:, 1:].numel()),
+            "ratio": own and own / times[PEER].typical_ms,
+        }
+
+
+def main() -> None:
+    """The command line."""
+    made = timing(__doc__)
+    made.add_argument("--fraction", type=float, default=1.0, help="share of the layers of the large model")
+    made.add_argument("--tokens", type=int, default=8192, help="of a measured forward and backward")
+    made.add_argument("--length", type=int, default=512, help="of a sequence")
+    options = made.parse_args()
+    sizes = SMOKE if options.smoke else (*SIZES[:-1], SIZES[-1].cut(options.fraction))
+    if options.tokens < options.length:
+        raise SystemExit(f"--tokens {options.tokens} is less than one sequence: --length {options.length}")
+
+    def rows() -> Iterator[Row]:
+        for size in sizes:
+            yield from measure(size, options.tokens, options.length, options.rounds)
+
+    publish(options.json, {"rows": (at_threads(options.threads, rows), COLUMNS)})
+
+
+if __name__ == "__main__":
+    main()
