@@ -122,7 +122,8 @@ class Momentum(Smoothing):
         if not self.beta:
             return {}, g
         old = state["momentum"]
-        new = torch.lerp(old, g, (1 - self.beta) * live)
+        every = g.device.type == "cpu" and bool((live == 1).all())  # a number is thrice as fast as numbers by row
+        new = torch.lerp(old, g, 1 - self.beta if every else (1 - self.beta) * live)
         look = new if self.lookahead in (None, self.beta) else torch.lerp(old, g, 1 - self.lookahead)
         return {"momentum": new}, look
 

@@ -56,7 +56,7 @@ def step_(
         `(next weights, next state)`: w and state themselves where they were written to.
     """
     rows, pieces = -role.held.ndim, math.ceil(w.numel() * w.element_size() / budget)
-    whole = rows in role.geometry.couples | stabiliser.couples(role.held)
+    whole = rows in role.geometry.couples or not stabiliser.by_problem
     if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
         return step(role, stabiliser, w, g, state, eta, finite)
     size = math.ceil(w.shape[rows] / pieces)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,13 @@ from surefoot.geometry.base import Cache, Eta, Geometry
 
 
 class Stabiliser(ABC):
-    """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows."""
+    """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows.
+
+    `by_problem` says that each row (entry, matrix) that has a direction of its own is moved on its own, whatever the
+    others do: so it is where no norm of the weight is taken.
+    """
+
+    by_problem: ClassVar[bool] = False
 
     def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step, beside weights w; each tensor starts with w's batch."""
@@ -39,10 +46,6 @@ class Stabiliser(ABC):
     def in_units(self, unit: float) -> Stabiliser:
         """The same scheme with its radius multiplied by unit (a rate divided by it)."""
 
-    def couples(self, geometry: Geometry) -> frozenset[int]:
-        """The dimensions that one independent problem of `move` spans: all, where weights are scaled by their norm."""
-        return frozenset(range(-geometry.ndim, 0))
-
     @property
     @abstractmethod
     def promise(self) -> str:
@@ -58,7 +61,8 @@ def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
     """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
     d, size = geometry.direction(m), torch.as_tensor(eta, dtype=torch.promote_types(w.dtype, torch.float32))
     if w.device.type == "cpu" and size.dtype == w.dtype == d.dtype and bool((size > 0).all()):
-        return torch.addcmul(w, size, d, value=-1)  # one pass instead of three
+        moved = size * d if d.data_ptr() == m.data_ptr() else d.mul_(size)  # `AsGiven` gives m itself
+        return torch.sub(w, moved, out=moved)  # a temporary less is a fifth of the time of a sign step
     return w - (eta * d).add_(0.0)
 
 
@@ -92,13 +96,11 @@ def require_count(name: str, value: int) -> None:
 class Free(Stabiliser):
     """`w - eta d`: no bound."""
 
+    by_problem: ClassVar[bool] = True
+
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """The step alone."""
         return step(w, m, eta, geometry), cache
-
-    def couples(self, geometry: Geometry) -> frozenset[int]:
-        """The geometry's."""
-        return geometry.couples
 
     def in_units(self, unit: float) -> Free:
         """Itself."""

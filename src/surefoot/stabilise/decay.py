@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class WeightDecay(Stabiliser):
         rate: decay per unit of eta; the decay `eta * rate` is capped at 1, the step is not.
     """
 
+    by_problem: ClassVar[bool] = True
+
     rate: float
 
     def __post_init__(self) -> None:
@@ -34,10 +37,6 @@ class WeightDecay(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Decay, then step."""
         return step(w * remaining(eta, self.rate), m, eta, geometry), cache
-
-    def couples(self, geometry: Geometry) -> frozenset[int]:
-        """The geometry's."""
-        return geometry.couples
 
     def in_units(self, unit: float) -> WeightDecay:
         """Rate over unit."""
