@@ -53,3 +53,18 @@ def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
         weights.append((a, b, c))
         lowest = min(1.0, lowest * (a + b * square) / (1 + c * square))
     return tuple(weights)
+
+
+ZOLOTAREV: tuple[float, tuple[tuple[float, float], ...]] = (
+    0.6333893530970343,
+    (
+        (1.3368238531042626e-05, 0.00945907766223356),
+        (0.001069330138194799, 0.06571098018179139),
+        (0.06771673387084316, 0.5378174387941379),
+    ),
+)
+"""`(c, ((p1, r1), (p2, r2), (p3, r3)))` of the one step `x -> c x (1 + r1/(x² + p1) + r2/(x² + p2) + r3/(x² + p3))`.
+
+The best odd function of its type: it maps [3e-3, 1] into [0.936, 1]. A smaller p1 would amplify what rounding leaves in
+a float32 Gram matrix. Source: E. Zolotarev, 1877; Y. Nakatsukasa, R. Freund, "Computing fundamental matrix
+decompositions accurately via the matrix sign function in two iterations", 2016."""

@@ -1,0 +1,55 @@
+"""The operations under the iterations, on both sides of the sizes at which they change how they compute."""
+
+import pytest
+import torch
+
+from surefoot.linalg.coefficients import ZOLOTAREV
+from surefoot.linalg.ops import TORCH
+
+from .inputs import gaussian
+
+SHAPES = ((1, 1), (5, 9), (63, 2000), (64, 1024), (70, 1001), (128, 129), (129, 512), (258, 259))
+
+
+def relative(value: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((value.double() - truth).abs().max() / truth.abs().max())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_symmetric_products(shape):
+    x = gaussian((3, *shape), 0)
+    gram = TORCH.gram(x)
+    exact = x.double() @ x.double().mT
+    assert torch.equal(gram, gram.mT)
+    assert relative(gram, exact) < 1e-5
+    a = gram / gram.abs().max()
+    b = a @ a + 2 * a
+    wide = a.double(), b.double()
+    assert relative(TORCH.product(a, b), wide[0] @ wide[1]) < 1e-5
+    assert relative(TORCH.quadratic(a, 3.0, -0.5), 3 * wide[0] - 0.5 * wide[0] @ wide[0]) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 128, 129, 200])
+def test_inverse_of_an_ill_conditioned_matrix(rows):
+    """Condition 1e4, from a spectrum that Gram matrices have: a few large eigenvalues, many small."""
+    q, _ = torch.linalg.qr(gaussian((2, rows, rows), 1, torch.float64))
+    values = 1 + 1e4 * torch.arange(1, rows + 1, dtype=torch.float64) ** -2.0
+    a = (q * values @ q.mT).float()
+    a = (a + a.mT) / 2
+    inverse = TORCH.inverse(a)
+    torch.testing.assert_close(inverse, inverse.mT)
+    assert relative(inverse, torch.linalg.inv(a.double())) < 2e-3
+
+
+def test_zolotarev_is_the_best_of_its_type():
+    """It touches both ends of [0.936, 1] in turn, eight times in [3e-3, 1]: by Chebyshev none does better."""
+    scale, parts = ZOLOTAREV
+    x = torch.logspace(-2.5229, 0, 200_001, dtype=torch.float64)
+    y = scale * x * (1 + sum(residue / (x * x + pole) for pole, residue in parts))
+    assert float(y.max()) == pytest.approx(1, abs=1e-6)
+    slope = y.diff().sign()
+    turns = y[1:-1][slope[1:] != slope[:-1]]
+    extremes = torch.cat([y[:1], turns, y[-1:]])
+    assert len(extremes) == 8
+    torch.testing.assert_close(extremes[::2], extremes.new_full((4,), float(y.min())), atol=1e-4, rtol=0)
+    torch.testing.assert_close(extremes[1::2], extremes.new_ones(4), atol=1e-6, rtol=0)
