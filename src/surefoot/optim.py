@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.groups import by_role, digest, place, with_names
+from surefoot.linalg import host
+from surefoot.looks import Looks
 from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
@@ -71,6 +73,7 @@ class SteepestDescent(Optimizer):
         self._storage = storage or Storage()
         self._placements: dict[Tensor, Placement] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
+        self._looks = Looks()  # the same for those on an accelerator
         self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
@@ -126,6 +129,7 @@ class SteepestDescent(Optimizer):
         for group in self.param_groups:
             for chunk in self._chunks(group["params"]):
                 self._advance(chunk, group)
+            self._looks.count(group)
         return loss
 
     def _chunks(self, params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -154,6 +158,8 @@ class SteepestDescent(Optimizer):
         weights = _stacked([view.split(w) for w in wide])
         gradients = _stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         kept = self._gathered(chunk, states, weights)
+        if "upper" in kept[0] and not host.holds(weights[0]):
+            kept = self._looks.before(chunk, weights, kept, placement, group)
         finite = torch.stack([largest(g.flatten(1), (1,))[:, 0].isfinite() for g in gradients]).all(0)
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
@@ -173,7 +179,10 @@ class SteepestDescent(Optimizer):
             if "rounds" in state:
                 state["rounds"] += 1
         if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
-            self._marks.update(zip(chunk, _marks(weights), strict=True))
+            if host.holds(weights[0]):
+                self._marks.update(zip(chunk, _marks(weights), strict=True))
+            else:
+                self._looks.after(chunk)
 
     def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -206,13 +215,16 @@ class SteepestDescent(Optimizer):
         kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
         for i, found in enumerate(kept):
             found |= {name: _stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
-        return self._trusted(chunk, weights, kept) if "upper" in own else kept
+        return self._trusted(chunk, weights, kept) if "upper" in own and host.holds(weights[0]) else kept
 
     def _trusted(
         self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
     ) -> list[dict[str, Tensor]]:
         """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        marks, geometry = _marks(weights), self._placements[chunk[0]].role.held
+        geometry = self._placements[chunk[0]].role.held
+        if not host.holds(weights[0]):
+            return [x | geometry.trust(w, {"upper": x["upper"]}) for w, x in zip(weights, kept, strict=True)]
+        marks = _marks(weights)
         unknown = marks.new_full(marks.shape[1:], math.nan)
         written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != marks).any(1)
         if not bool(written.any()):
@@ -241,6 +253,7 @@ class SteepestDescent(Optimizer):
                 )
         super().load_state_dict(state_dict)
         self._marks.clear()  # what was saved of the weights may be of others
+        self._looks.clear()
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for name, value in state_dict["state"].get(index, {}).items():
@@ -303,7 +316,7 @@ class SteepestDescent(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"_placements": self._placements, "_storage": self._storage}
-        return {**super().__getstate__(), **kept, "_marks": {}, "_seen": {}}
+        return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

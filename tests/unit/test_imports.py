@@ -1,8 +1,8 @@
 """The import direction of the package, read from its source: left may not import right.
 
 linalg <- geometry <- stabilise, momentum, scaling, views <- conventions, initialise, roles, kinds, layouts, known,
-place, recipes, overrides, plan <- activations, groups, logits, metrics, pairs, step, storage <- optim <- attention <-
-_api <- experiment, integrations <- cli. No torch is imported here, so that `make check` stays quick.
+place, recipes, overrides, plan <- activations, groups, logits, looks, metrics, pairs, step, storage <- optim <-
+attention <- _api <- experiment, integrations <- cli. No torch is imported here, so that `make check` stays quick.
 """
 
 import ast
@@ -19,7 +19,7 @@ LAYERS = (
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
     ("conventions", "initialise", "roles", "kinds", "layouts", "known", "place", "recipes", "overrides", "plan"),
-    ("activations", "groups", "logits", "metrics", "pairs", "step", "storage"),
+    ("activations", "groups", "logits", "looks", "metrics", "pairs", "step", "storage"),
     ("optim",),
     ("attention",),
     ("_api",),

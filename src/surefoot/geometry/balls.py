@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
+
 
 def conjugate(s: float) -> float:
     """`s'` with `1/s + 1/s' = 1`.
@@ -67,7 +69,7 @@ def project(w: Tensor, radius: Tensor, s: float, dim: int) -> Tensor:
     inside = size <= radius
     if s == 2:
         return torch.where(inside, w, w * (radius / torch.where(inside, 1, size)))
-    if bool(inside.all()):
+    if host.holds(w) and bool(inside.all()):
         return w.clone()
     scale = torch.where(radius > 0, radius, 1).double()
     y = torch.where(inside, 0, w.abs().double() / scale)

@@ -86,7 +86,7 @@ def upper_bound(x: Tensor, squarings: int = 6) -> Tensor:
     for trace, gamma in reversed(steps):
         bound = (trace * (bound + eps + gamma)).sqrt()
     bound = ((bound + eps * steps[0][0].sqrt()) * peak).to(dtype).reshape(x.shape[:-2])
-    return torch.where(bound == 0, bound, bound.nextafter(bound.new_tensor(torch.inf)))
+    return torch.where(bound == 0, bound, bound.nextafter(torch.full_like(bound, torch.inf)))
 
 
 def is_below(x: Tensor, limit: float | Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.linalg import host
 
 
 class Stabiliser(ABC):
@@ -44,6 +45,10 @@ class Stabiliser(ABC):
     def promise(self) -> str:
         """What holds after every step with eta > 0, in words."""
 
+    def serves(self, eta: Eta) -> int:
+        """For how many steps of eta a proof of a matrix's norm serves an accelerator: one."""
+        return 1
+
     @property
     def bound(self) -> float:
         """The role's norm that weights are kept to, or brought down to, as a number; inf if there is none."""
@@ -57,11 +62,17 @@ def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
 
 def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
     """The new weight where any part of the matrix moves, else the old one bit for bit."""
-    moved = torch.as_tensor(eta, device=old.device) > 0
+    moved = host.number(eta, old) > 0
     if moved.ndim:
         dims = tuple(range(-geometry.ndim, 0))
         moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
     return torch.where(moved, new, old) if new.numel() else old.clone()
+
+
+def whole(eta: Eta, geometry: Geometry) -> Eta:
+    """The largest step in each of the geometry's problems; steps of another norm may differ between its rows."""
+    dims = tuple(geometry.couples)
+    return eta.amax(dims, keepdim=True) if isinstance(eta, Tensor) and eta.ndim and dims else eta
 
 
 def remaining(eta: Eta, rate: float) -> Tensor | float:
