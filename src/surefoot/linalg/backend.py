@@ -1,0 +1,25 @@
+"""Which operations a batch of matrices is multiplied by."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from surefoot.linalg.ops import TORCH, Ops
+
+TRITON_LEAST = 256
+"""Rows from which Triton's kernels are taken: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
+
+
+def choose_ops(x: Tensor) -> Ops:
+    """Triton's symmetric products for large matrices on a GPU, where Triton is installed; else torch's.
+
+    Args:
+        x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
+    """
+    if x.is_cuda and x.shape[-2] >= TRITON_LEAST and find_spec("triton"):
+        from surefoot.linalg.triton_ops import TRITON
+
+        return TRITON
+    return TORCH
