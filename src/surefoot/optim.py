@@ -18,6 +18,7 @@ from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import largest
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
+from surefoot.step import Step
 from surefoot.step import step as advance
 from surefoot.storage import ADDED, Storage
 
@@ -42,6 +43,7 @@ class SteepestDescent(Optimizer):
         plan: roles of the parameters; default for a model: `Plan.of(model)`.
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
         storage: in what numbers momentum and half-precision weights are kept; default: float32, rounded to nearest.
+        step: what takes the step of a chunk of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
 
     State: 4 bytes per parameter (float32 momentum; 2 if `storage` says bfloat16; twice as much for AdamW parts).
@@ -68,9 +70,11 @@ class SteepestDescent(Optimizer):
         *,
         lr: float | Tensor,
         storage: Storage | None = None,
+        step: Step = advance,
         maximize: bool = False,
     ) -> None:
         self._storage = storage or Storage()
+        self._step = step
         self._placements: dict[Tensor, Placement] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
         self._looks = Looks()  # the same for those on an accelerator
@@ -164,7 +168,7 @@ class SteepestDescent(Optimizer):
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            weights[i], kept[i] = advance(role, stabiliser, weights[i], g, kept[i], eta, flag)
+            weights[i], kept[i] = self._step(role, stabiliser, weights[i], g, kept[i], eta, flag)
         for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
             value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
             p.copy_(value)
@@ -315,7 +319,7 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_placements": self._placements, "_storage": self._storage}
+        kept = {"_placements": self._placements, "_storage": self._storage, "_step": self._step}
         return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 

@@ -120,6 +120,21 @@ def test_the_kernel_compiles_for_hopper(monkeypatch, tmp_path, dtype, adds):
     assert ".local" not in code
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled then")
+def test_a_graph_holds_the_kernels(monkeypatch):
+    """`torch.compile` of the matrix sign is one graph with every symmetric product in it."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(backend, "_large_on_a_gpu", lambda x: True)
+    found = []
+
+    def stop(graph, inputs):
+        found.extend(node.target for node in graph.graph.nodes if "surefoot.symmetric" in str(node.target))
+        return lambda *inputs: (inputs[0],)  # the kernels cannot run here
+
+    torch.compile(lambda x: surefoot.msign(x, "half"), fullgraph=True, backend=stop)(gaussian((2, 40, 90)))
+    assert len(found) == 16
+
+
 def test_matrices_of_a_cpu_go_to_torch():
     assert backend.choose_ops(torch.zeros(1, 2 * backend.TRITON_LEAST, 2 * backend.TRITON_LEAST)) is TORCH
 
@@ -140,10 +155,10 @@ class TestOnAGpu:
         x = gaussian((2, 512, 1024)).cuda()
         kernels.LAUNCHED.clear()
         sign = surefoot.msign(x)
-        assert kernels.LAUNCHED == {"gram": 2, "quadratic": 5, "product": 8}
+        assert kernels.LAUNCHED == {"gram": 2, "quadratic": 5, "product": 9}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             surefoot.msign(x)
-        assert sum(event.count for event in profile.key_averages() if "_lower" in event.key) == 15
+        assert sum(event.count for event in profile.key_averages() if "_lower" in event.key) == 16
         values = torch.linalg.svdvals(sign.double())
         assert float(values.max()) <= 1 + 5e-4
         assert float((sign * x).sum((-2, -1)).div(torch.linalg.svdvals(x).sum(-1)).min()) > 0.93

@@ -58,18 +58,31 @@ def _lower(
     tl.store(here + col[None, :] * rows + row[:, None], result, mask=below)
 
 
-def _symmetric(name: str, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> Tensor:
-    """`alpha a bᵀ + beta c`, `(b, m, n)` twice and `(b, m, m)`, known to be symmetric."""
+def _launched(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
+    """`alpha a bᵀ + beta c`, `(b, m, n)` twice and `(b, m, m)`, known to be symmetric; c is not read for beta = 0."""
     batch, rows, columns = a.shape
     out = torch.empty(batch, rows, rows, dtype=a.dtype, device=a.device)
-    tiles = triton.cdiv(rows, TILE)
-    term = a if c is None else c
+    tiles = -(-rows // TILE)
     _lower[(tiles * (tiles + 1) // 2, batch)](
-        a, b, term, out, rows, columns, *a.stride(), *b.stride(), *term.stride(), alpha, beta,
-        ADDS=c is not None, TILE=TILE, DEPTH=DEPTH, num_warps=WARPS, num_stages=STAGES,
+        a, b, c, out, rows, columns, *a.stride(), *b.stride(), *c.stride(), alpha, beta,
+        ADDS=beta != 0, TILE=TILE, DEPTH=DEPTH, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     LAUNCHED[name] += 1
     return out
+
+
+_in_a_graph = torch.library.custom_op("surefoot::symmetric", _launched, mutates_args=())
+"""The same as one operation for `torch.compile`, which does not look inside; eager launches need not pay for that."""
+
+
+@_in_a_graph.register_fake
+def _shaped(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], a.shape[1])
+
+
+def _symmetric(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
+    launch = _in_a_graph if torch.compiler.is_compiling() else _launched
+    return launch(name, a, b, c, alpha, beta)
 
 
 def _takes(x: Tensor) -> bool:
@@ -77,7 +90,7 @@ def _takes(x: Tensor) -> bool:
 
 
 def _gram(x: Tensor) -> Tensor:
-    return _symmetric("gram", x, x, None, 1.0, 0.0) if _takes(x) else TORCH.gram(x)
+    return _symmetric("gram", x, x, x, 1.0, 0.0) if _takes(x) else TORCH.gram(x)
 
 
 def _quadratic(a: Tensor, beta: float, gamma: float) -> Tensor:
@@ -85,7 +98,7 @@ def _quadratic(a: Tensor, beta: float, gamma: float) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    return _symmetric("product", a, b, None, 1.0, 0.0) if _takes(a) else TORCH.product(a, b)
+    return _symmetric("product", a, b, a, 1.0, 0.0) if _takes(a) else TORCH.product(a, b)
 
 
 TRITON = Ops(gram=_gram, quadratic=_quadratic, product=_product, apply=TORCH.apply, inverse=TORCH.inverse)
