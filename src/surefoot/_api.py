@@ -39,6 +39,7 @@ from surefoot.stabilise import (
     StreamingPreDecay,
     WeightDecay,
 )
+from surefoot.step import compiled
 from surefoot.storage import Master, Nearest, Stochastic, Storage
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "StreamingPreDecay",
     "WeightDecay",
     "check",
+    "compiled",
     "convert",
     "dual_norm",
     "from_adamw",

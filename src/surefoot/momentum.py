@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
+
 State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""
 
@@ -29,7 +31,7 @@ def is_finite(g: Tensor) -> Tensor:
     tensor([ True, False])
     """
     flat = g.flatten(1)
-    if g.device.type == "cpu":  # half the time; a sum of finite numbers may overflow, but not the other way round
+    if host.looks(g):  # half the time; a sum of finite numbers may overflow, but not the other way round
         finite = flat.sum(1).isfinite()
         if bool(finite.all()):
             return finite
@@ -38,7 +40,7 @@ def is_finite(g: Tensor) -> Tensor:
 
 def where_finite(g: Tensor, finite: Tensor) -> Tensor:
     """g, with 0 for parameters that are not finite: g itself where the host may look, and all are."""
-    if g.device.type == "cpu" and bool(finite.all()):
+    if host.looks(g) and bool(finite.all()):
         return g
     return torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
 
@@ -113,7 +115,7 @@ class Momentum(Smoothing):
         """Whether any gradient entry of the problem differs from zero."""
         if couples:
             return (largest(g, tuple(couples)) > 0).to(g.dtype)
-        if g.device.type == "cpu" and g.numel() and bool(g.abs().amin() > 0):
+        if host.looks(g) and g.numel() and bool(g.abs().amin() > 0):
             return torch.ones_like(finite, dtype=g.dtype)  # the usual case, without three passes over a mask
         return g.sign().abs_()
 
@@ -122,7 +124,7 @@ class Momentum(Smoothing):
         if not self.beta:
             return {}, g
         old = state["momentum"]
-        every = g.device.type == "cpu" and bool((live == 1).all())  # a number is thrice as fast as numbers by row
+        every = host.looks(g) and bool((live == 1).all())  # a number is thrice as fast as numbers by row
         new = torch.lerp(old, g, 1 - self.beta if every else (1 - self.beta) * live)
         look = new if self.lookahead in (None, self.beta) else torch.lerp(old, g, 1 - self.lookahead)
         return {"momentum": new}, look

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.groups import by_role, digest, place, with_names
+from surefoot.linalg import host
+from surefoot.looks import Looks
 from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import is_finite
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.stacking import marks, stack, stacked, write_
-from surefoot.step import step_
+from surefoot.step import Step, in_pieces
+from surefoot.step import step as advance
 from surefoot.storage import ADDED, Storage
 
 FORMAT = 1
@@ -41,6 +44,7 @@ class SteepestDescent(Optimizer):
         plan: roles of the parameters; default for a model: `Plan.of(model)`.
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
         storage: in what numbers momentum and half-precision weights are kept; default: float32, rounded to nearest.
+        step: what takes the step of a chunk of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
 
     State: 4 bytes per parameter (float32 momentum; 2 if `storage` says bfloat16; twice as much for AdamW parts).
@@ -67,11 +71,14 @@ class SteepestDescent(Optimizer):
         *,
         lr: float | Tensor,
         storage: Storage | None = None,
+        step: Step = advance,
         maximize: bool = False,
     ) -> None:
         self._storage = storage or Storage()
+        self._step = step
         self._placements: dict[Tensor, Placement] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
+        self._looks = Looks()  # the same for those on an accelerator
         self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
@@ -127,6 +134,7 @@ class SteepestDescent(Optimizer):
         for group in self.param_groups:
             for chunk in self._chunks(group["params"]):
                 self._advance(chunk, group)
+            self._looks.count(group)
         return loss
 
     def _chunks(self, params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -155,12 +163,14 @@ class SteepestDescent(Optimizer):
         weights = stacked([view.split(w) for w in wide])
         gradients = stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
         kept = self._gathered(chunk, states, weights)
+        if "upper" in kept[0] and not host.holds(weights[0]):
+            kept = self._looks.before(chunk, weights, kept, placement, group)
         finite = torch.stack([is_finite(g) for g in gradients]).all(0)
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            budget = _budget(g.device)
-            weights[i], kept[i] = step_(role, stabiliser, weights[i], g, kept[i], eta, flag, budget)
+            take = in_pieces(self._step, _budget(g.device))
+            weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
         for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
             value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
             write_(p, value)
@@ -175,7 +185,10 @@ class SteepestDescent(Optimizer):
             if "rounds" in state:
                 state["rounds"] += 1
         if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
-            self._marks.update(zip(chunk, marks(weights), strict=True))
+            if host.holds(weights[0]):
+                self._marks.update(zip(chunk, marks(weights), strict=True))
+            else:
+                self._looks.after(chunk)
 
     def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
@@ -208,13 +221,16 @@ class SteepestDescent(Optimizer):
         kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
         for i, found in enumerate(kept):
             found |= {name: stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
-        return self._trusted(chunk, weights, kept) if "upper" in own else kept
+        return self._trusted(chunk, weights, kept) if "upper" in own and host.holds(weights[0]) else kept
 
     def _trusted(
         self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
     ) -> list[dict[str, Tensor]]:
         """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        found, geometry = marks(weights), self._placements[chunk[0]].role.held
+        geometry = self._placements[chunk[0]].role.held
+        if not host.holds(weights[0]):
+            return [x | geometry.trust(w, {"upper": x["upper"]}) for w, x in zip(weights, kept, strict=True)]
+        found = marks(weights)
         unknown = found.new_full(found.shape[1:], math.nan)
         written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != found).any(1)
         if not bool(written.any()):
@@ -243,6 +259,7 @@ class SteepestDescent(Optimizer):
                 )
         super().load_state_dict(state_dict)
         self._marks.clear()  # what was saved of the weights may be of others
+        self._looks.clear()
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for name, value in state_dict["state"].get(index, {}).items():
@@ -304,8 +321,8 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_placements": self._placements, "_storage": self._storage}
-        return {**super().__getstate__(), **kept, "_marks": {}, "_seen": {}}
+        kept = {"_placements": self._placements, "_storage": self._storage, "_step": self._step}
+        return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 
 def _budget(device: torch.device) -> int:

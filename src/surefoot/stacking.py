@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
+
 
 def write_(tensor: Tensor, value: Tensor) -> None:
-    """Copies value, unless it is the tensor's own memory, written to already."""
-    if value.data_ptr() != tensor.data_ptr():
+    """Copies value, unless it is the tensor's own memory, written to already (by pieces, which an accelerator lacks)."""
+    if not host.holds(tensor) or value.data_ptr() != tensor.data_ptr():
         tensor.copy_(value)
 
 

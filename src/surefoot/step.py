@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Eta
+from surefoot.linalg import host
+from surefoot.linalg.bounds import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
+
+Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Tensor], tuple[Tensor, State]]
+"""What `step` is, and what `compiled` makes of it."""
+
+GRAPHS = 512
+"""How many graphs are kept: one for each role and shape of chunk; torch would stop after 8."""
 
 
 def step(
@@ -41,31 +52,55 @@ def step(
     return w, {**smoothed, **(kept or {})}
 
 
-def step_(
-    role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor, budget: int
-) -> tuple[Tensor, State]:
-    """`step`, some leading rows at a time where they are independent of each other: every operation finds its input in
-    the cache, and w and g are read from memory once.
+def in_pieces(take: Step, budget: int) -> Step:
+    """A step that goes some leading rows at a time where they are independent of each other: every operation finds its
+    input in the cache, and w and g are read from memory once. Where there is more than one piece, w and state are
+    written to, and returned.
 
     Args:
-        role, stabiliser, g, eta, finite: see `step`.
-        w, state: likewise; written to where there is more than one piece.
+        take: the step of a piece.
         budget: bytes of a piece of w.
-
-    Returns:
-        `(next weights, next state)`: w and state themselves where they were written to.
     """
-    rows, pieces = -role.held.ndim, math.ceil(w.numel() * w.element_size() / budget)
-    whole = rows in role.geometry.couples or not stabiliser.by_problem
-    if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
-        return step(role, stabiliser, w, g, state, eta, finite)
-    size = math.ceil(w.shape[rows] / pieces)
-    for start in range(0, w.shape[rows], size):
-        length = min(size, w.shape[rows] - start)
-        piece = {name: x.narrow(rows, start, length) for name, x in {**state, "w": w, "g": g}.items()}
-        here, gradient = piece.pop("w"), piece.pop("g")
-        moved, kept = step(role, stabiliser, here, gradient, piece, eta, finite)
-        here.copy_(moved)
-        for name, x in kept.items():
-            piece[name].copy_(x)
-    return w, state
+
+    def run(
+        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+    ) -> tuple[Tensor, State]:
+        rows, pieces = -role.held.ndim, math.ceil(w.numel() * w.element_size() / budget)
+        whole = rows in role.geometry.couples or not stabiliser.by_problem
+        if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
+            return take(role, stabiliser, w, g, state, eta, finite)
+        size = math.ceil(w.shape[rows] / pieces)
+        for start in range(0, w.shape[rows], size):
+            length = min(size, w.shape[rows] - start)
+            piece = {name: x.narrow(rows, start, length) for name, x in {**state, "w": w, "g": g}.items()}
+            here, gradient = piece.pop("w"), piece.pop("g")
+            moved, kept = take(role, stabiliser, here, gradient, piece, eta, finite)
+            here.copy_(moved)
+            for name, x in kept.items():
+                piece[name].copy_(x)
+        return w, state
+
+    return run
+
+
+def compiled(**options: Any) -> Step:
+    """`step` by `torch.compile`: a graph for each role and shape, in which row, sign and momentum passes are fused.
+
+    For `SteepestDescent(..., step=compiled())`. Another learning rate is no new graph. On a CPU a guaranteed bound
+    branches on the weights and cannot be one graph; on an accelerator only exact schemes do.
+
+    Args:
+        options: of `torch.compile`; default `fullgraph=True, dynamic=False`.
+
+    Raises:
+        torch._dynamo.exc.Unsupported, UserError: at the first step, where there is a branch on values.
+    """
+    graph = torch.compile(step, **{"fullgraph": True, "dynamic": False, **options})
+
+    def run(
+        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+    ) -> tuple[Tensor, State]:
+        with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
+            return graph(role, stabiliser, w, g, state, host.number(eta, w, w.dtype), finite)
+
+    return run

@@ -126,7 +126,7 @@ class Storage:
         state = {name: x.to(small) if name in averages else x for name, x in state.items()}
         added = self.rounding(p).fresh(p, dtype)
         if small == torch.bfloat16 or isinstance(self.rounding(p), Stochastic):
-            added["rounds"] = torch.tensor(number << 20, dtype=torch.int32, device=p.device)
+            added["rounds"] = torch.full((), number << 20, dtype=torch.int32, device=p.device)
         kept = {name: state.get(name, x) for name, x in added.items()}
         return {name: x for name, x in state.items() if name not in ADDED} | kept
 

@@ -1,4 +1,7 @@
-"""Bounds through the optimizer: every role, every step; outside writes, resuming, a lower radius."""
+"""Bounds through the optimizer: every role, every step; outside writes, resuming, a lower radius.
+
+Twice: as on a CPU, and as on an accelerator, where nothing may be read on the host (`host.holds` is made to say so).
+"""
 
 import copy
 
@@ -10,9 +13,23 @@ import surefoot as sf
 from surefoot.experiment.data import load
 from surefoot.experiment.run import Run, TrainConfig
 from surefoot.geometry import spectral
+from surefoot.linalg import host
 
 RADIUS = 1.5
 STEPS = 120
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Tensors count as an accelerator's."""
+    monkeypatch.setattr(host, "holds", lambda x: False)
+
+
+@pytest.fixture(params=["cpu", "accelerator"])
+def device(request):
+    """Both kinds of device, one after the other."""
+    if request.param == "accelerator":
+        request.getfixturevalue("accelerator")
 
 
 class Everything(nn.Module):
@@ -32,10 +49,10 @@ class Everything(nn.Module):
         return self.head
 
 
-def build(stabiliser, lr, dtype=torch.float32):
+def build(stabiliser, lr, dtype=torch.float32, recipe=sf.recipes.beyond_mup()):  # noqa: B008
     torch.manual_seed(0)
     model = Everything().to(dtype)
-    plan = sf.Plan.of(model, stabiliser=stabiliser, overrides=[("experts", "experts")])
+    plan = sf.Plan.of(model, recipe, stabiliser=stabiliser, overrides=[("experts", "experts")])
     plan.initialise_(model, seed=0)
     return model, plan, sf.SteepestDescent(model, plan, lr=lr)
 
@@ -50,7 +67,7 @@ def pull(model, step, generator):
 def norms(model, plan):
     """Each parameter's norm over its role's unit of radius, by float64."""
     return {
-        name: float(plan[name].role.geometry.norm(plan[name].role.view.split(p.detach().double())[0]).max())
+        name: float(plan[name].role.held.norm(plan[name].role.view.split(p.detach().double())[0]).max())
         / plan[name].role.radius_unit(plan[name].block)
         for name, p in model.named_parameters()
     }
@@ -82,12 +99,35 @@ def test_every_role_is_inside_after_every_step(scheme, dtype):
     assert {n: h / bound[n] for n, h in highest.items() if h > bound[n] * (1 + tolerance)} == {}
 
 
+@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PostClip(RADIUS, 1), sf.PostClip(RADIUS, 5),
+                                    sf.Rescale(RADIUS)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_role_is_inside_on_an_accelerator(accelerator, scheme, dtype):
+    model, plan, optimizer = build(scheme, lr=0.05, dtype=dtype)
+    highest = run(model, plan, optimizer)
+    tolerance = 1e-3 if dtype == torch.float32 else 4e-3
+    assert {name: norm for name, norm in highest.items() if norm > RADIUS * (1 + tolerance)} == {}
+    assert min(highest.values()) > 0.9 * RADIUS, "scaled down for nothing"
+
+
+@pytest.mark.parametrize("recipe", [sf.recipes.lion(), sf.recipes.moga_row(3.0), sf.recipes.moga_column(),
+                                    sf.recipes.muon()], ids=lambda recipe: recipe.name)  # fmt: skip
+@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PreDecay(1 / RADIUS)], ids=repr)
+def test_steps_of_another_norm_stay_inside(device, recipe, scheme):
+    """Of unknown length, and for each row or entry its own: the bound is the weight's norm's all the same."""
+    model, plan, optimizer = build(scheme, lr=0.05, recipe=recipe)
+    start = norms(model, plan)
+    for name, norm in run(model, plan, optimizer, range(40)).items():
+        bound = max(start[name], RADIUS) if isinstance(scheme, sf.PreDecay) else RADIUS
+        assert norm <= bound * (1 + 1e-3), name
+
+
 def test_free_training_leaves_the_ball():
     model, plan, optimizer = build(sf.Free(), lr=0.05)
     assert min(run(model, plan, optimizer).values()) > 1.2 * RADIUS
 
 
-def test_a_weight_written_from_outside_is_looked_at_again():
+def test_a_weight_written_from_outside_is_looked_at_again(device):
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
     run(model, plan, optimizer, range(3))
     with torch.no_grad():
@@ -99,7 +139,7 @@ def test_a_weight_written_from_outside_is_looked_at_again():
 
 @pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.StreamingPostClip(RADIUS, 3)], ids=repr)
 @pytest.mark.parametrize("order", ["model first", "optimizer first"])
-def test_resuming_is_bit_exact(order, scheme):
+def test_resuming_is_bit_exact(device, order, scheme):
     model, plan, optimizer = build(scheme, lr=0.05)
     run(model, plan, optimizer, range(37))
     saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
@@ -112,7 +152,7 @@ def test_resuming_is_bit_exact(order, scheme):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_a_bound_loaded_without_its_weights_is_not_believed():
+def test_a_bound_loaded_without_its_weights_is_not_believed(device):
     """An older state beside the present weights: its running bound is proven anew, or it would let them walk out."""
     model, plan, optimizer = build(sf.PostClip(RADIUS, 10), lr=0.05)
     run(model, plan, optimizer, range(2))
@@ -121,7 +161,7 @@ def test_a_bound_loaded_without_its_weights_is_not_believed():
     assert max(highest.values()) <= RADIUS * (1 + 1e-3)
 
 
-def test_a_lower_radius_takes_hold_at_the_next_step():
+def test_a_lower_radius_takes_hold_at_the_next_step(device):
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
     run(model, plan, optimizer, range(30))
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(RADIUS / 2), overrides=[("experts", "experts")])
@@ -142,6 +182,43 @@ def test_costly_projections_are_rare(monkeypatch, radius):
         layer.weight.grad = -layer.weight.detach().clone()
         optimizer.step()
     assert 8 <= sum(looked) <= 12
+
+
+@pytest.mark.parametrize(("scheme", "each"), [(sf.PostClip(RADIUS, 10), 10), (sf.PostClip(RADIUS, 1), 1),
+                                              (sf.PostClip(RADIUS), 16)], ids=repr)  # fmt: skip
+def test_proofs_on_an_accelerator_are_rare(monkeypatch, accelerator, scheme, each):
+    proven = []
+    certificate = sf.Spectral.certificate
+    monkeypatch.setattr(sf.Spectral, "certificate", lambda self, w: proven.append(1) or certificate(self, w))
+    layer = nn.Linear(16, 16, bias=False)
+    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, stabiliser=scheme), lr=0.01)
+    counts = []
+    for _ in range(61):
+        layer.weight.grad = -layer.weight.detach().clone()
+        optimizer.step()
+        counts.append(len(proven))
+    rises = [step for step in range(1, 61) if counts[step] > counts[step - 1]]
+    assert rises == list(range(each, 61, each))
+
+
+def test_a_write_behind_the_version_is_found_by_the_next_proof(accelerator):
+    layer = nn.Linear(16, 16, bias=False)
+    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, stabiliser=sf.PostClip(RADIUS, 4)), lr=0.01)
+    inside = []
+    for step in range(12):
+        if step == 5:
+            layer.weight.data.mul_(100)
+        layer.weight.grad = -layer.weight.detach().clone()
+        optimizer.step()
+        inside.append(float(sf.Spectral().norm(layer.weight.detach())) <= RADIUS * (1 + 1e-3))
+    assert inside == [True] * 5 + [False] * 3 + [True] * 4
+
+
+def test_scaling_instead_of_clipping_is_said_once(accelerator, caplog):
+    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+    run(model, plan, optimizer, range(3))
+    assert [record.name for record in caplog.records] == ["surefoot"]
+    assert "scaled down by a proven bound" in caplog.text
 
 
 @pytest.mark.parametrize("stabiliser", ["post_clip:1.5", "post_clip:1.5:1", "pre_decay:0.5"])

@@ -9,7 +9,7 @@ import surefoot
 from . import oracle
 from .inputs import exact, gaussian, generator
 
-METHODS = ("svd", "newton_schulz", "polar_express", "gram", "qdwh", "qdwh2", "halley", "zolotarev", "auto")
+METHODS = ("svd", "newton_schulz", "polar_express", "gram", "qdwh", "qdwh2", "halley", "zolotarev", "half", "auto")
 # Stated in msign's docstring, float32 on a CPU: how far sigma_max may pass 1, and how far any singular
 # value that is at least a hundredth of the largest may end from 1.
 OVERSHOOT = {
@@ -21,6 +21,7 @@ OVERSHOOT = {
     "qdwh2": 1e-4,
     "halley": 5e-4,
     "zolotarev": 5e-4,
+    "half": 5e-4,
     "auto": 5e-4,
 }
 ERROR = {
@@ -32,6 +33,7 @@ ERROR = {
     "qdwh2": 0.05,
     "halley": 0.05,
     "zolotarev": 0.07,
+    "half": 0.1,
     "auto": 0.05,
 }
 SHAPES = ((24, 24), (40, 12), (12, 40), (33, 32), (8, 128), (96, 6), (3, 2), (2, 2), (1, 9), (9, 1), (1, 1))
@@ -224,7 +226,7 @@ def test_transposition(method):
         forward, back = surefoot.msign(g, method=method), surefoot.msign(g.mT.contiguous(), method=method).mT
         # a square matrix and its transpose are prescaled by different bounds: newton_schulz, which does not
         # converge, then lands elsewhere in its band
-        tolerance = 0.4 if method == "newton_schulz" and m == n else 2e-3
+        tolerance = 0.4 if method == "newton_schulz" and m == n else 1e-2 if method == "half" else 2e-3
         torch.testing.assert_close(forward, back, rtol=0, atol=tolerance)
 
 
@@ -241,7 +243,7 @@ def test_rotation_equivariance(method):
         else 0.07
         if method == "zolotarev"
         else 0.02
-        if method in ("qdwh2", "auto")
+        if method in ("qdwh2", "half", "auto")
         else 1e-3
     )
     np.testing.assert_allclose(

@@ -1,8 +1,9 @@
 """The import direction of the package, read from its source: left may not import right.
 
 linalg <- geometry <- stabilise, momentum, scaling, views <- conventions, initialise, roles, kinds, layouts, known,
-place, recipes, overrides, plan <- activations, groups, logits, metrics, pairs, stacking, step, storage <- optim <-
-attention <- _api <- experiment, integrations <- cli. No torch is imported here, so that `make check` stays quick.
+place, recipes, overrides, plan <- activations, groups, logits, looks, metrics, pairs, stacking, step, storage <-
+optim <- attention <- _api <- experiment, integrations <- cli. No torch is imported here, so that `make check` stays
+quick.
 """
 
 import ast
@@ -19,7 +20,7 @@ LAYERS = (
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
     ("conventions", "initialise", "roles", "kinds", "layouts", "known", "place", "recipes", "overrides", "plan"),
-    ("activations", "groups", "logits", "metrics", "pairs", "stacking", "step", "storage"),
+    ("activations", "groups", "logits", "looks", "metrics", "pairs", "stacking", "step", "storage"),
     ("optim",),
     ("attention",),
     ("_api",),
@@ -81,6 +82,9 @@ def violations(module: str, source: str) -> list[str]:
         elif package == "matplotlib":
             if module not in PLOTTING:
                 wrong.append(name)
+        elif package == "triton":
+            if module != "linalg.triton_ops":
+                wrong.append(name)
         elif package == "tokenizers":
             if module != "experiment.bpe":
                 wrong.append(name)
@@ -90,6 +94,11 @@ def violations(module: str, source: str) -> list[str]:
         elif package not in ANYWHERE and not (package in ON_TOP and top in ("experiment", "cli")):
             wrong.append(name)
     return wrong
+
+
+def test_only_the_choice_of_operations_knows_triton():
+    users = [module_name(path) for path in FILES if "surefoot.linalg.triton_ops" in path.read_text()]
+    assert users == ["linalg.backend"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -103,6 +112,8 @@ def test_imports_point_one_way(path):
     ("module", "source"),
     [
         ("linalg.polar", "from surefoot.geometry import RMS"),
+        ("linalg.polar", "import triton"),
+        ("linalg.ops", "import triton.language as tl"),
         ("geometry.rows", "from surefoot.momentum import Momentum"),
         ("views", "from surefoot import roles"),
         ("plan", "def late():\n    from surefoot.optim import SteepestDescent"),
@@ -126,6 +137,7 @@ def test_a_wrong_import_is_noticed(module, source):
     [
         ("geometry.rows", "from surefoot.linalg.polar import msign"),
         ("optim", "import torch\nimport math"),
+        ("linalg.triton_ops", "import triton\nimport triton.language as tl"),
         ("experiment.report", "import matplotlib"),
         ("experiment.train", "from surefoot import recipes\nimport numpy"),
         ("cli.audit", "from surefoot import Plan\nfrom surefoot.experiment.models import reference"),

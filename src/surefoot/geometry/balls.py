@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
+
 SAFE = 1e-15
 """Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""
 
@@ -45,7 +47,7 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
     """The maximiser of `<g, d>` over `|d|_s <= radius`: `sign(g) |g|**(p-1) / |g|_p**(p-1)` with `p = s'`; 0 for 0."""
     if math.isinf(s) or g.shape[dim] == 0:
         return g.sign() if radius == 1 else g.sign().mul_(radius)
-    if s == 2 and g.device.type == "cpu":
+    if s == 2 and host.looks(g):
         size: Tensor = torch.linalg.vector_norm(g, 2, dim, keepdim=True)
         if bool((size > SAFE).all()) and bool((size < 1 / SAFE).all()):  # the usual case, without a scaled copy
             return g * (radius / size)
@@ -79,7 +81,7 @@ def project(w: Tensor, radius: Tensor, s: float, dim: int) -> Tensor:
     inside = size <= radius
     if s == 2:
         return torch.where(inside, w, w * (radius / torch.where(inside, 1, size)))
-    if bool(inside.all()):
+    if host.holds(w) and bool(inside.all()):
         return w.clone()
     scale = torch.where(radius > 0, radius, 1).double()
     y = torch.where(inside, 0, w.abs().double() / scale)

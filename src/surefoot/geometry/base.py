@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
+
 Cache = dict[str, Tensor] | None
 """What a geometry may keep from step to step (warm vectors); optimizer state, never an attribute."""
 
@@ -100,7 +102,7 @@ class Geometry(ABC):
         """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
         norm = self.norm(w)
         limit = expand(norm, self).to(w.dtype) * factor
-        return self.project(w, torch.where(torch.as_tensor(factor, device=w.device) < 1, limit, math.inf))[0], norm
+        return self.project(w, torch.where(host.number(factor, w) < 1, limit, math.inf))[0], norm
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
         """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; a closed form gives the norm twice."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.vectors import VectorGeometry
+from surefoot.linalg import host
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Frobenius(Geometry):
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Radial."""
-        limit = torch.as_tensor(radius, dtype=torch.promote_types(w.dtype, torch.float32), device=w.device).expand(
-            (*w.shape[:-2], 1, 1)
-        )[..., 0]
+        limit = host.number(radius, w, torch.promote_types(w.dtype, torch.float32)).expand((*w.shape[:-2], 1, 1))[
+            ..., 0
+        ]
         flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
         return flat.reshape(w.shape), cache
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class MeanOperator(Geometry):
         if not (self.p == 1 or math.isinf(self.q) or self.p == self.q == 2):
             raise ValueError(f"({self.p}, {self.q}) has no closed form; choose (1, q), (p, inf), (1, inf) or (2, 2)")
 
-    @cached_property
+    @property  # not cached: a graph cannot take functools' lock
     def _form(self) -> Geometry:
         if math.isinf(self.q):
             return _Rows(balls.conjugate(self.p))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.geometry import balls
 from surefoot.geometry.base import Cache, Geometry
+from surefoot.linalg import host
 
 
 class VectorGeometry(Geometry):
@@ -46,5 +47,5 @@ class VectorGeometry(Geometry):
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""
         precise = w.to(torch.promote_types(w.dtype, torch.float32))
-        limit = torch.as_tensor(radius, dtype=precise.dtype, device=w.device) / self.scale(w.shape)
+        limit = host.number(radius, w, precise.dtype) / self.scale(w.shape)
         return balls.project(precise, limit, self.exponent, self.dim).to(w.dtype), cache

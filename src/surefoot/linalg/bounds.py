@@ -22,6 +22,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     ...     (torch.eye(2) @ torch.eye(2)).dtype
     torch.float32
     """
+    if torch.compiler.is_compiling():  # no graph sets flags: `surefoot.compiled` has set them around it
+        yield
+        return
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:
@@ -86,7 +89,7 @@ def upper_bound(x: Tensor, squarings: int = 6) -> Tensor:
     for trace, gamma in reversed(steps):
         bound = (trace * (bound + eps + gamma)).sqrt()
     bound = ((bound + eps * steps[0][0].sqrt()) * peak).to(dtype).reshape(x.shape[:-2])
-    return torch.where(bound == 0, bound, bound.nextafter(bound.new_tensor(torch.inf)))
+    return torch.where(bound == 0, bound, bound.nextafter(torch.full_like(bound, torch.inf)))
 
 
 def is_below(x: Tensor, limit: float | Tensor) -> Tensor:

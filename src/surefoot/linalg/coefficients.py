@@ -30,6 +30,16 @@ def polar_express(closing: int) -> tuple[Quintic, ...]:
     return damped + (_CLOSING,) * closing
 
 
+HALF: tuple[Quintic, ...] = (
+    (8.300666943488281, -24.037544230253616, 17.466133545669692),
+    (4.0033865680202245, -2.9228400184426993, 0.5418712697038386),
+    (3.4708619972711814, -2.5494043348672863, 0.5002039749955783),
+    (2.4654613261824316, -1.7803293239089077, 0.41563323476674785),
+    (1.8987883650806459, -1.2586129598288736, 0.36127616035875143),
+)
+"""Five steps for float16: by the same recursion for l = 3e-3, which maps [3e-3, 1] into 1 ± 0.005; damped likewise."""
+
+
 def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
     """Weights of the dynamically weighted Halley steps `x -> x (a + b x²) / (1 + c x²)`.
 

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import coefficients
+from surefoot.linalg.backend import choose_ops
 from surefoot.linalg.bounds import full_precision
 from surefoot.linalg.coefficients import Quintic
-from surefoot.linalg.ops import TORCH, Ops
+from surefoot.linalg.half import express
+from surefoot.linalg.ops import Ops
 
 EXPRESS = coefficients.polar_express(closing=2)
 FAST_QDWH = coefficients.qdwh(lowest=1e-3, steps=2)
@@ -35,6 +37,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `newton_schulz` | 1.22 | 0.4 of 1 | 5 steps of 3 products |
     | `polar_express` | 1 + 5e-4 | 1e-3 of 1 | 8 steps of 3 products |
     | `gram` | 1 + 5e-4 | 1e-3 of 1 | as above on the Gram matrix: for matrices twice as wide as tall |
+    | `half` | 1 + 5e-4 | 0.1 of 1 | 5 steps of at most 3 products in float16 |
     | `qdwh` | 1 + 1e-4 | 1e-3 of 1 | 3 Cholesky steps |
     | `qdwh2` | 1 + 5e-4 | 0.05 of 1 | 2 Cholesky steps |
     | `halley` | 1 + 5e-4 | 0.05 of 1 | 1 Gram matrix, 1 Cholesky inverse, 3 small products, 1 product: up to 128 rows |
@@ -47,10 +50,10 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     i**-1.5 and on a spike of 128 with 128 rows; with 768 rows .59 on a spike.
 
     `auto` takes `halley` on a CPU up to 128 rows (of the smaller side), `qdwh2` above, the exact `qdwh` in float64, and
-    `polar_express` on an accelerator; their cost is in `docs/decisions/0007`. Half precision is computed in float32 on
-    a CPU; on an accelerator the iterations run it in bfloat16, for which the table's figures have not been measured.
+    `half` on an accelerator; their cost is in `docs/decisions/0007`. Half precision is computed in float32 on a CPU; on
+    an accelerator the other iterations run it in bfloat16, for which the table's figures have not been measured.
     Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on heavy-tailed spectra (1/i), where
-    `polar_express` does not.
+    `polar_express` does not. `half` is float16 inside, on every device.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
@@ -75,7 +78,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     name = choose(wide) if method == "auto" else method
     batch = _unit_peak(wide.reshape(-1, *wide.shape[-2:]).to(_compute_dtype(x, name)))
     with full_precision(x.device):
-        sign = METHODS[name](batch, TORCH).reshape(wide.shape).to(x.dtype)
+        sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
 
 
@@ -90,7 +93,7 @@ def choose(x: Tensor) -> str:
     if x.dtype == torch.float64:
         return "qdwh"
     if x.device.type != "cpu":
-        return "polar_express"
+        return "half"
     return "halley" if x.shape[-2] <= SMALL else "qdwh2"
 
 
@@ -208,6 +211,7 @@ METHODS: dict[str, Callable[[Tensor, Ops], Tensor]] = {
     "newton_schulz": lambda x, ops: _iterate(x, ops, coefficients.NEWTON_SCHULZ),
     "polar_express": lambda x, ops: _iterate(x, ops, EXPRESS),
     "gram": lambda x, ops: _iterate_gram(x, ops, EXPRESS),
+    "half": lambda x, ops: express(x, ops, _squared_norm_bound),
     "qdwh": lambda x, ops: _qdwh(x, ops, EXACT_QDWH),
     "qdwh2": lambda x, ops: _qdwh(x, ops, FAST_QDWH),
     "halley": lambda x, ops: _halley(x, ops, *coefficients.HALLEY),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg.bounds import full_precision, largest_entry
+from surefoot.linalg.jacobi import small_eigh
 
 # Thin products are written row by row, `vᵀ xᵀ` and `uᵀ x`: on a CPU `x v` takes 4 times as long for 2 to 12 columns,
 # `xᵀ u` up to 20 times. Householder QR of (768, 9) takes a quarter of Cholesky-QR's time there, and needs no shift.
@@ -33,7 +34,7 @@ def start(x: Tensor, k: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     columns = x.shape[-1]
     v: Tensor = torch.linalg.qr(torch.randn(columns, min(k, columns), generator=generator, dtype=torch.float64)).Q
-    v = v.to(x.device, torch.promote_types(x.dtype, torch.float32))
+    v = v.to(x.device, torch.promote_types(x.dtype, torch.float32), non_blocking=True)  # or it would wait
     return v.expand(*x.shape[:-2], *v.shape).contiguous()
 
 
@@ -81,7 +82,7 @@ def refine(x: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor]:
         for _ in range(iterations):
             rows = torch.linalg.qr((images @ a).mT).Q.mT
             images = rows @ a.mT
-        values, turn = torch.linalg.eigh((images @ images.mT).double())
+        values, turn = small_eigh((images @ images.mT).double())
         turn = turn.flip(-1)[..., : v.shape[-1]].to(dtype)
         s = values.flip(-1)[..., : v.shape[-1]].clamp_min(0).sqrt().to(dtype) * peak[..., 0]
         return (turn.mT @ rows).mT.contiguous(), s

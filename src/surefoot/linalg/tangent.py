@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.linalg import host
 from surefoot.linalg.bounds import largest_entry
 from surefoot.linalg.polar import msign
 
@@ -64,7 +65,7 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
         found = low.x.isfinite() & high.x.isfinite()
         root = torch.where(found, low.h / (low.h - high.h), high.x.isfinite())  # from low to high
         done = (h.abs() <= TOLERANCE) | (found & (torch.maximum(-low.h, high.h) <= CLOSE))
-        if done.device.type == "cpu" and bool(done.all()):
+        if host.holds(done) and bool(done.all()):
             break
         inside = low.x + (high.x - low.x) * root.clamp(MARGIN, 1 - MARGIN)
         x = torch.where(done, x, torch.where(found, inside, x - step * h))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.linalg import host
 
 
 class Stabiliser(ABC):
@@ -51,6 +52,10 @@ class Stabiliser(ABC):
     def promise(self) -> str:
         """What holds after every step with eta > 0, in words."""
 
+    def serves(self, eta: Eta) -> int:
+        """For how many steps of eta a proof of a matrix's norm serves an accelerator: one."""
+        return 1
+
     @property
     def bound(self) -> float:
         """The role's norm that weights are kept to, or brought down to, as a number; inf if there is none."""
@@ -59,20 +64,26 @@ class Stabiliser(ABC):
 
 def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
     """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
-    d, size = geometry.direction(m), torch.as_tensor(eta, dtype=torch.promote_types(w.dtype, torch.float32))
-    if w.device.type == "cpu" and size.dtype == w.dtype == d.dtype and bool((size > 0).all()):
-        moved = size * d if d.data_ptr() == m.data_ptr() else d.mul_(size)  # `AsGiven` gives m itself
+    d = geometry.direction(m)
+    if host.looks(w) and isinstance(eta, Tensor) and eta.dtype == w.dtype == d.dtype and bool((eta > 0).all()):
+        moved = eta * d if d.data_ptr() == m.data_ptr() else d.mul_(eta)  # `AsGiven` gives m itself
         return torch.sub(w, moved, out=moved)  # a temporary less is a fifth of the time of a sign step
     return w - (eta * d).add_(0.0)
 
 
 def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
     """The new weight where any part of the matrix moves, else the old one bit for bit."""
-    moved = torch.as_tensor(eta, device=old.device) > 0
+    moved = host.number(eta, old) > 0
     if moved.ndim:
         dims = tuple(range(-geometry.ndim, 0))
         moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
     return torch.where(moved, new, old) if new.numel() else old.clone()
+
+
+def whole(eta: Eta, geometry: Geometry) -> Eta:
+    """The largest step in each of the geometry's problems; steps of another norm may differ between its rows."""
+    dims = tuple(geometry.couples)
+    return eta.amax(dims, keepdim=True) if isinstance(eta, Tensor) and eta.ndim and dims else eta
 
 
 def remaining(eta: Eta, rate: float) -> Tensor | float:

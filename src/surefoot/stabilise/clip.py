@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.spectral import MARGIN, MARGIN_STEPS
+from surefoot.linalg import host
 from surefoot.stabilise.base import Stabiliser, require_count, require_positive, step, where_moved
 
 
@@ -17,10 +19,14 @@ class PostClip(Stabiliser):
     Where a clip is an eigendecomposition (the spectral norm), a running bound on the norm says when one is needed, and
     it goes `(period - 1) * eta` further in: then the bound holds at every step at 1/period of the cost.
 
+    On an accelerator a step waits for nothing, so such a matrix is not clipped but scaled by `min(1, radius / upper)`,
+    as by `Rescale`; upper is the running bound, proven anew after `period` steps and wherever somebody else has written
+    to the weight. A write through `.data` is the exception: the host cannot see it, and the next proof finds it.
+
     Args:
         radius: in the unit of the role.
         period: least number of steps between two costly clips of a matrix; 1 is the scheme as published, None chooses
-            (16, or as many as move the matrix by a quarter of the radius).
+            (16, or as many as move the matrix by a quarter of the radius). On an accelerator: between two proofs.
 
     Source: "Beyond MuP 4", Post Clip.
     """
@@ -41,6 +47,14 @@ class PostClip(Stabiliser):
         held, cache = geometry.hold(step(w, m, eta, geometry), self.radius, eta, self.period, cache)
         return where_moved(eta, geometry, held, w), cache
 
+    def serves(self, eta: Eta) -> int:
+        """`period`, or 16, or as many as move the matrix by a quarter of the radius; a rate on the device: 1."""
+        if self.period is not None:
+            return self.period
+        if isinstance(eta, Tensor) and not host.holds(eta):
+            return 1
+        return max(1, min(MARGIN_STEPS, int(MARGIN * self.radius / max(float(eta), 1e-30))))
+
     def in_units(self, unit: float) -> PostClip:
         """Radius times unit."""
         return replace(self, radius=self.radius * unit)
@@ -59,6 +73,8 @@ class PostClip(Stabiliser):
 @dataclass(frozen=True)
 class Rescale(Stabiliser):
     """`w min(1, radius / upper(w))` after the step: `norm(w) <= radius` without singular vectors.
+
+    On an accelerator upper is proven by products, 1.3 % above the norm at 768 rows, and the step waits for nothing.
 
     Args:
         radius: in the unit of the role.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.scaling import Scale
-from surefoot.stabilise.base import Stabiliser, remaining, require_positive, step, where_moved
+from surefoot.stabilise.base import Stabiliser, remaining, require_positive, step, where_moved, whole
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -104,12 +104,13 @@ class PreDecay(Stabiliser):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Shrink the norm, step, and clip what a long direction left outside."""
-        keep = remaining(eta, self.rate)
+        largest = whole(eta, geometry)
+        keep = remaining(largest, self.rate)
         shrunk, norm = geometry.shrink(w, keep)
         moved, norm = step(shrunk, m, eta, geometry), expand(norm, geometry)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
-        bound = (torch.minimum(keep * norm + eta, norm) * rounding).clamp_min(1 / self.rate)
-        outside = keep * norm + eta * geometry.longest > bound * TOLERANCE[w.dtype]
+        bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
+        outside = keep * norm + largest * geometry.longest > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
             moved, cache = geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Stabiliser, remaining, require_count, require_positive, step, where_moved
+from surefoot.stabilise.base import Stabiliser, remaining, require_count, require_positive, step, where_moved, whole
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ class StreamingPreDecay(Stabiliser):
         """Cut what the vectors see to `(1 - eta rate)` of the largest, then step."""
         cache = geometry.warm(w, self.vectors) if cache is None else cache
         norm, cache = geometry.seen(w, cache)
-        trimmed, cache = geometry.trim(w, expand(norm, geometry).to(w.dtype) * remaining(eta, self.rate), cache)
+        trimmed, cache = geometry.trim(
+            w, expand(norm, geometry).to(w.dtype) * remaining(whole(eta, geometry), self.rate), cache
+        )
         return where_moved(eta, geometry, step(trimmed, m, eta, geometry), w), cache
 
     def in_units(self, unit: float) -> StreamingPreDecay:

@@ -1,0 +1,31 @@
+"""What the host may know of a tensor without waiting for an accelerator, and how it hands a number over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def holds(x: Tensor) -> bool:
+    """Whether x lies in the host's memory: a branch on its values waits for nobody.
+
+    >>> holds(torch.zeros(2)), holds(torch.zeros(2, device="meta"))
+    (True, False)
+    """
+    return x.device.type == "cpu"
+
+
+def looks(x: Tensor) -> bool:
+    """Whether a shortcut may go by x's values: where the host holds them, and not while `torch.compile` traces."""
+    return holds(x) and not torch.compiler.is_compiling()
+
+
+def number(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A number as a tensor beside `like`, filled in there: a copy from the host would wait. A tensor is converted.
+
+    >>> number(0.5, torch.zeros(2), torch.float64)
+    tensor(0.5000, dtype=torch.float64)
+    """
+    if isinstance(value, Tensor):
+        return value.to(device=like.device, dtype=dtype)
+    return torch.full((), value, dtype=dtype, device=like.device)

@@ -1,0 +1,81 @@
+"""The float16 matrix sign: its bound and its alignment on the spectra that momenta have, and on hostile ones."""
+
+import pytest
+import torch
+
+import surefoot
+from surefoot.linalg import coefficients, half
+from surefoot.linalg.ops import TORCH
+from surefoot.linalg.polar import _squared_norm_bound
+
+from .inputs import gaussian
+from .test_msign import with_spectrum
+
+
+def spectra(m, n):
+    """Each with the least alignment that is asked for."""
+    i = torch.arange(1, m + 1, dtype=torch.float64)
+    yield "gaussian", gaussian((m, n), 0), 0.96
+    for name, values, least in (
+        ("1/i", 1 / i, 0.96),
+        ("i^-1.5", i**-1.5, 0.89),
+        ("spike of 1000", torch.where(i == 1, 1000.0, 1.0), 0.85),
+        ("orthogonal", torch.ones(m), 0.99),
+        ("rank 8", torch.where(i <= 8, 1.0, 0.0), 0.98),
+        ("geometric 1e6", 10.0 ** (-6 * i / m), 0.95),
+    ):
+        yield name, torch.tensor(with_spectrum(m, n, values.numpy())).float(), least
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (200, 260), (64, 256), (160, 400), (224, 224)], ids=str)
+def test_the_bound_and_the_alignment(shape):
+    names, matrices, least = zip(*spectra(*shape), strict=True)
+    x = torch.stack(matrices)
+    sign = surefoot.msign(x, "half").double()
+    top = torch.linalg.matrix_norm(sign, 2)
+    alignment = (sign * x).sum((-2, -1)) / (top * torch.linalg.svdvals(x.double()).sum(-1))
+    assert {name: float(t) for name, t in zip(names, top, strict=True) if t > 1 + 5e-4} == {}
+    assert {name: float(t) for name, t in zip(names, top, strict=True) if t < half.SHRINK * 0.98} == {}
+    assert {name: float(a) for name, a, b in zip(names, alignment, least, strict=True) if a < b} == {}
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_scale_does_not_matter(shape, scale):
+    x = gaussian((2, *shape))
+    torch.testing.assert_close(surefoot.msign(x * scale, "half"), surefoot.msign(x, "half"), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_is_kept(dtype):
+    assert surefoot.msign(gaussian((8, 32), dtype=dtype), "half").dtype == dtype
+
+
+def test_a_constant_matrix_of_many_columns_does_not_overflow():
+    sign = surefoot.msign(torch.ones(2, 100_000), "half")
+    assert float(torch.linalg.matrix_norm(sign.double(), 2)) == pytest.approx(half.SHRINK, rel=0.05)
+
+
+def test_wide_matrices_go_by_the_gram_matrix(monkeypatch):
+    """Five products with x on x itself; one of each kind at either end on the Gram matrix."""
+    for shape, applied in (((16, 23), 5), ((16, 24), 2)):
+        calls = []
+        ops = half.Ops(**{**vars(TORCH), "apply": lambda a, x: calls.append(x.shape) or torch.bmm(a, x)})  # noqa: B023
+        half.express(gaussian((1, *shape)) / 5, ops, _squared_norm_bound)
+        assert len(calls) == applied
+
+
+def test_each_step_is_the_best_quintic_on_what_the_last_one_left():
+    """Undamped, it touches both ends of `[low, 2 - low]` in turn, four times: by Chebyshev none does better."""
+    low, high = 3e-3, 1.0
+    for a, b, c in coefficients.HALF:
+        a, b, c = a * 1.01, b * 1.01**3, c * 1.01**5
+        x = torch.linspace(low, high, 200_001, dtype=torch.float64)
+        y = a * x + b * x**3 + c * x**5
+        slope = y.diff().sign()
+        extremes = torch.cat([y[:1], y[1:-1][slope[1:] != slope[:-1]], y[-1:]])
+        low = float(y.min())
+        high = 2 - low
+        truth = torch.tensor([low, high, low, high], dtype=torch.float64)
+        torch.testing.assert_close(extremes, truth, atol=1e-6, rtol=0)
+    assert low > 0.995

@@ -1,0 +1,140 @@
+"""No step on an accelerator waits for the device: steps on a pretended one, where a tensor has no values to be read.
+
+Tensors of a device that does not exist, without data (`FakeTensorMode`): whatever a host could only know by waiting
+raises there, a branch, `item`, a boolean index, a copy from host memory. Operations that read on the host whether they
+converged or failed are refused by name.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import surefoot as sf
+from surefoot import recipes
+from surefoot.linalg import jacobi
+
+NAME = "pretended"
+READING = (
+    "_linalg_eigh",
+    "_linalg_svd",
+    "linalg_eig",
+    "linalg_inv",
+    "_linalg_solve",
+    "linalg_lstsq",
+    "unique",
+    "nonzero",
+)
+
+
+class Refuse(TorchDispatchMode):
+    """Operations that wait for the device inside."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().removeprefix("aten::")
+        assert not name.startswith(READING), f"{name} reads a flag on the host"
+        copied = name.startswith(("_to_copy", "copy_")) and not (kwargs or {}).get("non_blocking")
+        out = function(*args, **(kwargs or {}))
+        source = args[1] if name.startswith("copy_") else args[0] if args else None
+        assert not copied or len(args) > 2 or source.device == out.device, f"{name} copies between host and device"
+        return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pretended():
+    if not hasattr(torch, NAME):
+        _setup_privateuseone_for_python_backend(NAME)
+        getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]  # for autocast, which we turn off
+
+
+class Model(nn.Module):
+    """One parameter of each role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.linear = nn.Linear(16, 24)
+        self.norm = nn.LayerNorm(24)
+        self.conv = nn.Conv2d(4, 6, 3, groups=2)
+        self.head = nn.Linear(24, 20, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The LM head."""
+        return self.head
+
+
+def steps(recipe, stabiliser=None, storage=None, dtype=torch.float32):
+    """Two steps of a whole optimizer, its first included, on the pretended device."""
+    model = Model()
+    plan = sf.Plan.of(model, recipe, stabiliser=stabiliser)
+    with FakeTensorMode():
+        parameters = {
+            name: nn.Parameter(torch.empty(p.shape, dtype=dtype, device=NAME)) for name, p in model.named_parameters()
+        }
+        optimizer = sf.SteepestDescent(parameters.items(), plan, lr=0.1, storage=storage)
+        for _ in range(2):
+            for p in parameters.values():
+                p.grad = torch.empty_like(p)
+            with Refuse():
+                optimizer.step()
+    assert all(p.device.type == NAME for p in parameters.values())
+
+
+RECIPES = [
+    recipes.beyond_mup(), recipes.moga_row(), recipes.moga_row(3.0), recipes.moga_column(), recipes.moga_column(4.0),
+    recipes.muon(), recipes.muon(sf.Moonlight()), recipes.scion(), recipes.lion(), recipes.sign_sgd(),
+    recipes.sign_natural(), recipes.hyperball(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe(recipe):
+    steps(recipe)
+
+
+@pytest.mark.parametrize(
+    "recipe", [recipes.beyond_mup(), recipes.moga_column(3.0), recipes.muon()], ids=lambda r: r.name
+)
+@pytest.mark.parametrize(
+    "stabiliser",
+    [sf.PostClip(2.0), sf.WeightDecay(0.5), sf.Rescale(2.0), sf.StreamingPostClip(2.0, 2),
+     sf.StreamingPreDecay(0.5)],
+    ids=repr,
+)  # fmt: skip
+def test_every_bound_that_is_not_exact(recipe, stabiliser):
+    steps(recipe, stabiliser)
+
+
+@pytest.mark.parametrize("storage", [sf.Storage(torch.bfloat16), sf.Storage(weights=sf.Master()),
+                                     sf.Storage(weights=sf.Stochastic())], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_storage(storage, dtype):
+    steps(recipes.beyond_mup(), sf.PostClip(2.0), storage, dtype)
+
+
+@pytest.mark.parametrize("stabiliser", [sf.PreDecay(0.5), sf.Normalise(2.0)], ids=repr)
+def test_exact_schemes_do_wait(stabiliser):
+    """As their documentation says; and the test would see it of the others."""
+    with pytest.raises((AssertionError, DataDependentOutputException), match=r"reads a flag on the host|_local_scalar"):
+        steps(recipes.beyond_mup(), stabiliser)
+
+
+def test_the_pretended_device_cannot_be_read():
+    with FakeTensorMode():
+        x = torch.empty(3, device=NAME)
+        with pytest.raises(DataDependentOutputException):
+            bool(x.any())
+        with pytest.raises(DynamicOutputShapeException):
+            x[x > 0]
+        with Refuse(), pytest.raises((AssertionError, NotImplementedError)):
+            torch.as_tensor(0.5, device=NAME)
+
+
+def test_small_eigenvalues_come_from_rotations(monkeypatch):
+    called = []
+    monkeypatch.setattr(jacobi, "jacobi", lambda a: called.append(a.shape) or torch.linalg.eigh(a))
+    with pytest.raises(AssertionError, match="_linalg_eigh reads a flag"):
+        steps(recipes.beyond_mup(), sf.StreamingPostClip(2.0))
+    assert called
