@@ -9,7 +9,7 @@ from surefoot.linalg import host
 
 
 def write_(tensor: Tensor, value: Tensor) -> None:
-    """Copies value, unless it is the tensor's own memory, written to already (by pieces, which an accelerator lacks)."""
+    """Copies value, unless it is the tensor's own memory, written to already: by pieces, which a host alone takes."""
     if not host.holds(tensor) or value.data_ptr() != tensor.data_ptr():
         tensor.copy_(value)
 

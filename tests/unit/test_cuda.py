@@ -144,5 +144,5 @@ def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     optimizer.step()
-    assert torch.cuda.max_memory_allocated() - held <= 12 * chunk
+    assert torch.cuda.max_memory_allocated() - held <= 16 * chunk
     assert torch.cuda.memory_allocated() == held

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 import surefoot as sf
 import surefoot.optim
 from surefoot import Plan, SteepestDescent, recipes
-from surefoot.step import step
+from surefoot.step import step as take
 
 RECIPES = [
     recipes.beyond_mup(),
@@ -999,6 +999,6 @@ def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
         calls.clear()
         w = nn.Parameter(noise(64, 4))
         w.grad = noise(64, 4, seed=1)
-        counted = lambda *arguments: calls.append(arguments) or step(*arguments)  # noqa: E731
+        counted = lambda *arguments: calls.append(arguments) or take(*arguments)  # noqa: E731
         SteepestDescent([{"params": [w], "role": role}], lr=0.1, step=counted).step()
         assert len(calls) == count

@@ -1,0 +1,260 @@
+"""Time, memory and accuracy of a step on a GPU, beside torch's optimizers and Gram Newton-Schulz. One command:
+
+    python benchmarks/gpu.py                 # all of it, below 8 minutes on an H200 (estimated, never measured)
+    python benchmarks/gpu.py --minutes 3     # what fits; the rest is named, not guessed
+    python benchmarks/gpu.py --smoke         # toy sizes on a CPU: does the command work?
+
+Writes `gpu.json` and `gpu.md` into `--out`; the tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1
+billion parameters (22 layers, d = 2048, FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings;
+fixed gradients; each step timed by events; ratios of medians to `torch.optim.Muon`. A bound is proven in one of the 16
+rounds, so its cost is in the mean. Matrix signs: one chunk of each shape, as the optimizer stacks it.
+`gram-newton-schulz` takes part where it is installed, with its own kernels and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import surefoot as sf
+from surefoot.linalg.backend import choose_ops
+from surefoot.linalg.ops import TORCH
+from surefoot.linalg.polar import METHODS
+
+Shape = tuple[int, int]
+Row = dict[str, Any]
+PEER, RIVAL, LR = "torch Muon", "gram-newton-schulz, kernels", 0.01
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured."""
+
+    device: str
+    rounds: int
+    models: dict[str, tuple[tuple[Shape, ...], int]]
+    chunk: int  # bytes of float32 that are multiplied at once
+
+
+def block(width: int, hidden: int, wide: int) -> tuple[Shape, ...]:
+    """A layer: four square matrices, `wide` up and one down."""
+    return ((width, width),) * 4 + ((hidden, width),) * wide + ((width, hidden),)
+
+
+FULL = Size(
+    device="cuda",
+    rounds=16,
+    models={
+        "GPT-2 Small, 12 layers": (block(768, 3072, 1), 12),
+        "LLaMA 1.1B, 22 layers": (block(2048, 5632, 2), 22),
+        "d = 128, 24 layers": (block(128, 512, 1), 24),
+    },
+    chunk=256 << 20,
+)
+SMOKE = Size(device="cpu", rounds=2, models={"toy, 2 layers": (block(16, 48, 1), 2)}, chunk=1 << 14)
+
+
+def timed(size: Size, run: Callable[[], object]) -> list[float]:
+    """Milliseconds of each round, after three that warm up."""
+    times = []
+    for turn in range(size.rounds + 3):
+        if size.device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            elapsed = start.elapsed_time(end)
+        else:
+            before = time.perf_counter()
+            run()
+            elapsed = 1e3 * (time.perf_counter() - before)
+        if turn >= 3:
+            times.append(elapsed)
+    return times
+
+
+def parameters(size: Size, shapes: tuple[Shape, ...], layers: int) -> list[Tensor]:
+    """With gradients; drawn on the device."""
+    generator = torch.Generator(size.device).manual_seed(0)
+    params = []
+    for shape in shapes * layers:
+        p = torch.nn.Parameter(torch.randn(shape, device=size.device, generator=generator) * 0.02)
+        p.grad = torch.randn(shape, device=size.device, generator=generator) * 1e-3
+        params.append(p)
+    return params
+
+
+def steepest(stabiliser: sf.Stabiliser, **options: Any) -> Callable[[list[Tensor]], Callable[[], object]]:
+    """Builds a step of `SteepestDescent` on linear layers."""
+
+    def build(params: list[Tensor]) -> Callable[[], object]:
+        role = sf.Role("linear", sf.Spectral(), stabiliser=stabiliser)
+        return sf.SteepestDescent([{"params": params, "role": role}], lr=LR, **options).step
+
+    return build
+
+
+def captured(params: list[Tensor]) -> Callable[[], object]:
+    """The same step replayed as a CUDA graph."""
+    rate = torch.tensor(LR, device=params[0].device)
+    optimizer = sf.SteepestDescent([{"params": params, "role": "linear"}], lr=rate)
+    for _ in range(2):
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    return graph.replay
+
+
+STEPS: dict[str, Callable[[list[Tensor]], Callable[[], object]]] = {
+    PEER: lambda ps: torch.optim.Muon(ps, lr=LR, weight_decay=0.0).step,
+    "torch AdamW, fused": lambda ps: torch.optim.AdamW(ps, lr=LR, fused=True).step,
+    "surefoot": steepest(sf.Free()),
+    "surefoot, CUDA graph": captured,
+    "surefoot, Post Clip": steepest(sf.PostClip(10.0)),
+    "surefoot, compiled": lambda ps: steepest(sf.Free(), step=sf.compiled())(ps),
+}
+ON_A_CPU = (PEER, "surefoot", "surefoot, Post Clip")
+
+
+def steps(size: Size, deadline: float) -> Iterator[Row]:
+    """A row per optimizer and model, until the time is over; the slow compiler comes last."""
+    for name, build in STEPS.items():
+        for model, (shapes, layers) in size.models.items():
+            row: Row = {"model": model, "optimizer": name}
+            if (size.device == "cpu" and name not in ON_A_CPU) or time.monotonic() > deadline:
+                yield row | {"left_out": "needs a GPU" if size.device == "cpu" else "no time left"}
+                continue
+            params = parameters(size, shapes, layers)
+            run = build(params)
+            times = timed(size, run)
+            yield row | {
+                "median_ms": statistics.median(times),
+                "mean_ms": statistics.mean(times),
+                "peak_mib": peak(size, run),
+            }
+            del params, run
+            gc.collect()  # an optimizer and its hooks are a cycle
+
+
+def peak(size: Size, run: Callable[[], object]) -> float | None:
+    """MiB that a step allocates beyond what is held between steps."""
+    if size.device != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
+
+
+def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Each method on a float32 batch `(b, m, n)`, m <= n."""
+    methods: dict[str, Callable[[Tensor], Tensor]] = {
+        "half, as chosen": lambda x: sf.msign(x, "half"),
+        "half, torch products": lambda x: METHODS["half"](x / x.abs().amax(), TORCH),
+        "polar_express, bfloat16": lambda x: METHODS["polar_express"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
+        "newton_schulz, bfloat16": lambda x: METHODS["newton_schulz"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
+        "qdwh2, float32": lambda x: sf.msign(x, "qdwh2"),
+    }
+    if size.device == "cuda" and find_spec("gram_newton_schulz"):
+        from gram_newton_schulz import GramNewtonSchulz
+
+        methods["gram-newton-schulz, torch"] = GramNewtonSchulz(ns_use_kernels=False)
+        if find_spec("quack"):
+            methods[RIVAL] = GramNewtonSchulz(ns_use_kernels=True)
+    return methods
+
+
+def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
+    """A row per method and shape; largest singular value and alignment `<o, x> / (|o|_2 |x|_*)` of the first matrix."""
+    shapes = sorted({(min(s), max(s)) for each, _ in size.models.values() for s in each})
+    for m, n in shapes:
+        x = torch.randn(max(1, size.chunk // (4 * m * n)), m, n, device=size.device)
+        nuclear = torch.linalg.svdvals(x[0].double()).sum()
+        for name, method in signs(size).items():
+            row: Row = {"shape": f"{len(x)} x {m} x {n}", "method": name}
+            if time.monotonic() > deadline:
+                yield row | {"left_out": "no time left"}
+                continue
+            times = timed(size, lambda: method(x))  # noqa: B023
+            o = method(x)[0].double()
+            top = torch.linalg.matrix_norm(o, 2)
+            yield row | {
+                "median_ms": statistics.median(times),
+                "largest": float(top),
+                "alignment": float((o * x[0]).sum() / (top * nuclear)),
+            }
+
+
+def table(rows: list[Row], by: str, peer: str) -> str:
+    """Markdown; times relative to the peer's of the same group."""
+    names = [*dict.fromkeys(key for row in rows for key in row if key != "left_out"), f"/ {peer}"]
+    peers = {row[by]: row.get("median_ms") for row in rows if peer in row.values()}
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in sorted(rows, key=lambda row: list(dict.fromkeys(each[by] for each in rows)).index(row[by])):
+        other, own = peers.get(row[by]), row.get("median_ms")
+        cells = [shown(row.get(name)) for name in names[:-1]]
+        cells.append(f"{own / other:.2f}" if own and other else row.get("left_out", ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """A cell."""
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def facts(size: Size) -> Row:
+    """What it ran on."""
+    about: Row = {"date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version()}
+    about["triton"] = __import__("triton").__version__ if find_spec("triton") else None
+    if size.device == "cuda":
+        about |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return about
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu_benchmark"), help="directory for gpu.json and gpu.md"
+    )
+    parser.add_argument("--minutes", type=float, default=6.5, help="nothing new is begun after so long")
+    parser.add_argument("--smoke", action="store_true", help="toy sizes on a CPU")
+    options = parser.parse_args()
+    if not (options.smoke or torch.cuda.is_available()):
+        parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
+    size = SMOKE if options.smoke else FULL
+    deadline = time.monotonic() + 60 * options.minutes
+    about, found = facts(size), {"signs": list[Row](), "steps": list[Row]()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for kind, rows in (("signs", sign_rows(size, deadline)), ("steps", steps(size, deadline))):
+        for row in rows:
+            found[kind].append(row)
+            print(row, flush=True)
+            (options.out / "gpu.json").write_text(json.dumps({"environment": about, **found}, indent=1) + "\n")
+    tables = table(found["signs"], "shape", RIVAL), table(found["steps"], "model", PEER)
+    text = "\n\n".join([", ".join(f"{key}: {value}" for key, value in about.items()), *tables])
+    (options.out / "gpu.md").write_text(text + "\n")
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main()
