@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,10 +17,10 @@ from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import is_finite
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
-from surefoot.stacking import marks, stack, stacked, write_
+from surefoot.stacking import chunks, gather, marks, scatter, stacked, write_
 from surefoot.step import Step, in_pieces
 from surefoot.step import step as advance
-from surefoot.storage import ADDED, Storage
+from surefoot.storage import Storage
 
 FORMAT = 1
 """Version of the state dictionary's layout."""
@@ -132,25 +131,10 @@ class SteepestDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for chunk in self._chunks(group["params"]):
+            for chunk in chunks(group["params"], self._placements, budget):
                 self._advance(chunk, group)
             self._looks.count(group)
         return loss
-
-    def _chunks(self, params: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Parameters with a gradient, those with like role, block, dtype and device together, cut to the budget."""
-        buckets: dict[Any, list[Tensor]] = defaultdict(list)
-        for p in params:
-            if p.grad is None or p.numel() == 0:
-                continue
-            if p.grad.is_sparse:
-                raise RuntimeError("SteepestDescent does not support sparse gradients: use nn.Embedding(sparse=False)")
-            placement = self._placements[p]
-            buckets[placement.rule, placement.blocks, p.dtype, p.device].append(p)
-        for (_, _, _, device), bucket in buckets.items():
-            count = max(1, _budget(device) // (4 * bucket[0].numel()))
-            for start in range(0, len(bucket), count):
-                yield bucket[start : start + count]
 
     def _advance(self, chunk: list[Tensor], group: dict[str, Any]) -> None:
         """Stack the blocks of like parameters, take the pure step, write the results back."""
@@ -162,23 +146,23 @@ class SteepestDescent(Optimizer):
         wide = [rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)]
         weights = stacked([view.split(w) for w in wide])
         gradients = stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
-        kept = self._gathered(chunk, states, weights)
-        if "upper" in kept[0] and not host.holds(weights[0]):
-            kept = self._looks.before(chunk, weights, kept, placement, group)
+        kept = gather(states, placement, dtype)
+        if "upper" in kept[0]:
+            if host.holds(weights[0]):
+                kept = self._trusted(chunk, weights, kept)
+            else:
+                kept = self._looks.before(chunk, weights, kept, placement, group)
         finite = torch.stack([is_finite(g) for g in gradients]).all(0)
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            take = in_pieces(self._step, _budget(g.device))
+            take = in_pieces(self._step, budget(g.device))
             weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
         for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
             value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
             write_(p, value)
-            for name in kept[0]:
-                parts = [each[name][j] for each in kept]
-                whole = state[name].shape == p.shape
-                x = view.join(parts, p.shape) if whole else unite([{name: x} for x in parts])[name]
-                added[name] = self._storage.keep(x, state[name], state)
+            for name, x in scatter(kept, j, self._placements[p], state).items():
+                write_(state[name], self._storage.keep(x, state[name], state))
             for name, x in added.items():
                 write_(state[name], x)
             state["skipped"] += ~finite[j]
@@ -207,21 +191,6 @@ class SteepestDescent(Optimizer):
         kept = self._storage.conform(p, self.state[p], self._placements[p].role.momentum.averages, number)
         self.state[p].clear()
         self.state[p].update(kept)
-
-    def _gathered(
-        self, chunk: list[Tensor], states: list[dict[str, Tensor]], weights: list[Tensor]
-    ) -> list[dict[str, Tensor]]:
-        """What is kept of the chunk, stacked by block; running bounds only as far as they are true of the weights."""
-        placement = self._placements[chunk[0]]
-        own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
-        shared = {name for name, x in own.items() if x.shape == chunk[0].shape}
-        view, dtype = placement.role.view, weights[0].dtype
-        split = {name: stacked([view.split(state[name].to(dtype)) for state in states]) for name in shared}
-        cached = [divide({name: state[name] for name in own.keys() - shared}, placement.blocks) for state in states]
-        kept = [{name: split[name][i] for name in shared} for i in range(len(weights))]
-        for i, found in enumerate(kept):
-            found |= {name: stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
-        return self._trusted(chunk, weights, kept) if "upper" in own and host.holds(weights[0]) else kept
 
     def _trusted(
         self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
@@ -325,5 +294,6 @@ class SteepestDescent(Optimizer):
         return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 
-def _budget(device: torch.device) -> int:
+def budget(device: torch.device) -> int:
+    """Bytes of a bucket of like parameters that are stacked at once."""
     return _CHUNK_BYTES.get(device.type, 256 << 20)

@@ -991,6 +991,23 @@ def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
     assert int(optimizer.state[w]["skipped"]) == 1
 
 
+def test_vectors_of_like_size_and_other_shapes_are_stepped_together():
+    """`(4, 3)` and `(12,)` are one block each, in one bucket; each keeps its shape."""
+    together = [nn.Parameter(noise(4, 3)), nn.Parameter(noise(12, seed=1))]
+    alone = [nn.Parameter(p.detach().clone()) for p in together]
+    for i, (p, q) in enumerate(zip(together, alone, strict=True)):
+        p.grad, q.grad = noise(*p.shape, seed=2 + i), noise(*p.shape, seed=2 + i)
+    whole = SteepestDescent([{"params": together, "role": "scalar"}], lr=0.1)
+    for _ in range(2):
+        whole.step()
+    for p, q in zip(together, alone, strict=True):
+        single = SteepestDescent([{"params": [q], "role": "scalar"}], lr=0.1)
+        for _ in range(2):
+            single.step()
+        assert torch.equal(p, q)
+        assert torch.equal(whole.state[p]["momentum"], single.state[q]["momentum"])
+
+
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
     """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
     calls = []
