@@ -214,6 +214,15 @@ def test_a_write_behind_the_version_is_found_by_the_next_proof(accelerator):
     assert inside == [True] * 5 + [False] * 3 + [True] * 4
 
 
+def test_after_a_step_of_unknown_length_the_norm_is_proven_at_once(accelerator):
+    """An orthogonal matrix: by its Frobenius norm, four times the other, it would be scaled down for nothing."""
+    w = torch.linalg.qr(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))).Q
+    geometry = sf.Spectral()
+    held, cache = geometry.hold(w, RADIUS, 0.1, 1, geometry.fresh(w), longest=float("inf"))
+    assert torch.equal(held, w)
+    assert 1 <= float(cache["upper"]) < 1.02
+
+
 def test_scaling_instead_of_clipping_is_said_once(accelerator, caplog):
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
     run(model, plan, optimizer, range(3))
