@@ -1,113 +1,90 @@
-"""Tokens a second of the training loop, beside a plain AdamW loop around the same model in the same run.
+"""Tokens a second of the training loop, beside a plain AdamW loop around the same model in one interleaved run.
 
-    python benchmarks/loop.py                               # width 256, 8,192 tokens a step, one thread
     python benchmarks/loop.py --json benchmarks/results/loop.json
+    python benchmarks/loop.py --compile        # compiled models, too
 
-The plain loop is written out here: batch, forward, backward, fused AdamW, nothing else, nothing logged. Ours is what
-`surefoot train` runs between two lines of its log, under AdamW (the loop's own cost) and under the default recipe
-(the optimizer's). Every round steps each once, in turn; the median counts. `--compile` adds compiled models.
+The plain loop is written out here: batch, forward, backward, fused AdamW, and nothing else. Ours is what `surefoot
+train` runs between two lines of its log: under AdamW (the loop's own cost) and under the default recipe (the
+optimizer's).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from common import environment
+from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from surefoot.experiment.data import Corpus, load
 from surefoot.experiment.run import Run, TrainConfig, build
 
 PLAIN = "plain AdamW loop"
+METHODS = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}
+FULL = TrainConfig(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000)  # 8,192 tokens a step
+SMOKE = TrainConfig(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)
+COLUMNS: Columns = {
+    "loop": ("loop", ""),
+    "model": ("model", ""),
+    "threads": ("threads", "d"),
+    **TIMES,
+    "tokens a second": ("tokens_per_second", ",.0f"),
+    "/ plain": ("ratio", ".2f"),
+}
 
 
-def plain(config: TrainConfig, corpus: Corpus, compiled: bool) -> Callable[[], None]:
+def plain(
+    config: TrainConfig, corpus: Corpus, prepare: Callable[[torch.nn.Module], object] | None
+) -> Callable[[], None]:
     """A step of the loop that everybody writes."""
     model = build(config, corpus.vocab)
-    if compiled:
-        model.compile()
+    if prepare is not None:
+        prepare(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    state = {"step": 0}
+    taken = 0
 
     def step() -> None:
-        tokens, targets = corpus.batch("train", 0, state["step"], config.batch_size, config.context)
+        nonlocal taken
+        tokens, targets = corpus.batch("train", 0, taken, config.batch_size, config.context)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        state["step"] += 1
+        taken += 1
 
     return step
 
 
-def measure(config: TrainConfig, rounds: int, compiled: bool) -> list[dict[str, object]]:
+def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
     """A row for each loop."""
     corpus = load(None)
     prepare = torch.nn.Module.compile if compiled else None
-    methods = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}
-    loops = {PLAIN: plain(config, corpus, compiled)}
-    for name, method in methods.items():
-        settings = {**vars(config), "method": method}
-        loops[name] = Run(TrainConfig(**settings), corpus, prepare=prepare).advance
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for turn in range(rounds + 2):  # two to warm up, and to compile
-        for name, step in loops.items():
-            start = time.perf_counter()
-            step()
-            if turn >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    tokens = config.batch_size * config.context
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-    return [
-        {
-            "loop": name + (", compiled" if compiled else ""),
-            "tokens_per_second": tokens / median[name],
-            "against_plain": median[PLAIN] / median[name],
+    loops = {PLAIN: plain(config, corpus, prepare)} | {
+        name: Run(replace(config, method=method), corpus, prepare=prepare).advance for name, method in METHODS.items()
+    }
+    times = interleave(loops, rounds)
+    for name, each in times.items():
+        yield {
+            "loop": f"{name}, compiled" if compiled else name,
+            "model": f"gpt, width {config.width}, depth {config.depth}",
+            **each.columns(),
+            "tokens_per_second": 1e3 * config.batch_size * config.context / each.typical_ms,
+            "ratio": times[PLAIN].typical_ms / each.typical_ms,
         }
-        for name in loops
-    ]
-
-
-def table(rows: list[dict[str, object]]) -> str:
-    """Markdown."""
-    lines = [f"| {row['loop']} | {row['tokens_per_second']:,.0f} | {row['against_plain']:.2f} |" for row in rows]
-    return "\n".join(["| loop | tokens a second | of the plain loop's |", "|---|---|---|", *lines])
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--compile", action="store_true", help="compiled models, too")
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    config = TrainConfig(
-        width=options.width,
-        depth=options.depth,
-        batch_size=options.batch_size,
-        context=options.context,
-        lr=2.0**-6,
-        steps=options.rounds + 2,
-    )
-    rows = measure(config, options.rounds, compiled=False)
-    if options.compile:
-        rows += measure(config, options.rounds, compiled=True)
-    if options.json:
-        facts = {"environment": environment(options.threads), "config": vars(config), "rows": rows}
-        options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(table(rows))
+    made = timing(__doc__)
+    made.add_argument("--compile", action="store_true", help="compiled models, too")
+    options = made.parse_args()
+
+    def rows() -> Iterator[Row]:
+        for compiled in (False, True)[: 1 + options.compile]:
+            yield from measure(SMOKE if options.smoke else FULL, options.rounds, compiled)
+
+    publish(options.json, {"rows": (at_threads(options.threads, rows), COLUMNS)})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 import bounds
 import elementwise
+import loop
 import memory
 import msign
 import share
@@ -22,6 +23,9 @@ import step
 from common import Columns, table
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "studies"))
+from storage import run as storage  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -34,6 +38,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "msign": ("msign.json", "rows", msign.COLUMNS),
     "elementwise": ("elementwise.json", "rows", elementwise.COLUMNS),
     "share": ("share.json", "rows", share.COLUMNS),
+    "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
 }
 """From a mark of the page to a file, a part of it and its columns."""
@@ -57,6 +62,8 @@ def rivals(found: dict[str, Any]) -> str:
 
 def part(mark: str) -> str:
     """A table with its conditions."""
+    if mark == "storage":
+        return storage.table() + "\n"
     file, key, columns = TABLES[mark]
     found = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     lines = [table(found[key], columns), "", about(found["environment"])]

@@ -15,9 +15,11 @@ OPTIONS = {
     "msign": ["--rounds", "2"],
     "elementwise": ["--rounds", "2"],
     "share": ["--rounds", "2", "--tokens", "32", "--length", "16"],
+    "loop": ["--rounds", "2"],
     "memory": [],
 }
 PEERS = {"step": "torch Muon", "msign": "newton_schulz", "elementwise": "torch AdamW, fused"}
+PEERS["loop"] = "plain AdamW loop"
 PEERS["share"] = PEERS["elementwise"]
 
 
@@ -43,7 +45,7 @@ def smoke(tmp_path_factory):
 
 
 def label(row):
-    return next(row[key] for key in ("optimizer", "scheme", "method", "what") if key in row)
+    return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what") if key in row)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
