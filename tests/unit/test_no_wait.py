@@ -14,7 +14,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.linalg import jacobi
+from surefoot.linalg import host, jacobi
 
 NAME = "pretended"
 READING = (
@@ -138,3 +138,12 @@ def test_small_eigenvalues_come_from_rotations(monkeypatch):
     with pytest.raises(AssertionError, match="_linalg_eigh reads a flag"):
         steps(recipes.beyond_mup(), sf.StreamingPostClip(2.0))
     assert called
+
+
+@pytest.mark.parametrize("value", [0.1, 1e300, torch.inf])
+def test_numbers_are_the_same_on_both_kinds_of_device(monkeypatch, value):
+    x = torch.zeros(2)
+    here = [host.number(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
+    monkeypatch.setattr(host, "holds", lambda x: False)
+    there = [host.number(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
+    assert [(a.dtype, float(a)) for a in here] == [(b.dtype, float(b)) for b in there]

@@ -26,6 +26,9 @@ def number(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None
     >>> number(0.5, torch.zeros(2), torch.float64)
     tensor(0.5000, dtype=torch.float64)
     """
-    if isinstance(value, Tensor):
-        return value.to(device=like.device, dtype=dtype)
-    return torch.full((), value, dtype=dtype, device=like.device)
+    if isinstance(value, Tensor) or holds(like):
+        return torch.as_tensor(value, dtype=dtype, device=like.device)
+    wide = torch.full(
+        (), value, dtype=torch.float64, device=like.device
+    )  # what is too large for dtype becomes infinite
+    return wide.to(dtype or torch.get_default_dtype())
