@@ -29,6 +29,10 @@ class LogitControl:
             `attn_implementation="sdpa"`), uncompiled, for logits to be measured.
         threshold: what logits are scaled back to; 100 in the published form.
         pairs: the layers, by name in the model; default: `find_pairs(model)`.
+        group: the processes that hold replicas of these layers; default: all.
+
+    Raises:
+        ValueError: no such layers, or a threshold that is no positive number.
 
     Cost: measuring takes one of the two products of attention, forward only; after a step one number a layer is read
     on the host (and one vector reduced over processes), and W_q and W_k are written where it exceeds the threshold.
@@ -48,10 +52,18 @@ class LogitControl:
     True
     """
 
-    def __init__(self, model: nn.Module, threshold: float = 100.0, pairs: Mapping[str, QueryKey] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        threshold: float = 100.0,
+        pairs: Mapping[str, QueryKey] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         if not 0 < threshold < math.inf:
             raise ValueError(f"the threshold of attention logits must be positive and finite, not {threshold}")
-        self.threshold = threshold
+        if pairs is not None and not pairs:
+            raise ValueError("no pairs, nothing to control: leave them out, and they are found")
+        self.threshold, self._group = threshold, group
         self.pairs = dict(find_pairs(model) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
@@ -77,8 +89,13 @@ class LogitControl:
         """Measure from now on, and scale back after each of the optimizer's steps; the handles undo it.
 
         Raises:
+            ValueError: W_q or W_k of a layer is not the optimizer's (frozen, for example).
             RuntimeError: in training, where a layer's attention is not seen.
         """
+        held = {p for group in optimizer.param_groups for p in group["params"]}
+        for name, pair in self.pairs.items():
+            if not {p for side in (pair.query, pair.key) for p in side.layer.parameters(recurse=False)} <= held:
+                raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
         handles = [optimizer.register_step_post_hook(lambda *_: self._after(optimizer))]
         for name, layer in self._layers.items():
             watch = _Watch(name, self._see)
@@ -88,7 +105,7 @@ class LogitControl:
 
     def _see(self, name: str, largest: Tensor) -> None:
         before = self.largest.get(name, largest)
-        self.largest[name] = torch.maximum(before, largest)
+        self.largest[name] = torch.fmax(before, largest)  # a batch that is not finite says nothing
 
     def _after(self, optimizer: SteepestDescent) -> None:
         optimizer.scale_(self.factors(self._everywhere()))
@@ -101,7 +118,7 @@ class LogitControl:
         unseen = {name: pair.bound().zero_() for name, pair in self.pairs.items() if name not in self.largest}
         parts = [(unseen | self.largest)[name].float() for name in self.pairs]
         together = torch.cat(parts)
-        dist.all_reduce(together, dist.ReduceOp.MAX)
+        dist.all_reduce(together, dist.ReduceOp.MAX, group=self._group)
         return dict(zip(self.pairs, torch.split(together, [len(part) for part in parts]), strict=True))
 
 
@@ -110,11 +127,11 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self, name: str, tell: Callable[[str, Tensor], None]) -> None:
         super().__init__()
-        self.name, self.tell, self.calls = name, tell, 0
+        self.name, self.tell, self.calls, self.trains = name, tell, 0, False
 
     def enter(self, layer: nn.Module, inputs: Any) -> None:
         """Before the forward."""
-        self.calls = 0
+        self.calls, self.trains = 0, layer.training and torch.is_grad_enabled()
         super().__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -131,7 +148,7 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.calls += 1
-            if torch.is_grad_enabled():  # not while it is evaluated
+            if self.trains:
                 self._see(*args, **kwargs)
         return func(*args, **kwargs)
 

@@ -17,7 +17,7 @@ def largest_logits(
     """`max_ij |scale <q_i, k_j>|` of every head, over the pairs that may attend: exact.
 
     Args:
-        query: `(B, heads, T, d)`, rotated and all, as attention gets them.
+        query: `(B, heads, T, d)` (or without B), rotated and all, as attention gets them.
         key: `(B, key heads, S, d)`; heads that share a key lie together.
         scale: factor on the products.
         mask: broadcasts to `(B, heads, T, S)`; True, or finite, where attention is allowed. What a floating mask
@@ -25,21 +25,24 @@ def largest_logits(
         causal: query i sees keys 0 to i only.
 
     Returns:
-        `(heads,)` float32, 0 without a pair. Cost: one product of attention's two.
+        `(heads,)` float32, 0 without a pair; one too large for the dtype counts as its largest number. Cost: one
+        product of attention's two.
 
     >>> q, k = torch.tensor([[[[1.0, 0.0]]], [[[0.0, 4.0]]]]), torch.tensor([[[[3.0, 0.0]]], [[[0.0, -1.0]]]])
     >>> largest_logits(q, k, 0.5)
     tensor([2.])
     """
+    if query.ndim == 3:  # no batch
+        query, key = query[None], key[None]
     heads, length = query.shape[1], query.shape[2]
     key = key.repeat_interleave(heads // key.shape[1], 1)
     positions = torch.arange(key.shape[2], device=key.device)
-    largest = torch.zeros(heads, device=query.device)
+    largest, most = torch.zeros(heads, device=query.device), torch.finfo(query.dtype).max
     if mask is not None:
         mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
         mask = mask.expand(query.shape[0], heads, length, key.shape[2])
     for start in range(0, length, CHUNK):
-        logits = (query[:, :, start : start + CHUNK] @ key.mT).abs().float()
+        logits = (query[:, :, start : start + CHUNK] * scale @ key.mT).abs().clamp(max=most).float()
         if mask is not None:
             logits = logits.masked_fill(~mask[:, :, start : start + CHUNK], 0.0)
         if causal:
@@ -47,7 +50,7 @@ def largest_logits(
             logits = logits.masked_fill(~seen, 0.0)
         if logits.numel():
             largest = torch.maximum(largest, logits.amax((0, 2, 3)))
-    return largest * abs(scale)
+    return largest
 
 
 def size_bound(weight: Tensor, bias: Tensor | None, head_dim: int, input_rms: float = 1.0) -> Tensor:

@@ -76,6 +76,7 @@ class SteepestDescent(Optimizer):
         self._storage = storage or Storage()
         self._step = step
         self._placements: dict[Tensor, Placement] = {}
+        self._numbers: dict[Tensor, int] = {}
         self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
         self._looks = Looks()  # the same for those on an accelerator
         self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
@@ -110,6 +111,7 @@ class SteepestDescent(Optimizer):
             self.param_groups.pop()
             raise
         self._placements.update(zip(group["params"], placements, strict=True))
+        self._numbers = {p: number for number, p in enumerate(self._placements)}
         group["plan"] = digest(placements)
         group["format"] = FORMAT
 
@@ -187,8 +189,7 @@ class SteepestDescent(Optimizer):
 
     def _conform(self, p: Tensor) -> None:
         """Keep a parameter's state as `storage` says."""
-        number = {q: i for i, q in enumerate(self._placements)}[p]
-        kept = self._storage.conform(p, self.state[p], self._placements[p].role.momentum.averages, number)
+        kept = self._storage.conform(p, self.state[p], self._placements[p].role.momentum.averages, self._numbers[p])
         self.state[p].clear()
         self.state[p].update(kept)
 
@@ -246,9 +247,9 @@ class SteepestDescent(Optimizer):
         Raises:
             ValueError: a parameter that this optimizer does not hold.
         """
+        if foreign := [p for p in factors if p not in self._placements]:
+            raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
         for p, factor in factors.items():
-            if p not in self._placements:
-                raise ValueError(f"a parameter of shape {tuple(p.shape)} to be scaled is not this optimizer's")
             p.mul_(factor)
 
     def skipped(self) -> dict[str, int]:
@@ -290,7 +291,12 @@ class SteepestDescent(Optimizer):
             yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"_placements": self._placements, "_storage": self._storage, "_step": self._step}
+        kept = {
+            "_placements": self._placements,
+            "_numbers": self._numbers,
+            "_storage": self._storage,
+            "_step": self._step,
+        }
         return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 

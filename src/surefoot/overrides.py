@@ -27,13 +27,15 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     For W_q, W_k, W_v and their biases, fused or not; the heads of the output projection are columns.
 
     Raises:
-        ValueError: of `Plan.of`, where the rows are no whole number of heads.
+        ValueError: no whole number; and of `Plan.of`, where the rows are no whole number of heads.
 
     >>> from surefoot.plan import Plan
     >>> plan = Plan.of(nn.ModuleDict({"query": nn.Linear(8, 16)}), overrides=[("query.*", per_head(4))])
     >>> [placement.blocks for placement in plan.placements.values()]
     [((4, 4, 8),), ((4, 4),)]
     """
+    if type(head_dim) is not int or head_dim < 1:
+        raise ValueError(f"head_dim is a positive whole number of rows, not {head_dim!r}")
     return lambda role: replace(role, view=PerHead(head_dim, role.view))
 
 

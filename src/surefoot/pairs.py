@@ -103,13 +103,19 @@ def find_pairs(model: nn.Module) -> dict[str, QueryKey]:
     `Plan.of` knows; and by the size and scale of its heads, as transformers' layers or the reference models have them.
 
     Raises:
-        ValueError: there is no such layer.
+        ValueError: there is no such layer, or one that does not say its heads.
     """
     found = {}
     for name, owner in model.named_modules():
         sides, shape = _sides(owner), _shape(owner)
-        if sides and shape and not any(_is_norm(child) for child in owner.children()):
-            found[name] = QueryKey(*sides, *shape)
+        if sides is None or any(_is_norm(child) for child in owner.children()):
+            continue
+        if shape is None:
+            raise ValueError(
+                f"{name} ({type(owner).__name__}) has W_q and W_k and does not say the size and scale of its heads; "
+                f"give pairs={{{name!r}: QueryKey(...), ...}}"
+            )
+        found[name] = QueryKey(*sides, *shape)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention layer with W_q and W_k that this finds (layers with a norm on "

@@ -13,6 +13,9 @@ from torch import Tensor
 from surefoot.momentum import State
 
 HALF = (torch.bfloat16, torch.float16)
+GOLDEN = 0x9E3779B1
+"""Of the golden ratio: its multiples lie far apart, so that no two parameters count through the same numbers."""
+
 ADDED = ("master", "rounds")
 """What storage keeps in a parameter's state, beside momentum and stabiliser."""
 
@@ -80,8 +83,8 @@ class Storage:
     """In what numbers momentum and half-precision weights are kept.
 
     Args:
-        momentum: float32 (or better, for float64 parameters), 4 bytes per parameter; or bfloat16 by stochastic
-            rounding, 2 bytes. Rounding to nearest would lose what a gradient adds to a much larger average.
+        momentum: float32, 4 bytes per parameter; or bfloat16 by stochastic rounding, 2 bytes (float64 parameters keep
+            theirs in float64). Rounding to nearest would lose what a gradient adds to a much larger average.
         weights: how bfloat16 and float16 parameters are rounded; others are never.
 
     Raises:
@@ -101,7 +104,9 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.momentum not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"momentum is kept in float32 or bfloat16, not {self.momentum}")
+            raise ValueError(f"momentum is kept in torch.float32 or torch.bfloat16, not {self.momentum!r}")
+        if not isinstance(self.weights, Rounding):
+            raise ValueError(f"weights are rounded by Nearest(), Stochastic() or Master(), not {self.weights!r}")
 
     def rounding(self, p: Tensor) -> Rounding:
         """That of a parameter: the one asked for in half precision, else none to speak of."""
@@ -109,6 +114,8 @@ class Storage:
 
     def check(self, p: Tensor) -> None:
         """Raise ValueError for a parameter that cannot be kept so."""
+        if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64, *HALF):
+            raise ValueError(f"parameters of {p.dtype} cannot be stepped: keep them in bfloat16 or float32")
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
             raise ValueError(f"{self.weights} cannot round weights to {p.dtype}; take Master() or Nearest()")
 
@@ -122,11 +129,11 @@ class Storage:
             number: the parameter's own, so that no two are rounded by the same noise.
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
-        small = self.momentum if self.momentum == torch.bfloat16 else dtype
+        small = self.momentum if self.momentum == torch.bfloat16 and dtype == torch.float32 else dtype
         state = {name: x.to(small) if name in averages else x for name, x in state.items()}
         added = self.rounding(p).fresh(p, dtype)
         if small == torch.bfloat16 or isinstance(self.rounding(p), Stochastic):
-            added["rounds"] = torch.full((), number << 20, dtype=torch.int32, device=p.device)
+            added["rounds"] = torch.full((), number * GOLDEN % 2**31, dtype=torch.int32, device=p.device)
         kept = {name: state.get(name, x) for name, x in added.items()}
         return {name: x for name, x in state.items() if name not in ADDED} | kept
 

@@ -80,20 +80,26 @@ def test_weights_far_from_norm_one_are_warned_of(tmp_path, capsys):
     assert "has norm" not in capsys.readouterr().out, "without --weights nothing is read"
 
 
-@pytest.mark.parametrize("harm", ["absent", "cut", "renamed"])
+@pytest.mark.parametrize("harm", ["absent", "cut", "renamed", "deeper"])
 def test_weights_that_cannot_be_read_are_an_error(tmp_path, capsys, harm):
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
+    told = "no weights that can be read"
     if harm == "absent":
         path.unlink()
     elif harm == "cut":
         path.write_bytes(path.read_bytes()[:1000])
+    elif harm == "deeper":
+        told = "hold, and its configuration has not, model.layers.1."
+        deeper = transformers.LlamaConfig(vocab_size=50, **sizes | {"num_hidden_layers": 2})
+        transformers.LlamaForCausalLM(deeper).save_pretrained(tmp_path / "deeper")
+        path.write_bytes((tmp_path / "deeper" / "model.safetensors").read_bytes())
     else:
+        told = "lack model.layers.0.mlp.up_proj.weight"
         tensors = safetensors.load_file(path)
         tensors["model.layers.0.mlp.other.weight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
         safetensors.save_file(tensors, path, {"format": "pt"})
     assert main(["audit", str(tmp_path), "--weights"]) == 2
-    told = capsys.readouterr().err
-    assert ("lack model.layers.0.mlp.up_proj.weight" if harm == "renamed" else "no weights that can be read") in told
+    assert told in capsys.readouterr().err

@@ -244,3 +244,22 @@ def test_real_training_stays_inside_at_every_rate(stabiliser):
             for name, norm in norms(training.model, plan).items():
                 bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS
                 assert norm <= bound * (1 + 1e-3), (name, training.step)
+
+
+@pytest.mark.parametrize("period", [1, 4, 32, None])
+@pytest.mark.parametrize("recipe", [sf.recipes.moga_row(3.0), sf.recipes.beyond_mup()], ids=lambda r: r.name)
+def test_any_period_holds_the_bound_and_leaves_the_matrix(recipe, period):
+    """Steps whose length in the weight's norm nobody knows (p = 3), and periods that would eat the whole radius."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 16, bias=False)
+    plan = sf.Plan.of(layer, recipe, stabiliser=sf.PostClip(2.0, period))
+    plan.initialise_(layer)
+    optimizer = sf.SteepestDescent(layer, plan, lr=0.3)
+    pull = torch.randn(16, 16)
+    norms = []
+    for _ in range(30):
+        layer.weight.grad = pull.clone()
+        optimizer.step()
+        norms.append(float(sf.Spectral().norm(layer.weight.detach())))
+    assert max(norms) <= 2 * (1 + 1e-3)
+    assert min(norms[10:]) >= 0.99

@@ -229,7 +229,7 @@ def test_another_process_may_have_seen_more(monkeypatch):
     control = LogitControl(model, threshold=3.0)
     seen_elsewhere = torch.tensor([0.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.0])  # 4 heads of each layer
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "all_reduce", lambda x, op: x.copy_(torch.maximum(x, seen_elsewhere)))
+    monkeypatch.setattr(dist, "all_reduce", lambda x, op, group: x.copy_(torch.maximum(x, seen_elsewhere)))
     optimizer = sf.SteepestDescent(model, lr=0.0)
     control.hold(optimizer)
     control.largest = {"blocks.0.attention": torch.tensor([1.0, 1.0, 4.0, 1.0])}  # the other layer saw no batch here
@@ -335,6 +335,49 @@ def test_what_cannot_be_controlled_is_refused():
         sf.SteepestDescent(llama(), lr=0.1).scale_({nn.Parameter(torch.ones(2)): torch.ones(2)})
 
 
+def test_half_precision_that_overflows_is_the_largest_number_and_not_nothing():
+    q = torch.full((1, 1, 2, 64), 60.0, dtype=torch.float16)
+    assert logits.largest_logits(q, q, 1.0).tolist() == [torch.finfo(torch.float16).max]
+    assert logits.largest_logits(q, q, 0.125).tolist() == [28800.0]  # the product alone, 230400, is no float16
+    assert logits.largest_logits(q[0], q[0], 0.125).tolist() == [28800.0]
+
+
+def test_a_batch_that_is_not_finite_leaves_the_others_measured():
+    model = llama()
+    control = LogitControl(model)
+    control.hold(sf.SteepestDescent(model, lr=0.0))
+    model(TOKENS)
+    before = {name: x.clone() for name, x in control.largest.items()}
+    kept = model.embedding.weight.data.clone()
+    model.embedding.weight.data.fill_(math.nan)
+    model(TOKENS)
+    model.embedding.weight.data.copy_(kept)
+    assert all(torch.equal(before[name], x) for name, x in control.largest.items())
+
+
+def test_evaluation_with_gradients_is_no_training():
+    model = llama()
+    control = LogitControl(model)
+    control.hold(sf.SteepestDescent(model, lr=0.0))
+    model.eval()(TOKENS)
+    assert control.largest == {}
+
+
+def test_what_the_optimizer_does_not_hold_is_refused_before_anything_is_written():
+    model = llama()
+    frozen = model.blocks[1].attention.key.weight.requires_grad_(False)
+    optimizer = sf.SteepestDescent(model, lr=0.1)
+    with pytest.raises(ValueError, match=r"W_k of blocks\.1\.attention is not the optimizer's"):
+        LogitControl(model).hold(optimizer)
+    query = model.blocks[1].attention.query.weight
+    before = query.detach().clone()
+    with pytest.raises(ValueError, match="is not this optimizer's"):
+        optimizer.scale_({query: torch.full_like(query, 0.5), frozen: torch.full_like(frozen, 0.5)})
+    assert torch.equal(query, before)
+    with pytest.raises(ValueError, match="no pairs"):
+        LogitControl(model, pairs={})
+
+
 class Eager(nn.Module):
     """Attention that forms its logits itself."""
 
@@ -354,6 +397,13 @@ def test_attention_that_is_not_seen_is_an_error_and_no_silence():
     with pytest.raises(RuntimeError, match="logits of 0 are not seen"):
         model(random(1, 3, 4))
     model.eval()(random(1, 3, 4))
+
+
+def test_a_layer_that_does_not_say_its_heads_is_not_passed_over():
+    model = nn.ModuleDict({"known": Eager(), "unknown": Eager()})
+    del model["unknown"].scaling
+    with pytest.raises(ValueError, match=r"unknown \(Eager\) has W_q and W_k"):
+        LogitControl(model)
 
 
 def test_a_forward_that_fails_leaves_no_trace():

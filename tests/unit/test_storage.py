@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -226,12 +227,34 @@ def test_a_checkpoint_kept_otherwise_is_converted_to_what_is_asked_for(saved, wa
     assert new.state[p]["momentum"].dtype == after["momentum"].dtype
 
 
+def test_thousands_of_parameters_count_apart():
+    ps = [nn.Parameter(torch.ones(2)) for _ in range(2100)]
+    optimizer = sf.SteepestDescent([{"params": ps, "role": "bias"}], lr=0.1, storage=sf.Storage(BF16))
+    for p in ps:
+        p.grad = torch.ones(2)
+    optimizer.step()
+    counts = sorted(int(optimizer.state[p]["rounds"]) for p in ps)
+    assert min(b - a for a, b in pairwise(counts)) > 100_000
+
+
+def test_float64_parameters_keep_a_float64_momentum():
+    p = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+    optimizer = optimizer_of(p, sf.Storage(BF16))
+    steps(p, optimizer, range(2))
+    assert optimizer.state[p]["momentum"].dtype == torch.float64
+
+
 # --- refused
 
 
 def test_what_cannot_be_kept_is_refused():
-    with pytest.raises(ValueError, match="float32 or bfloat16"):
+    with pytest.raises(ValueError, match=r"torch\.float32 or torch\.bfloat16, not torch\.float16"):
         sf.Storage(torch.float16)
+    for rounding in (sf.Master, "nearest"):
+        with pytest.raises(ValueError, match="not "):
+            sf.Storage(weights=rounding)
+    with pytest.raises(ValueError, match="float8_e4m3fn cannot be stepped"):
+        optimizer_of(nn.Parameter(torch.ones(2, 2).to(torch.float8_e4m3fn)), None)
     with pytest.raises(ValueError, match="take Master"):
         optimizer_of(nn.Parameter(torch.ones(2, 2, dtype=torch.float16)), sf.Storage(weights=sf.Stochastic()))
     wide = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))

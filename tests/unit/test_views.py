@@ -188,6 +188,12 @@ def test_a_norm_per_head_trains_each_head_as_a_parameter_of_its_own():
     torch.testing.assert_close(whole.detach(), torch.cat([p.detach() for p in heads]), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("head_dim", [0, -4, 16.0, "a", True])
+def test_a_head_is_a_whole_number_of_rows(head_dim):
+    with pytest.raises(ValueError, match="whole number of rows"):
+        sf.per_head(head_dim)
+
+
 def test_a_gradient_that_is_not_finite_in_one_block_stops_them_all():
     whole = nn.Parameter(torch.randn(24, 12))
     role = replace(sf.recipes.beyond_mup().role("linear"), view=Projections((16, 4, 4)))

@@ -23,6 +23,9 @@ LONGEST = {"newton_schulz": 1.25}
 MARGIN, MARGIN_STEPS = 0.25, 16
 """How far inside its ball a matrix is projected by default: this part of the radius, or this many steps if less."""
 
+MARGIN_ASKED = 0.5
+"""The part of the radius for a period that was asked for: all of it would leave nothing of the matrix."""
+
 SQUARINGS = 8
 """Of an accelerator's certificates: at most 1.3 % above the norm for 768 rows, 1.5 % for 2048, rounding aside."""
 
@@ -115,8 +118,9 @@ class Spectral(Geometry):
             return scaled, {**cache, "upper": torch.where(eta > 0, held, cache["upper"])}
         if not bool(look.any()):
             return w, {**cache, "upper": upper}
-        steps = MARGIN_STEPS if period is None else period
-        inside = radius - (reach * (steps - 1)).clamp(max=MARGIN * radius if period is None else radius)
+        steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
+        margin = torch.where(reach.isfinite(), reach * (steps - 1), 0)  # steps of unknown length are all looked at
+        inside = radius - margin.clamp(max=most * radius)
         limit = expand(inside, self) * self.unit(w.shape)
         w = w.index_put((look,), mclip(w[look], limit[look]))
         return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}

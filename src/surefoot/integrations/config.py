@@ -47,8 +47,9 @@ def from_checkpoint(name: str) -> nn.Module:
         model, told = make.from_pretrained(name, dtype="auto", local_files_only=True, output_loading_info=True)
     except Exception as error:  # OSError, SafetensorError, RuntimeError, ...: one for each format
         raise ValueError(f"{name} has no weights that can be read: {error}") from None
-    if told["missing_keys"]:
-        raise ValueError(f"the weights of {name} lack {', '.join(sorted(told['missing_keys'])[:5])}")
+    for keys, problem in (("missing_keys", "lack"), ("unexpected_keys", "hold, and its configuration has not,")):
+        if told[keys]:
+            raise ValueError(f"the weights of {name} {problem} {', '.join(sorted(told[keys])[:5])}")
     assert isinstance(model, nn.Module)
     return model
 

@@ -63,10 +63,11 @@ def _launched(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: fl
     batch, rows, columns = a.shape
     out = torch.empty(batch, rows, rows, dtype=a.dtype, device=a.device)
     tiles = -(-rows // TILE)
-    _lower[(tiles * (tiles + 1) // 2, batch)](
-        a, b, c, out, rows, columns, *a.stride(), *b.stride(), *c.stride(), alpha, beta,
-        ADDS=beta != 0, TILE=TILE, DEPTH=DEPTH, num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+    with torch.cuda.device_of(a):  # Triton launches on the current device, whatever its arguments'
+        _lower[(tiles * (tiles + 1) // 2, batch)](
+            a, b, c, out, rows, columns, *a.stride(), *b.stride(), *c.stride(), alpha, beta,
+            ADDS=beta != 0, TILE=TILE, DEPTH=DEPTH, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     LAUNCHED[name] += 1
     return out
 

@@ -17,7 +17,8 @@ class PostClip(Stabiliser):
     """`clip(w - eta d, radius)`, clip being the nearest point of the ball: `norm(w) <= radius`, whatever d is.
 
     Where a clip is an eigendecomposition (the spectral norm), a running bound on the norm says when one is needed, and
-    it goes `(period - 1) * eta` further in: then the bound holds at every step at 1/period of the cost.
+    it goes `(period - 1) * eta` further in, half the radius at most: then the bound holds at every step at 1/period of
+    the cost.
 
     On an accelerator a step waits for nothing, so such a matrix is not clipped but scaled by `min(1, radius / upper)`,
     as by `Rescale`; upper is the running bound, proven anew after `period` steps and wherever somebody else has written
