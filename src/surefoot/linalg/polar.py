@@ -40,7 +40,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `half` | 1 + 5e-4 | 0.1 of 1 | 5 steps of at most 3 products in float16 |
     | `qdwh` | 1 + 1e-4 | 1e-3 of 1 | 3 Cholesky steps |
     | `qdwh2` | 1 + 5e-4 | 0.05 of 1 | 2 Cholesky steps |
-    | `halley` | 1 + 5e-4 | 0.05 of 1 | 1 Gram matrix, 1 Cholesky inverse, 3 small products, 1 product: up to 128 rows |
+    | `halley` | 1 + 5e-4 | 0.06 of 1 | 1 Gram matrix, 1 Cholesky inverse, 3 small products, 1 product: up to 128 rows |
     | `zolotarev` | 1 + 5e-4 | 0.07 of 1 | 1 Gram matrix, 3 Cholesky inverses, 1 product: for wide or tall matrices |
 
     Judged by the alignment `<o, x> / (|o|_2 |x|_*)`, `qdwh2` keeps .96 where the singular values' sum lies above
