@@ -82,7 +82,8 @@ class LogitControl:
         found: dict[Tensor, Tensor] = {}
         for name, logits in largest.items():
             if bool((logits > self.threshold).any()):
-                found |= self.pairs[name].factors(logits, self.threshold)
+                for p, factor in self.pairs[name].factors(logits, self.threshold).items():
+                    found[p] = torch.minimum(found[p], factor) if p in found else factor  # layers may share weights
         return found
 
     def hold(self, optimizer: SteepestDescent) -> list[RemovableHandle]:

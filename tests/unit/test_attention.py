@@ -155,6 +155,15 @@ def test_logits_of_the_same_batch_come_back_to_the_threshold(build, kv_heads):
     assert before.max() > 1.1 * threshold
 
 
+def test_layers_that_share_their_weights_get_what_the_larger_logits_need():
+    layer = nn.Linear(6, 8, bias=False)
+    pair = QueryKey(Projection(layer, Fused(2), 0), Projection(layer, Fused(2), 1), head_dim=4, scale=1.0)
+    control = LogitControl(nn.ModuleDict({"a": nn.Identity(), "b": nn.Identity()}), 1.0, {"a": pair, "b": pair})
+    for order in (("a", "b"), ("b", "a")):
+        largest = dict(zip(order, (torch.tensor([16.0]), torch.tensor([4.0])), strict=True))
+        assert control.factors(largest)[layer.weight].unique().tolist() == [0.25]
+
+
 def test_bounds_taken_for_measurements_make_a_guarantee():
     model = gpt()
     control = LogitControl(model, threshold=0.5)
