@@ -41,7 +41,7 @@ from common import (
     state_bytes,
     timing,
 )
-from rivals import LR, OURS, PEER, RIVALS
+from rivals import LR, OURS, OURS_FAST, PEER, RIVALS
 
 COLUMNS: Columns = {
     "model": ("model", ""),
@@ -104,7 +104,9 @@ def measure(model: str, shapes: Shapes, layers: int, names: list[str], rounds: i
     contenders = {name: Contender(name, shapes, layers) for name in names}
     steps = {name: each.optimizer.step for name, each in contenders.items()}
     times = interleave(steps, rounds, before={name: each.prepare for name, each in contenders.items()})
-    best = min(times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name != OURS)
+    best = min(
+        times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name not in (OURS, OURS_FAST)
+    )
     for name, each in contenders.items():
         alignment, largest = accuracy(name, shapes)
         yield {
@@ -123,10 +125,11 @@ def main() -> None:
     """The command line."""
     made = timing(__doc__)
     add_fraction(made)
+    made.add_argument("--models", choices=list(MODELS), nargs="+", default=list(MODELS), help="which; default all")
     options = made.parse_args()
     absent = rivals.absent()
     names = [name for name in RIVALS if name not in absent]
-    models = cut(SMOKE if options.smoke else MODELS, options.fraction)
+    models = cut(SMOKE if options.smoke else {name: MODELS[name] for name in options.models}, options.fraction)
 
     def all_models() -> Iterator[Row]:
         for model, (shapes, layers) in models.items():

@@ -34,7 +34,7 @@ ERROR = {
     "halley": 0.06,
     "zolotarev": 0.07,
     "half": 0.1,
-    "auto": 0.06,
+    "auto": 0.05,
 }
 SHAPES = ((24, 24), (40, 12), (12, 40), (33, 32), (8, 128), (96, 6), (3, 2), (2, 2), (1, 9), (9, 1), (1, 1))
 
@@ -151,12 +151,12 @@ def test_zolotarev_on_heavy_tails(shape):
 
 
 @pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128)], ids=str)
-def test_auto_on_heavy_tails_of_small_matrices(shape):
+def test_halley_on_heavy_tails_of_small_matrices(shape):
     """One Gram matrix is enough for 128 rows: .93 where 256 rows would have .76."""
     i = np.arange(1, 129)
     for values, least in ((1 / i, 0.97), (i**-1.5, 0.93), (np.where(i == 1, 128.0, 1.0), 0.92)):
         g = torch.tensor(with_spectrum(*shape, values)).float()
-        o = exact(surefoot.msign(g))
+        o = exact(surefoot.msign(g, method="halley"))
         assert oracle.singular_values(o)[0] <= 1 + 5e-4
         assert alignment(o, exact(g)) >= least
 

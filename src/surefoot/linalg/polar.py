@@ -21,9 +21,6 @@ ROUNDING = 0.999
 """Takes back what float32 adds to the largest singular value where there is one Gram matrix only: at most 7e-4 on 250
 spectra up to 768 rows."""
 
-SMALL = 128
-"""Rows up to which `halley` keeps an alignment of .9 on heavy tails, and saves a quarter of `qdwh2`'s time."""
-
 
 def msign(x: Tensor, method: str = "auto") -> Tensor:
     """The matrix sign `U Vᵀ` of the thin SVD `x = U S Vᵀ`: every singular value becomes 1.
@@ -47,13 +44,14 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     1e-3 sigma_max (Gaussian .99, 1/i .98, i**-1.5 .97), `qdwh` and the iterations .998; `zolotarev`, which takes 2/3 of
     the time where n = 4m, has .98 on a Gaussian, .96 to .97 on momenta of a small GPT, and .79 where one singular value
     is 768 times the others: it is there to be asked for. `halley`, in 3/4 of the time, has .97 on a Gaussian and .93 on
-    i**-1.5 and on a spike of 128 with 128 rows; with 768 rows .59 on a spike.
+    i**-1.5 and on a spike of 128 with 128 rows; with 768 rows .59 on a spike. It costs 0.01 nats at widths 64 and 128
+    (docs/log.md), so it is there to be asked for, too.
 
-    `auto` takes `halley` on a CPU up to 128 rows (of the smaller side), `qdwh2` above, the exact `qdwh` in float64, and
-    `half` on an accelerator; their cost is in `docs/decisions/0007`. Half precision is computed in float32 on a CPU; on
-    an accelerator the other iterations run it in bfloat16, for which the table's figures have not been measured.
-    Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on heavy-tailed spectra (1/i), where
-    `polar_express` does not. `half` is float16 inside, on every device.
+    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `half` on an accelerator; their cost is in
+    `docs/decisions/0007`. Half precision is computed in float32 on a CPU; on an accelerator the other iterations run it
+    in bfloat16, for which the table's figures have not been measured. Autocast and TF32 are off inside; in bfloat16
+    `gram` can diverge on heavy-tailed spectra (1/i), where `polar_express` does not. `half` is float16 inside, on every
+    device.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
@@ -92,9 +90,7 @@ def choose(x: Tensor) -> str:
     """The method that `auto` takes for wide matrices `(..., m, n)`, `m <= n`."""
     if x.dtype == torch.float64:
         return "qdwh"
-    if x.device.type != "cpu":
-        return "half"
-    return "halley" if x.shape[-2] <= SMALL else "qdwh2"
+    return "qdwh2" if x.device.type == "cpu" else "half"
 
 
 def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
