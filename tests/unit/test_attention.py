@@ -213,7 +213,7 @@ def test_training_far_too_fast_keeps_its_logits_near_the_threshold():
     grown = max(float(x.max()) for x in seen(free, LogitControl(free)).values())
     kept = max(float(x.max()) for x in seen(held, control).values())
     assert grown > 40
-    assert kept < 8  # the threshold, and what one step of this size adds
+    assert kept < 16  # the threshold, and what one step of this size may add
 
 
 def replica(rank, file, results):
