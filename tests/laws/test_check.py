@@ -1,6 +1,7 @@
 """`surefoot.check`: what a user gets to judge a geometry of their own passes ours and names each broken law."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -62,6 +63,18 @@ class TooLong(RowRMS):
         return 1.2 * super().direction(g)
 
 
+class Remembered(RowRMS):
+    """Hands out the tensor that it keeps."""
+
+    kept: ClassVar[dict] = {}
+
+    def direction(self, g):
+        key = (tuple(g.shape), float(g.sum()))
+        if key not in self.kept:
+            self.kept[key] = super().direction(g)
+        return self.kept[key]
+
+
 @dataclass(frozen=True)
 class AcrossTheBatch(RowRMS):
     """One norm over a whole expert stack."""
@@ -98,6 +111,7 @@ class LowUpperBound(RowRMS):
         (AdditiveEps(), "scale-free"),
         (NoEps(), "zero-safe"),
         (InPlace(), "untouched"),
+        (Remembered(), "own by 1"),
         (TooLong(), "unit"),
         (AcrossTheBatch(), "batch"),
         (RadialProjection(), "nearest"),

@@ -38,7 +38,10 @@ class Geometry(ABC):
 
     @abstractmethod
     def direction(self, g: Tensor) -> Tensor:
-        """The maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. The caller subtracts it."""
+        """The maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0.
+
+        A tensor of its own, which the caller may write to; or g itself.
+        """
 
     @abstractmethod
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:

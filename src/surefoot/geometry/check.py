@@ -14,8 +14,8 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     unit: `norm(direction(g)) = 1`; maximal: no competitor of norm 1 has a larger product with g; feasible:
     `norm(project(w, r)) <= r`; nearest: `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the
     ball stays, bit for bit; homogeneous: `norm(c w) = c norm(w)`; scale-free: `direction(c g) = direction(g)`;
-    zero-safe: `direction(0) = 0`; untouched: no method writes to its argument; batch: a batch equals a loop;
-    bounds: `lower <= norm <= upper`.
+    zero-safe: `direction(0) = 0`; untouched: no method writes to its argument; own: a direction may be written to;
+    batch: a batch equals a loop; bounds: `lower <= norm <= upper`.
 
     Args:
         geometry: yours.
@@ -58,8 +58,21 @@ def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float
         "maximal": max(0.0, excess),
         "scale-free": max(float((geometry.direction(c * g) - d).abs().max() / d.abs().max()) for c in scales),
         "zero-safe": float(geometry.direction(torch.zeros_like(g)).abs().max()),
+        "own": 0.0 if _is_own(geometry, g) else 1.0,
         "batch": float((torch.stack([geometry.direction(x) for x in g]) - d).abs().max() / d.abs().max()),
     }
+
+
+def _is_own(geometry: Geometry, g: Tensor) -> bool:
+    """Whether a direction that is written to changes neither g nor the next direction; unless it is g itself."""
+    g = g.clone()
+    before, d = g.clone(), geometry.direction(g)
+    expected = d.clone()
+    if 0 in d.stride():  # one number in several places
+        return False
+    if d.data_ptr() != g.data_ptr():
+        d.zero_()
+    return torch.equal(g, before) and torch.equal(geometry.direction(g), expected)
 
 
 def _ascent(geometry: Geometry, g: Tensor, d: Tensor) -> Tensor:
