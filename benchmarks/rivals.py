@@ -24,7 +24,7 @@ import surefoot as sf
 LR = 0.01
 ADAMW = ("torch AdamW, fused", "torch AdamW, foreach")
 PEER = "torch Muon"
-OURS, OURS_FAST = "surefoot, linear", "surefoot, linear, halley"
+OURS = "surefoot, linear"
 PACKAGES = ("pytorch_optimizer", "heavyball", "emerging-optimizers", "gram-newton-schulz")
 Build = Callable[[list[Tensor]], Optimizer]
 Unit = Callable[[tuple[int, ...]], float]
@@ -125,12 +125,6 @@ def surefoot(params: list[Tensor]) -> Optimizer:
     return sf.SteepestDescent([{"params": params, "role": "linear"}], lr=LR)
 
 
-def surefoot_fast(params: list[Tensor]) -> Optimizer:
-    """The method for small matrices when speed is asked for."""
-    role = sf.Role("linear", sf.Spectral("halley"))
-    return sf.SteepestDescent([{"params": params, "role": role}], lr=LR)
-
-
 RIVALS: dict[str, Rival] = {
     ADAMW[0]: Rival(lambda ps: torch.optim.AdamW(ps, lr=LR, fused=True)),
     ADAMW[1]: Rival(lambda ps: torch.optim.AdamW(ps, lr=LR, foreach=True)),
@@ -151,7 +145,6 @@ RIVALS: dict[str, Rival] = {
     "emerging-optimizers Muon, float32": Rival(lambda ps: emerging_optimizers(ps, "highest"), "float32", keller),
     "gram-newton-schulz Muon": Rival(gram_newton_schulz, "float16", keller),
     OURS: Rival(surefoot, "float32", natural),
-    OURS_FAST: Rival(surefoot_fast, "float32", natural),
 }
 
 

@@ -41,7 +41,7 @@ from common import (
     state_bytes,
     timing,
 )
-from rivals import LR, OURS, OURS_FAST, PEER, RIVALS
+from rivals import LR, OURS, PEER, RIVALS
 
 COLUMNS: Columns = {
     "model": ("model", ""),
@@ -104,9 +104,7 @@ def measure(model: str, shapes: Shapes, layers: int, names: list[str], rounds: i
     contenders = {name: Contender(name, shapes, layers) for name in names}
     steps = {name: each.optimizer.step for name, each in contenders.items()}
     times = interleave(steps, rounds, before={name: each.prepare for name, each in contenders.items()})
-    best = min(
-        times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name not in (OURS, OURS_FAST)
-    )
+    best = min(times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name != OURS)
     for name, each in contenders.items():
         alignment, largest = accuracy(name, shapes)
         yield {

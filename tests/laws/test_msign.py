@@ -31,7 +31,7 @@ ERROR = {
     "gram": 1e-3,
     "qdwh": 1e-3,
     "qdwh2": 0.05,
-    "halley": 0.06,
+    "halley": 0.03,
     "zolotarev": 0.07,
     "half": 0.1,
     "auto": 0.05,
@@ -152,9 +152,10 @@ def test_zolotarev_on_heavy_tails(shape):
 
 @pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128)], ids=str)
 def test_halley_on_heavy_tails_of_small_matrices(shape):
-    """One Gram matrix is enough for 128 rows: .93 where 256 rows would have .76."""
+    """One Gram matrix is enough for 128 rows, up to spikes and steps of the spectrum."""
     i = np.arange(1, 129)
-    for values, least in ((1 / i, 0.97), (i**-1.5, 0.93), (np.where(i == 1, 128.0, 1.0), 0.92)):
+    few = np.where(i <= 3, 1, 3e-3)
+    for values, least in ((1 / i, 0.985), (i**-1.5, 0.97), (np.where(i == 1, 128.0, 1.0), 0.985), (few, 0.97)):
         g = torch.tensor(with_spectrum(*shape, values)).float()
         o = exact(surefoot.msign(g, method="halley"))
         assert oracle.singular_values(o)[0] <= 1 + 5e-4

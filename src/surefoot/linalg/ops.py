@@ -23,6 +23,9 @@ LEAST = 1 << 16, 64
 UNBLOCKED = 128
 """MKL factors up to so many rows without blocks, and then the upper triangle in 3/4 of the lower one's time."""
 
+LEAF, BATCH = 32, 4
+"""Rows up to which LAPACK inverts a block, and matrices of a batch from which products of blocks are the faster way."""
+
 
 @dataclass(frozen=True)
 class Ops:
@@ -65,10 +68,51 @@ def _quadratic(a: Tensor, beta: float, gamma: float) -> Tensor:
 
 
 def _inverse(a: Tensor) -> Tensor:
-    upper = a.shape[-1] <= UNBLOCKED
+    rows = a.shape[-1]
+    if a.device.type == "cpu" and len(a) >= BATCH and LEAF < rows <= UNBLOCKED:
+        return _inverse_by_halves(a)
+    upper = rows <= UNBLOCKED
     return torch.cholesky_inverse(torch.linalg.cholesky_ex(a, upper=upper).L, upper=upper)
 
 
+def _inverse_by_halves(a: Tensor) -> Tensor:
+    """`V Vᵀ` with `V = U⁻¹`, `a = Uᵀ U`, block by block, each a product of the whole batch."""
+    half = a.shape[-1] // 2
+    first, coupling, last = _inverse_factors(a, half)
+    whole = torch.empty_like(a)
+    whole[:, half:, half:] = torch.bmm(last, last.mT)
+    corner = torch.bmm(coupling, last.mT)
+    whole[:, :half, half:], whole[:, half:, :half] = corner, corner.mT
+    whole[:, :half, :half] = torch.bmm(first, first.mT).baddbmm_(coupling, coupling.mT)
+    return whole
+
+
+def _inverse_factors(a: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The blocks of `V`, the inverse of a's upper Cholesky factor: first, above the diagonal, last."""
+    first = _inverse_factor(a[:, :half, :half])
+    side = torch.bmm(first.mT, a[:, :half, half:])
+    last = _inverse_factor(torch.baddbmm(a[:, half:, half:], side.mT, side, alpha=-1))
+    return first, torch.bmm(first, torch.bmm(side, last)).neg_(), last
+
+
+def _inverse_factor(a: Tensor) -> Tensor:
+    """The inverse of a's upper Cholesky factor."""
+    rows, half = a.shape[-1], a.shape[-1] // 2
+    if rows <= LEAF:
+        one = torch.eye(rows, dtype=a.dtype, device=a.device).expand_as(a)
+        factor = torch.linalg.cholesky_ex(a, upper=True).L
+        inverse: Tensor = torch.linalg.solve_triangular(factor, one, upper=True, left=False)
+        return inverse
+    whole = torch.zeros_like(a)
+    whole[:, :half, :half], whole[:, :half, half:], whole[:, half:, half:] = _inverse_factors(a, half)
+    return whole
+
+
+def _apply(a: Tensor, x: Tensor) -> Tensor:
+    """In x's own layout: a tall matrix comes as a transpose, and what it is added to lies as it does."""
+    return torch.bmm(x.mT, a.mT).mT if x.mT.is_contiguous() else torch.bmm(a, x)
+
+
 TORCH = Ops(
-    gram=lambda x: _symmetric(x, x.mT), quadratic=_quadratic, product=_symmetric, apply=torch.bmm, inverse=_inverse
+    gram=lambda x: _symmetric(x, x.mT), quadratic=_quadratic, product=_symmetric, apply=_apply, inverse=_inverse
 )

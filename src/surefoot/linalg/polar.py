@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.linalg import coefficients
+from surefoot.linalg import coefficients, host
 from surefoot.linalg.backend import choose_ops
 from surefoot.linalg.bounds import full_precision
 from surefoot.linalg.coefficients import Quintic
@@ -17,7 +17,13 @@ from surefoot.linalg.ops import Ops
 EXPRESS = coefficients.polar_express(closing=2)
 FAST_QDWH = coefficients.qdwh(lowest=1e-3, steps=2)
 EXACT_QDWH = coefficients.qdwh(lowest=1e-4, steps=3)
-ROUNDING = 0.999
+SAFE = 1e-7
+"""Frobenius norms between this and its inverse have Gram matrices whose norms float32 can sum up."""
+
+SMALL = 128
+"""Rows up to which one Gram matrix in float32 is enough; more than one costs most where matrices are wide."""
+
+ROUNDING = 0.998
 """Takes back what float32 adds to the largest singular value where there is one Gram matrix only: at most 7e-4 on 250
 spectra up to 768 rows."""
 
@@ -37,21 +43,20 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `half` | 1 + 5e-4 | 0.1 of 1 | 5 steps of at most 3 products in float16 |
     | `qdwh` | 1 + 1e-4 | 1e-3 of 1 | 3 Cholesky steps |
     | `qdwh2` | 1 + 5e-4 | 0.05 of 1 | 2 Cholesky steps |
-    | `halley` | 1 + 5e-4 | 0.06 of 1 | 1 Gram matrix, 1 Cholesky inverse, 3 small products, 1 product: up to 128 rows |
+    | `halley` | 1 + 5e-4 | 0.03 of 1 | 1 Gram matrix, 1 Cholesky inverse, 4 small products, 1 product: up to 128 rows |
     | `zolotarev` | 1 + 5e-4 | 0.07 of 1 | 1 Gram matrix, 3 Cholesky inverses, 1 product: for wide or tall matrices |
 
     Judged by the alignment `<o, x> / (|o|_2 |x|_*)`, `qdwh2` keeps .96 where the singular values' sum lies above
     1e-3 sigma_max (Gaussian .99, 1/i .98, i**-1.5 .97), `qdwh` and the iterations .998; `zolotarev`, which takes 2/3 of
     the time where n = 4m, has .98 on a Gaussian, .96 to .97 on momenta of a small GPT, and .79 where one singular value
-    is 768 times the others: it is there to be asked for. `halley`, in 3/4 of the time, has .97 on a Gaussian and .93 on
-    i**-1.5 and on a spike of 128 with 128 rows; with 768 rows .59 on a spike. It costs 0.01 nats at widths 64 and 128
-    (docs/log.md), so it is there to be asked for, too.
+    is 768 times the others: it is there to be asked for. `halley`, in 3/4 of the time on 128 x 512, has .97 or more on
+    all of these with 128 rows, and .75 on the spike with 768.
 
-    `auto` takes `qdwh2` on a CPU, the exact `qdwh` in float64, and `half` on an accelerator; their cost is in
-    `docs/decisions/0007`. Half precision is computed in float32 on a CPU; on an accelerator the other iterations run it
-    in bfloat16, for which the table's figures have not been measured. Autocast and TF32 are off inside; in bfloat16
-    `gram` can diverge on heavy-tailed spectra (1/i), where `polar_express` does not. `half` is float16 inside, on every
-    device.
+    `auto` takes, on a CPU, `halley` for up to 128 rows where a matrix is twice as wide as tall, and `qdwh2` for all
+    else; the exact `qdwh` in float64; and `half` on an accelerator. Their cost is in `docs/decisions/0007`. Half
+    precision is computed in float32 on a CPU; on an accelerator the other iterations run it in bfloat16, for which the
+    table's figures have not been measured. Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on
+    heavy-tailed spectra (1/i), where `polar_express` does not. `half` is float16 inside, on every device.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
@@ -74,7 +79,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
         return torch.zeros_like(x)
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
     name = choose(wide) if method == "auto" else method
-    batch = _unit_peak(wide.reshape(-1, *wide.shape[-2:]).to(_compute_dtype(x, name)))
+    batch = _in_range(wide.reshape(-1, *wide.shape[-2:]).to(_compute_dtype(x, name)))
     with full_precision(x.device):
         sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
@@ -90,7 +95,9 @@ def choose(x: Tensor) -> str:
     """The method that `auto` takes for wide matrices `(..., m, n)`, `m <= n`."""
     if x.dtype == torch.float64:
         return "qdwh"
-    return "qdwh2" if x.device.type == "cpu" else "half"
+    if x.device.type != "cpu":
+        return "half"
+    return "halley" if x.shape[-2] <= SMALL and x.shape[-1] >= 2 * x.shape[-2] else "qdwh2"
 
 
 def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
@@ -100,8 +107,17 @@ def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
     return torch.bfloat16 if iterates and x.device.type != "cpu" else torch.float32
 
 
-def _unit_peak(x: Tensor) -> Tensor:
-    """Each matrix over its largest entry, so that squares neither overflow nor vanish; zero stays zero."""
+def _in_range(x: Tensor) -> Tensor:
+    """Matrices whose squares of squares neither overflow nor vanish: x itself where the host sees that its do not."""
+    if host.looks(x):
+        size = torch.linalg.vector_norm(x, dim=(-2, -1))
+        if bool(((size > SAFE) & (size < 1 / SAFE)).all()):
+            return x
+    return _over_peak(x)
+
+
+def _over_peak(x: Tensor) -> Tensor:
+    """Each matrix over its largest entry; zero stays zero."""
     peak = torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
     return x / torch.where(peak == 0, 1, peak)
 
@@ -155,23 +171,23 @@ def _iterate_gram(x: Tensor, ops: Ops, steps: tuple[Quintic, ...]) -> Tensor:
 def _qdwh(x: Tensor, ops: Ops, weights: tuple[Quintic, ...]) -> Tensor:
     """Weighted Halley steps `x <- (a + b A)(1 + c A)⁻¹ x` with `A = x xᵀ`.
 
-    The factor equals `b/c + (a - b/c) (1 + c A)⁻¹`: one Cholesky inverse. Each step takes its Gram matrix from x anew,
-    since rounding hides singular values below 1e-3 in it: the first step only has to lift them.
+    The factor equals `b/c + (a/c - b/c²) (A + 1/c)⁻¹`: one Cholesky inverse. Each step takes its Gram matrix from x
+    anew, since rounding hides singular values below 1e-3 in it: the first step only has to lift them.
     """
     for index, (a, b, c) in enumerate(weights):
         gram = ops.gram(x)
-        scale = 1.0 if index else 1 / _squared_norm_bound(gram)
-        shifted = gram.mul_(c * scale)
-        shifted.diagonal(dim1=-2, dim2=-1).add_(1)
-        factor = ops.inverse(shifted).mul_(a - b / c)
-        factor.diagonal(dim1=-2, dim2=-1).add_(b / c)
-        x = ops.apply(factor.mul_(scale**0.5), x)
+        bound = gram.new_ones(1, 1, 1) if index else _squared_norm_bound(gram)
+        gram.diagonal(dim1=-2, dim2=-1).add_((bound / c)[..., 0])
+        factor = ops.inverse(gram).mul_((a / c - b / c**2) * bound.sqrt())
+        factor.diagonal(dim1=-2, dim2=-1).add_((b / c * bound.rsqrt())[..., 0])
+        x = ops.apply(factor, x)
     return x
 
 
-def _halley(x: Tensor, ops: Ops, first: Quintic, second: Quintic) -> Tensor:
-    """One Halley step and a quintic, on one Gram matrix `A = x xᵀ`: with `R = (1 + c A)⁻¹` the first's factor is
-    `F = b/c + (a - b/c) R`, the next Gram matrix `F A F` is `R²` and multiples of A, R and 1, and x is read twice.
+def _halley(x: Tensor, ops: Ops, first: Quintic, closing: tuple[float, ...]) -> Tensor:
+    """One Halley step and a polynomial of degree 9, on one Gram matrix `A = x xᵀ`: with `R = (1 + c A)⁻¹` the step's
+    factor is `F = b/c + (a - b/c) R`, the next Gram matrix `B = F A F` is `R²` and multiples of A, R and 1, the
+    polynomial's factor is `p0 + p1 B + B² (p2 + p3 B + p4 B²)`, and x is read twice.
     """
     gram = ops.gram(x)
     bound = _squared_norm_bound(gram)
@@ -180,13 +196,17 @@ def _halley(x: Tensor, ops: Ops, first: Quintic, second: Quintic) -> Tensor:
     shifted = gram * (c / bound)
     shifted.diagonal(dim1=-2, dim2=-1).add_(1)
     inverse = ops.inverse(shifted)
-    lifted = ops.quadratic(inverse, high / c * (high - 2 * low), -high * high / c).add_(gram * (low * low / bound))
+    lifted = ops.quadratic(inverse, high / c * (high - 2 * low), -high * high / c).addcmul_(gram, low * low / bound)
     lifted.diagonal(dim1=-2, dim2=-1).add_(2 * low * high / c)
+    p0, p1, p2, p3, p4 = closing
+    square = ops.product(lifted, lifted)
+    inner = torch.add(square, lifted, alpha=p3 / p4)
+    inner.diagonal(dim1=-2, dim2=-1).add_(p2 / p4)
+    polynomial = ops.product(square, inner).add_(lifted, alpha=p1 / p4)
+    polynomial.diagonal(dim1=-2, dim2=-1).add_(p0 / p4)
     factor = inverse.mul_(high)
     factor.diagonal(dim1=-2, dim2=-1).add_(low)
-    polynomial = ops.quadratic(lifted, second[1], second[2])
-    polynomial.diagonal(dim1=-2, dim2=-1).add_(second[0])
-    return ops.apply(ops.product(polynomial, factor).mul_(ROUNDING * bound.rsqrt()), x)
+    return ops.apply(ops.product(polynomial, factor).mul_(ROUNDING * p4 * bound.rsqrt()), x)
 
 
 def _zolotarev(x: Tensor, ops: Ops, scale: float, parts: tuple[tuple[float, float], ...]) -> Tensor:
@@ -207,7 +227,7 @@ METHODS: dict[str, Callable[[Tensor, Ops], Tensor]] = {
     "newton_schulz": lambda x, ops: _iterate(x, ops, coefficients.NEWTON_SCHULZ),
     "polar_express": lambda x, ops: _iterate(x, ops, EXPRESS),
     "gram": lambda x, ops: _iterate_gram(x, ops, EXPRESS),
-    "half": lambda x, ops: express(x, ops, _squared_norm_bound),
+    "half": lambda x, ops: express(_over_peak(x), ops, _squared_norm_bound),
     "qdwh": lambda x, ops: _qdwh(x, ops, EXACT_QDWH),
     "qdwh2": lambda x, ops: _qdwh(x, ops, FAST_QDWH),
     "halley": lambda x, ops: _halley(x, ops, *coefficients.HALLEY),
