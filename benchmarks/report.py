@@ -24,7 +24,7 @@ from common import Columns, table
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
-from storage import run as storage  # noqa: E402
+from paired import run as paired  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
@@ -65,8 +65,8 @@ def rivals(found: dict[str, Any]) -> str:
 
 def part(mark: str) -> str:
     """A table with its conditions."""
-    if mark == "storage":
-        return storage.table() + "\n"
+    if mark in paired.STUDIES:
+        return paired.table(mark) + "\n"
     file, key, columns = TABLES[mark]
     found = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     lines = [table(found[key], columns), "", about(found["environment"])]
