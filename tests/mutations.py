@@ -40,8 +40,8 @@ MUTATIONS = (
     Mutation(
         "sign of the step",
         "stabilise/base.py",
-        "d, value=-1)",
-        "d, value=1)",
+        "alpha=-eta",
+        "alpha=eta",
         STABILISERS,
     ),
     Mutation(
@@ -121,8 +121,8 @@ MUTATIONS = (
     Mutation(
         "clip threshold without the width factor, rows",
         "geometry/vectors.py",
-        "device=w.device) / self.scale(w.shape)",
-        "device=w.device)",
+        "precise.dtype) / self.scale(w.shape)",
+        "precise.dtype)",
         PROJECTION,
     ),
     Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),

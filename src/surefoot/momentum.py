@@ -46,7 +46,7 @@ def where_finite(g: Tensor, finite: Tensor) -> Tensor:
 
 
 class Smoothing(ABC):
-    """What a gradient is turned into before it gets a direction. Pure: state in, state out.
+    """What a gradient is turned into before it gets a direction: state in, state out.
 
     `averages` names the entries of its state that may be kept in half precision.
     """
@@ -58,8 +58,9 @@ class Smoothing(ABC):
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
 
     @abstractmethod
-    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
-        """1 for each independent problem that takes a step, 0 for one that keeps weight and state; broadcasts to g.
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+        """1 for each independent problem that takes a step, 0 for one that keeps weight and state; broadcasts to g. The
+        number 1 where the host sees that all do: masks cost as much as the step.
 
         Args:
             g: gradient, `(k, n, out, in)` or `(k, n, size)`; 0 where it was not finite.
@@ -68,8 +69,11 @@ class Smoothing(ABC):
         """
 
     @abstractmethod
-    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
-        """`(next state, smoothed gradient)`; where live is 0 the state stays bit for bit."""
+    def __call__(self, state: State, g: Tensor, live: Tensor | float) -> tuple[State, Tensor]:
+        """`(next state, smoothed gradient)`; where live is 0 the state stays bit for bit.
+
+        The state is given away: the next one may be written there.
+        """
 
 
 @dataclass(frozen=True)
@@ -111,23 +115,21 @@ class Momentum(Smoothing):
         """Zeros like w; nothing for beta = 0."""
         return {"momentum": torch.zeros_like(w)} if self.beta else {}
 
-    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
         """Whether any gradient entry of the problem differs from zero."""
-        if couples:
-            return (largest(g, tuple(couples)) > 0).to(g.dtype)
-        if host.looks(g) and g.numel() and bool(g.abs().amin() > 0):
-            return torch.ones_like(finite, dtype=g.dtype)  # the usual case, without three passes over a mask
-        return g.sign().abs_()
+        dims = tuple(couples)
+        if host.looks(g) and g.numel() and bool(g.sum(dims).all() if dims else g.abs().amin()):
+            return 1.0  # the usual case; a problem whose sum is not 0 is not of zeros only
+        return (largest(g, dims) > 0).to(g.dtype) if dims else g.sign().abs_()
 
-    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
+    def __call__(self, state: State, g: Tensor, live: Tensor | float) -> tuple[State, Tensor]:
         """Both averages from the old momentum."""
         if not self.beta:
             return {}, g
         old = state["momentum"]
-        every = host.looks(g) and bool((live == 1).all())  # a number is thrice as fast as numbers by row
-        new = torch.lerp(old, g, 1 - self.beta if every else (1 - self.beta) * live)
-        look = new if self.lookahead in (None, self.beta) else torch.lerp(old, g, 1 - self.lookahead)
-        return {"momentum": new}, look
+        ahead = None if self.lookahead in (None, self.beta) else torch.lerp(old, g, 1 - self.lookahead)
+        new = torch.lerp(old, g, (1 - self.beta) * live) if isinstance(live, Tensor) else old.lerp_(g, 1 - self.beta)
+        return {"momentum": new}, new if ahead is None else ahead
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,11 @@ class Adam(Smoothing):
             "step": torch.zeros((), dtype=torch.float32, device=w.device),
         }
 
-    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
         """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""
         return finite.to(g.dtype)
 
-    def __call__(self, state: State, g: Tensor, live: Tensor) -> tuple[State, Tensor]:
+    def __call__(self, state: State, g: Tensor, live: Tensor | float) -> tuple[State, Tensor]:
         """Both moments, bias-corrected."""
         count = state["step"].reshape(-1, *(1,) * (g.ndim - 1)) + live
         first = torch.lerp(state["exp_avg"], g, (1 - self.beta1) * live)

@@ -17,7 +17,7 @@ from surefoot.metrics import divide, stability, unite
 from surefoot.momentum import is_finite
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
-from surefoot.stacking import chunks, gather, marks, scatter, stacked, write_
+from surefoot.stacking import chunks, gather, marks, scatter, side_by_side, stacked, unstacked, write_
 from surefoot.step import Step, in_pieces
 from surefoot.step import step as advance
 from surefoot.storage import Storage
@@ -25,8 +25,11 @@ from surefoot.storage import Storage
 FORMAT = 1
 """Version of the state dictionary's layout."""
 
-_CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
+_CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 """How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
+
+_PIECE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+"""How much of a table's rows goes through the whole step at once."""
 
 Params = nn.Module | Iterable[Any]
 
@@ -73,6 +76,7 @@ class SteepestDescent(Optimizer):
         step: Step = advance,
         maximize: bool = False,
     ) -> None:
+        host.keep_freed()
         self._storage = storage or Storage()
         self._step = step
         self._placements: dict[Tensor, Placement] = {}
@@ -143,11 +147,13 @@ class SteepestDescent(Optimizer):
         placement = self._placements[chunk[0]]
         role, view = placement.role, placement.role.view
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
+        unseen = not any(self.state[p] for p in chunk)
         states = [self._state(p, placement, dtype) for p in chunk]
+        if unseen and host.holds(chunk[0]):
+            side_by_side(states, states[0].keys() & set(role.momentum.averages))
         rounding = self._storage.rounding(chunk[0])
-        wide = [rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)]
-        weights = stacked([view.split(w) for w in wide])
-        gradients = stacked([view.split(p.grad.to(dtype)) for p in chunk if p.grad is not None])
+        weights = stacked([rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)], view)
+        gradients = stacked([p.grad.to(dtype) for p in chunk if p.grad is not None], view)
         kept = gather(states, placement, dtype)
         if "upper" in kept[0]:
             if host.holds(weights[0]):
@@ -158,18 +164,21 @@ class SteepestDescent(Optimizer):
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            take = in_pieces(self._step, budget(g.device))
+            take = in_pieces(self._step, _PIECE_BYTES.get(g.device.type, 256 << 20))
             weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
-        for j, (p, state) in enumerate(zip(chunk, states, strict=True)):
-            value, added = rounding.write(view.join([w[j] for w in weights], p.shape), p.dtype, state)
+        spoilt = () if host.holds(finite) and bool(finite.all()) else (~finite).unbind()
+        moved, news = unstacked(weights, view, placement.shape), scatter(kept, placement, states)
+        for p, w, state, new in zip(chunk, moved, states, news, strict=True):
+            value, added = rounding.write(w, p.dtype, state)
             write_(p, value)
-            for name, x in scatter(kept, j, self._placements[p], state).items():
+            for name, x in new.items():
                 write_(state[name], self._storage.keep(x, state[name], state))
             for name, x in added.items():
                 write_(state[name], x)
-            state["skipped"] += ~finite[j]
             if "rounds" in state:
                 state["rounds"] += 1
+        for state, missed in zip(states, spoilt, strict=False):
+            state["skipped"] += missed
         if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
             if host.holds(weights[0]):
                 self._marks.update(zip(chunk, marks(weights), strict=True))
@@ -280,7 +289,7 @@ class SteepestDescent(Optimizer):
         known = {**self._seen.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
         if "upper" in known:
             wide = p.to(torch.promote_types(p.dtype, torch.float32))
-            weights = stacked([placement.role.view.split(wide)])
+            weights = stacked([wide], placement.role.view)
             uppers = [{"upper": part["upper"][None]} for part in divide({"upper": known["upper"]}, placement.blocks)]
             known |= unite([{"upper": x["upper"][0]} for x in self._trusted([p], weights, uppers)])
         return known

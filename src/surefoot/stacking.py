@@ -14,12 +14,13 @@ from surefoot.metrics import divide, unite
 from surefoot.momentum import State
 from surefoot.plan import Placement
 from surefoot.storage import ADDED
+from surefoot.views import OneBlock, Shape, View
 
 
 def chunks(
     params: Iterable[Tensor], placements: Mapping[Tensor, Placement], budget: Callable[[torch.device], int]
 ) -> Iterator[list[Tensor]]:
-    """Parameters with a gradient, those with like role, blocks, dtype and device together, cut to the budget.
+    """Parameters with a gradient, those with like role, shape, dtype and device together, cut to the budget.
 
     Raises:
         RuntimeError: a sparse gradient.
@@ -31,7 +32,7 @@ def chunks(
         if p.grad.is_sparse:
             raise RuntimeError("SteepestDescent does not support sparse gradients: use nn.Embedding(sparse=False)")
         placement = placements[p]
-        buckets[placement.rule, placement.blocks, p.dtype, p.device].append(p)
+        buckets[placement.rule, placement.shape, p.dtype, p.device].append(p)
     for (_, _, _, device), bucket in buckets.items():
         count = max(1, budget(device) // (4 * bucket[0].numel()))
         for start in range(0, len(bucket), count):
@@ -41,24 +42,28 @@ def chunks(
 def gather(states: list[State], placement: Placement, dtype: torch.dtype) -> list[State]:
     """What momentum and stabiliser keep of a chunk, stacked, by block; entries of a parameter's shape in this dtype."""
     own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
-    shared, view = {name for name, x in own.items() if x.shape == placement.shape}, placement.role.view
-    split = {name: stacked([view.split(state[name].to(dtype)) for state in states]) for name in shared}
-    cached = [divide({name: state[name] for name in own.keys() - shared}, placement.blocks) for state in states]
+    shared = {name for name, x in own.items() if x.shape == placement.shape}
+    split = {name: stacked([state[name].to(dtype) for state in states], placement.role.view) for name in shared}
     kept = [{name: split[name][i] for name in shared} for i in range(len(placement.blocks))]
-    for i, found in enumerate(kept):
-        found |= {name: stack([cache[i][name] for cache in cached]) for name in own.keys() - shared}
+    if rest := own.keys() - shared:
+        cached = [divide({name: state[name] for name in rest}, placement.blocks) for state in states]
+        for i, found in enumerate(kept):
+            found |= {name: stack([cache[i][name] for cache in cached]) for name in rest}
     return kept
 
 
-def scatter(kept: list[State], j: int, placement: Placement, state: State) -> State:
-    """What is kept of parameter j of a chunk, in the shapes of its state: the inverse of `gather`."""
-    found = {}
+def scatter(kept: list[State], placement: Placement, states: list[State]) -> list[State]:
+    """What is kept of each parameter of a chunk, in the shapes of its state: the inverse of `gather`."""
+    found: list[State] = [{} for _ in states]
     for name in kept[0]:
-        parts = [each[name][j] for each in kept]
-        whole = state[name].shape == placement.shape
-        found[name] = (
-            placement.role.view.join(parts, placement.shape) if whole else unite([{name: x} for x in parts])[name]
-        )
+        stacks = [each[name] for each in kept]
+        if states[0][name].shape == placement.shape:
+            whole = unstacked(stacks, placement.role.view, placement.shape)
+        else:
+            parts = zip(*(x.unbind() for x in stacks), strict=True)
+            whole = [unite([{name: x} for x in each])[name] for each in parts]
+        for new, x in zip(found, whole, strict=True):
+            new[name] = x
     return found
 
 
@@ -69,13 +74,40 @@ def write_(tensor: Tensor, value: Tensor) -> None:
 
 
 def stack(tensors: list[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+    """`(k, ...)`; one tensor alone is not copied, nor are several that lie side by side in the host's memory."""
+    if len(tensors) == 1:
+        return tensors[0][None]
+    return _beside_each_other(tensors) if host.looks(tensors[0]) else torch.stack(tensors)
 
 
-def stacked(blocks: list[list[Tensor]]) -> list[Tensor]:
-    """From each parameter's blocks to one stack `(k, n, out, in)` per block."""
-    return [stack(list(each)) for each in zip(*blocks, strict=True)]
+def _beside_each_other(tensors: list[Tensor]) -> Tensor:
+    first, last = tensors[0], tensors[-1]
+    size, start = first.numel() * first.element_size(), first.data_ptr()
+    near = all(x.is_contiguous() and x.data_ptr() == start + i * size for i, x in enumerate(tensors))
+    if not near or first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
+        return torch.stack(tensors)
+    return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+
+
+def side_by_side(states: list[State], names: Iterable[str]) -> None:
+    """Lay these entries of like parameters so that `stack` need not copy them."""
+    for name in names:
+        for state, x in zip(states, torch.stack([state[name] for state in states]).unbind(), strict=True):
+            state[name] = x
+
+
+def stacked(tensors: list[Tensor], view: View) -> list[Tensor]:
+    """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
+    if type(view).split is OneBlock.split:  # a reshape of each is one of the stack
+        return [stack(tensors).reshape(len(tensors), *view.blocks(tuple(tensors[0].shape))[0])]
+    return [stack(list(each)) for each in zip(*map(view.split, tensors), strict=True)]
+
+
+def unstacked(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:
+    """The parameters again, in this shape: the inverse of `stacked`."""
+    if type(view).split is OneBlock.split:
+        return list(stacks[0].reshape(-1, *shape).unbind())
+    return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]
 
 
 def marks(weights: list[Tensor]) -> Tensor:

@@ -19,6 +19,9 @@ from surefoot.stabilise import Stabiliser
 Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Tensor], tuple[Tensor, State]]
 """What `step` is, and what `compiled` makes of it."""
 
+LINE = 16
+"""Pieces are multiples of so many rows or entries: then each starts at a cache line, as its whole does."""
+
 GRAPHS = 512
 """How many graphs are kept: one for each role and shape of chunk; torch would stop after 8."""
 
@@ -26,7 +29,9 @@ GRAPHS = 512
 def step(
     role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
 ) -> tuple[Tensor, State]:
-    """Gradient -> momentum -> direction -> step -> stabilised weight. Pure: nothing given is written to.
+    """Gradient -> momentum -> direction -> step -> stabilised weight.
+
+    w and state are given away: the results may lie there.
 
     A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
     gradient is zero, take no step and keep their momentum bit for bit: live = 0, so their eta is 0. A stabiliser that
@@ -54,8 +59,7 @@ def step(
 
 def in_pieces(take: Step, budget: int) -> Step:
     """A step that goes some leading rows at a time where they are independent of each other: every operation finds its
-    input in the cache, and w and g are read from memory once. Where there is more than one piece, w and state are
-    written to, and returned.
+    input in the cache, and w and g are read from memory once.
 
     Args:
         take: the step of a piece.
@@ -69,15 +73,15 @@ def in_pieces(take: Step, budget: int) -> Step:
         whole = rows in role.geometry.couples or not stabiliser.by_problem
         if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
-        size = math.ceil(w.shape[rows] / pieces)
+        size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
         for start in range(0, w.shape[rows], size):
             length = min(size, w.shape[rows] - start)
             piece = {name: x.narrow(rows, start, length) for name, x in {**state, "w": w, "g": g}.items()}
             here, gradient = piece.pop("w"), piece.pop("g")
             moved, kept = take(role, stabiliser, here, gradient, piece, eta, finite)
-            here.copy_(moved)
-            for name, x in kept.items():
-                piece[name].copy_(x)
+            for place, x in ((here, moved), *((piece[name], x) for name, x in kept.items())):
+                if place is not x:
+                    place.copy_(x)
         return w, state
 
     return run

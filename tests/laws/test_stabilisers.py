@@ -57,11 +57,11 @@ def trajectory(scheme, geometry, *, largest_eta: float, dtype=torch.float32, ste
     w0 *= size / case_norm(w0)[-1]
     w = torch.tensor(shaped(w0, geometry.ndim)).to(dtype)
     cache = scheme.fresh(w, geometry) if keeps else None
-    rng, path, etas = np.random.default_rng(5), [w], []
+    rng, path, etas = np.random.default_rng(5), [w.clone()], []
     for step, eta in enumerate(adversaries.step_sizes(steps, largest_eta)):
         m = adversaries.gradients(w, step, rng)
         w, cache = scheme.move(w, m, torch.tensor(eta, dtype=dtype)[(..., *(None,) * geometry.ndim)], geometry, cache)
-        path.append(w)
+        path.append(w.clone())
         etas.append(eta)
     return torch.stack(path), np.stack(etas)
 
@@ -228,13 +228,13 @@ def test_next_weight_is_the_formula(geometry, eta):
         assert float((exact(m) * d).sum()) == pytest.approx(float(case.dual(exact(m))))
         for scheme, truth in formulas(case, exact(w), d, eta).items():
             for number in (eta, torch.full((1, 1), eta, dtype=torch.float64)):
-                moved, _ = scheme.move(w, m, number, geometry)
+                moved, _ = scheme.move(w.clone(), m, number, geometry)
                 np.testing.assert_allclose(exact(moved), truth, atol=1e-7, err_msg=f"{scheme} {size}")
 
 
 def test_pre_decay_under_rms_is_weight_decay():
     start = gaussian((5, 12), 1, torch.float64) * torch.tensor([0.1, 0.5, 1.0, 3.0, 10.0])[:, None]
-    decayed = clipped = start
+    decayed, clipped = start.clone(), start.clone()
     for step in range(100):
         m = gaussian((5, 12), 100 + step, torch.float64)
         decayed, _ = WeightDecay(0.5).move(decayed, m, 0.1, RMS())
@@ -253,10 +253,11 @@ def test_eta_zero_is_bit_exact(scheme, geometry, dtype):
     m = gaussian(shape, 2).to(dtype)
     bits = torch.int32 if dtype == torch.float32 else torch.int16
     for eta in (0.0, torch.tensor(0.0), torch.zeros((3, *(1,) * geometry.ndim), dtype=dtype)):
-        moved, _ = scheme.move(w, m, eta, geometry)
+        moved, _ = scheme.move(w.clone(), m, eta, geometry)
         assert moved.dtype == w.dtype
         assert torch.equal(moved.view(bits), w.view(bits))
-    mixed, _ = scheme.move(w, m, torch.tensor([0.1, 0.0, 0.1], dtype=dtype)[(..., *(None,) * geometry.ndim)], geometry)
+    eta = torch.tensor([0.1, 0.0, 0.1], dtype=dtype)[(..., *(None,) * geometry.ndim)]
+    mixed, _ = scheme.move(w.clone(), m, eta, geometry)
     assert torch.equal(mixed[1].view(bits), w[1].view(bits))
     assert not torch.equal(mixed[0], w[0])
     assert not torch.equal(mixed[2], w[2])
@@ -304,13 +305,14 @@ def test_zero_weight_zero_gradient_and_empty(scheme, geometry):
 @each_scheme
 @each_geometry
 def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
+    """All but the weight, which is given away."""
     shape = (3, 6, 4) if geometry.ndim == 2 else (3, 24)
     w, m = gaussian(shape, 1), gaussian(shape, 2)
-    eta = torch.tensor([0.0, 0.1, 5.0])[(..., *(None,) * geometry.ndim)]
-    before = [x.clone() for x in (w, m, eta)]
-    scheme.move(w, m, eta, geometry)[0].fill_(7)
-    scheme.move(w, m, 0.0, geometry)[0].fill_(7)
-    assert all(torch.equal(x, y) for x, y in zip(before, (w, m, eta), strict=True))
+    some, every = (torch.tensor(x)[(..., *(None,) * geometry.ndim)] for x in ([0.0, 0.1, 5.0], [0.1, 0.1, 5.0]))
+    before = [x.clone() for x in (m, some, every)]
+    for eta in (some, every, 0.0, 0.1):
+        scheme.move(w.clone(), m, eta, geometry)[0].fill_(7)
+    assert all(torch.equal(x, y) for x, y in zip(before, (m, some, every), strict=True))
 
 
 def test_post_clip_touches_only_what_is_outside():

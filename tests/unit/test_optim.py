@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.optim import lr_scheduler
 import surefoot as sf
 import surefoot.optim
 from surefoot import Plan, SteepestDescent, recipes
+from surefoot.stacking import stack
 from surefoot.step import step as take
 
 RECIPES = [
@@ -991,8 +995,8 @@ def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
     assert int(optimizer.state[w]["skipped"]) == 1
 
 
-def test_vectors_of_like_size_and_other_shapes_are_stepped_together():
-    """`(4, 3)` and `(12,)` are one block each, in one bucket; each keeps its shape."""
+def test_vectors_of_like_size_and_other_shapes():
+    """`(4, 3)` and `(12,)` have blocks of one shape; each keeps its own."""
     together = [nn.Parameter(noise(4, 3)), nn.Parameter(noise(12, seed=1))]
     alone = [nn.Parameter(p.detach().clone()) for p in together]
     for i, (p, q) in enumerate(zip(together, alone, strict=True)):
@@ -1008,11 +1012,64 @@ def test_vectors_of_like_size_and_other_shapes_are_stepped_together():
         assert torch.equal(whole.state[p]["momentum"], single.state[q]["momentum"])
 
 
+def test_stacking_what_lies_side_by_side_copies_nothing():
+    whole = noise(3, 4, 2)
+    assert stack(list(whole.unbind())).data_ptr() == whole.data_ptr()
+    assert torch.equal(stack(list(whole.unbind())), whole)
+    for others in (whole[::2], whole.mT):
+        copied = stack(list(others.unbind()))
+        assert torch.equal(copied, others)
+        assert copied.data_ptr() != others.data_ptr()
+
+
+def test_momenta_of_like_parameters_lie_side_by_side():
+    """So a step stacks them without a copy; where one is missing they are copied, and no memory is added."""
+    params = [nn.Parameter(noise(4, 3, seed=i)) for i in range(3)]
+    single = [nn.Parameter(p.detach().clone()) for p in params]
+    together = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+    alone = [SteepestDescent([{"params": [p], "role": "linear"}], lr=0.1) for p in single]
+    for step, missing in enumerate((None, None, 1, 0, None)):
+        for i, (p, q) in enumerate(zip(params, single, strict=True)):
+            p.grad = None if i == missing else noise(4, 3, seed=10 * step + i)
+            q.grad = None if i == missing else noise(4, 3, seed=10 * step + i)
+        for optimizer in (together, *alone):
+            optimizer.step()
+        momenta = [together.state[p]["momentum"] for p in params]
+        assert len({m.untyped_storage().data_ptr() for m in momenta}) == 1
+        assert momenta[0].untyped_storage().nbytes() == 3 * 4 * 3 * 4
+        for p, q, optimizer in zip(params, single, alone, strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(together.state[p]["momentum"], optimizer.state[q]["momentum"])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc keeps memory")
+def test_a_step_fetches_no_pages():
+    """Temporaries stay in the process's heap; without the block that the optimizer frees, each is fetched anew."""
+    script = """
+import resource, sys, torch, surefoot as sf
+from surefoot.linalg import host
+if sys.argv[1] == "without":
+    host.keep_freed = lambda: None
+params = [torch.nn.Parameter(torch.randn(128, 128)) for _ in range(32)]
+optimizer = sf.SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+for p in params:
+    p.grad = torch.randn(128, 128)
+for _ in range(5):
+    optimizer.step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    optimizer.step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
+"""
+    faults = [int(subprocess.check_output([sys.executable, "-c", script, how])) for how in ("with", "without")]
+    assert 10 * faults[0] < faults[1], faults
+
+
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
     """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
     calls = []
-    monkeypatch.setitem(surefoot.optim._CHUNK_BYTES, "cpu", 64)
-    for role, count in (("embedding", 16), ("linear", 1)):
+    monkeypatch.setitem(surefoot.optim._PIECE_BYTES, "cpu", 64)
+    for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least
         calls.clear()
         w = nn.Parameter(noise(64, 4))
         w.grad = noise(64, 4, seed=1)

@@ -15,6 +15,9 @@ from surefoot.linalg import host
 SAFE = 1e-15
 """Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""
 
+BLOCK = 1 << 18
+"""Entries that are squared at a time where vectors are columns: a share of the cache."""
+
 
 def conjugate(s: float) -> float:
     """`s'` with `1/s + 1/s' = 1`.
@@ -36,6 +39,16 @@ def length(x: Tensor, s: float, dim: int) -> Tensor:
     return unit * top
 
 
+def euclidean(x: Tensor, dim: int) -> Tensor:
+    """`|x|_2` along dim (kept), from plain squares."""
+    if x.stride(dim) == 1 or not host.looks(x):
+        length: Tensor = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+        return length
+    # torch walks down the columns one by one, at a tenth of the speed of what follows
+    rows = max(1, BLOCK * x.shape[dim] // max(1, x.numel()))
+    return torch.stack([(part * part).sum(dim, keepdim=True) for part in torch.split(x, rows, dim)]).sum(0).sqrt_()
+
+
 def peak(x: Tensor, dim: int) -> Tensor:
     """Largest absolute entry along dim (kept); 0 for an empty vector."""
     if x.shape[dim] == 0:
@@ -48,7 +61,7 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
     if math.isinf(s) or g.shape[dim] == 0:
         return g.sign() if radius == 1 else g.sign().mul_(radius)
     if s == 2 and host.looks(g):
-        size: Tensor = torch.linalg.vector_norm(g, 2, dim, keepdim=True)
+        size = euclidean(g, dim)
         if bool((size > SAFE).all()) and bool((size < 1 / SAFE).all()):  # the usual case, without a scaled copy
             return g * (radius / size)
     return _direction(g, s, dim).div_(1 / radius)

@@ -20,6 +20,15 @@ def looks(x: Tensor) -> bool:
     return holds(x) and not torch.compiler.is_compiling()
 
 
+def keep_freed() -> None:
+    """Have the C library keep what is freed, instead of fetching it anew, page by page, for the next temporary.
+
+    glibc takes blocks above a limit from the system one by one, and gives the free end of its heap back above another;
+    both follow the largest block freed so far, up to 32 MB. So one is freed, its pages never touched.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
+
+
 def number(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A number as a tensor beside `like`, filled in there: a copy from the host would wait. A tensor is converted.
 

@@ -36,7 +36,7 @@ class Stabiliser(ABC):
         """`(next weight, cache)`.
 
         Args:
-            w: weights `(..., out, in)` or `(..., n)`.
+            w: weights `(..., out, in)` or `(..., n)`, given away: the next weight may be written there.
             m: smoothed gradient, w's shape.
             eta: step size in natural units, `lr * lr_scale`.
             geometry: the norm.
@@ -62,17 +62,34 @@ class Stabiliser(ABC):
         return math.inf
 
 
-def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry) -> Tensor:
-    """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
+def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, into: Tensor | None = None) -> Tensor:
+    """`w - eta direction(m)`, in the memory of `into` or of the direction where that saves a pass over it."""
     d = geometry.direction(m)
-    if host.looks(w) and isinstance(eta, Tensor) and eta.dtype == w.dtype == d.dtype and bool((eta > 0).all()):
-        moved = eta * d if d.data_ptr() == m.data_ptr() else d.mul_(eta)  # `AsGiven` gives m itself
-        return torch.sub(w, moved, out=moved)  # a temporary less is a fifth of the time of a sign step
-    return w - (eta * d).add_(0.0)
+    if into is None and host.looks(w) and d.data_ptr() != m.data_ptr():  # `AsGiven` gives m itself
+        into = d
+    return along(w, d, eta, into)
+
+
+def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None) -> Tensor:
+    """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
+    if not (w.dtype == d.dtype and all_move(eta, w)):
+        return w - (eta * d).add_(0.0)
+    if isinstance(eta, Tensor):
+        return torch.addcmul(w, d, eta, value=-1, out=into)
+    return torch.add(w, d, alpha=-eta, out=into)
+
+
+def all_move(eta: Eta, w: Tensor) -> bool:
+    """Whether the host sees that no part of w has a step of 0."""
+    if isinstance(eta, Tensor):
+        return host.looks(w) and eta.dtype == w.dtype and bool((eta > 0).all())
+    return eta > 0 and host.looks(w)
 
 
 def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
     """The new weight where any part of the matrix moves, else the old one bit for bit."""
+    if all_move(eta, old):
+        return new
     moved = host.number(eta, old) > 0
     if moved.ndim:
         dims = tuple(range(-geometry.ndim, 0))
@@ -110,8 +127,8 @@ class Free(Stabiliser):
     by_problem: ClassVar[bool] = True
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """The step alone."""
-        return step(w, m, eta, geometry), cache
+        """The step alone, written to w."""
+        return step(w, m, eta, geometry, into=w), cache
 
     def in_units(self, unit: float) -> Free:
         """Itself."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.linalg import host
 from surefoot.scaling import Scale
 from surefoot.stabilise.base import Stabiliser, remaining, require_positive, step, where_moved, whole
 
@@ -36,7 +37,9 @@ class WeightDecay(Stabiliser):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Decay, then step."""
-        return step(w * remaining(eta, self.rate), m, eta, geometry), cache
+        keep = remaining(eta, self.rate)
+        w = w.mul_(keep) if host.looks(w) else w * keep
+        return step(w, m, eta, geometry, into=w), cache
 
     def in_units(self, unit: float) -> WeightDecay:
         """Rate over unit."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Stabiliser, require_positive, step, where_moved
+from surefoot.stabilise.base import Stabiliser, along, require_positive, step, where_moved
 
 VECTORS, COLD = 2, 8  # leading vectors a matrix, and iterations that give the first ones
 
@@ -82,7 +82,7 @@ class SpectralSphere(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step along the sphere, then back onto it."""
         d, cache = geometry.tangent(w, m, self.fresh(w, geometry) if cache is None else cache)
-        moved = _rescaled(w - (eta * d).add_(0.0), w, geometry, self.radius)
+        moved = _rescaled(along(w, d, eta, into=d), w, geometry, self.radius)
         return where_moved(eta, geometry, moved, w), cache
 
     def in_units(self, unit: float) -> SpectralSphere:
