@@ -8,6 +8,7 @@ import torch
 
 import surefoot
 from surefoot.geometry import RMS, AsGiven, Frobenius, HeadRMS, MaxAbs, MeanOperator, Paired, RowRMS, Spectral
+from surefoot.momentum import Momentum
 from surefoot.stabilise import (
     Free,
     Normalise,
@@ -313,6 +314,29 @@ def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
     for eta in (some, every, 0.0, 0.1):
         scheme.move(w.clone(), m, eta, geometry)[0].fill_(7)
     assert all(torch.equal(x, y) for x, y in zip(before, (m, some, every), strict=True))
+
+
+@each_geometry
+@pytest.mark.parametrize(("scheme", "keep"), [(Free(), 1.0), (WeightDecay(0.5), 0.95)])
+def test_where_everything_moves_the_weight_is_updated_in_its_place(scheme, keep, geometry):
+    shape = (3, 6, 4) if geometry.ndim == 2 else (3, 24)
+    w, m = gaussian(shape, 1), gaussian(shape, 2)
+    truth = keep * w - 0.1 * geometry.direction(m)
+    for eta in (0.1, torch.full((1,) * w.ndim, 0.1)):
+        place = w.clone()
+        moved, _ = scheme.move(place, m, eta, geometry)
+        assert moved.data_ptr() == place.data_ptr()
+        torch.testing.assert_close(moved, truth)
+
+
+def test_where_everything_is_live_the_momentum_is_updated_in_its_place():
+    old, g = gaussian((3, 6, 4), 1), gaussian((3, 6, 4), 2)
+    for lookahead, truth in ((None, 0.9 * old + 0.1 * g), (0.5, 0.5 * old + 0.5 * g)):
+        place = old.clone()
+        state, look = Momentum(0.9, lookahead)({"momentum": place}, g, 1.0)
+        assert state["momentum"].data_ptr() == place.data_ptr()
+        torch.testing.assert_close(place, 0.9 * old + 0.1 * g)
+        torch.testing.assert_close(look, truth)
 
 
 def test_post_clip_touches_only_what_is_outside():
