@@ -25,10 +25,10 @@ from surefoot.storage import Storage
 FORMAT = 1
 """Version of the state dictionary's layout."""
 
-_CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+_CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 """How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
 
-_PIECE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+_PIECE_BYTES = {"cpu": 3 << 19, "cuda": 256 << 20}
 """How much of a table's rows goes through the whole step at once."""
 
 Params = nn.Module | Iterable[Any]

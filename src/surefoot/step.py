@@ -74,11 +74,9 @@ def in_pieces(take: Step, budget: int) -> Step:
         if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
         size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
-        for start in range(0, w.shape[rows], size):
-            length = min(size, w.shape[rows] - start)
-            piece = {name: x.narrow(rows, start, length) for name, x in {**state, "w": w, "g": g}.items()}
-            here, gradient = piece.pop("w"), piece.pop("g")
-            moved, kept = take(role, stabiliser, here, gradient, piece, eta, finite)
+        for here, gradient, *old in zip(*(x.split(size, rows) for x in (w, g, *state.values())), strict=True):
+            piece = dict(zip(state, old, strict=True))
+            moved, kept = take(role, stabiliser, here, gradient, {**piece}, eta, finite)
             for place, x in ((here, moved), *((piece[name], x) for name, x in kept.items())):
                 if place is not x:
                     place.copy_(x)

@@ -62,8 +62,9 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
         return g.sign() if radius == 1 else g.sign().mul_(radius)
     if s == 2 and host.looks(g):
         size = euclidean(g, dim)
-        if bool((size > SAFE).all()) and bool((size < 1 / SAFE).all()):  # the usual case, without a scaled copy
-            return g * (radius / size)
+        least, most = torch.aminmax(size)
+        if SAFE < float(least) and float(most) < 1 / SAFE:  # the usual case, without a scaled copy
+            return g / size.mul_(1 / radius)
     return _direction(g, s, dim).div_(1 / radius)
 
 
