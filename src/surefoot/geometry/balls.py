@@ -60,10 +60,10 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
     """The maximiser of `<g, d>` over `|d|_s <= radius`: `sign(g) |g|**(p-1) / |g|_p**(p-1)` with `p = s'`; 0 for 0."""
     if math.isinf(s) or g.shape[dim] == 0:
         return g.sign() if radius == 1 else g.sign().mul_(radius)
-    if s == 2 and host.looks(g):
+    if s == 2 and g.numel() and host.looks(g):
         size = euclidean(g, dim)
         least, most = torch.aminmax(size)
-        if SAFE < float(least) and float(most) < 1 / SAFE:  # the usual case, without a scaled copy
+        if float(least) > SAFE and float(most) < 1 / SAFE:  # the usual case, without a scaled copy
             return g / size.mul_(1 / radius)
     return _direction(g, s, dim).div_(1 / radius)
 
