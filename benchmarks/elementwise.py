@@ -83,7 +83,7 @@ def measure(shape: tuple[int, int], rounds: int) -> Iterator[Row]:
 
 def main() -> None:
     """The command line."""
-    options = timing(__doc__, rounds=15).parse_args()
+    options = timing(__doc__, rounds=25).parse_args()
 
     def rows() -> Iterator[Row]:
         for shape in SMOKE if options.smoke else SHAPES:

@@ -74,9 +74,9 @@ def in_pieces(take: Step, budget: int) -> Step:
         if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
         size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
-        for here, gradient, *old in zip(*(x.split(size, rows) for x in (w, g, *state.values())), strict=True):
+        for here, gradient, *old in zip(*(torch.split(x, size, rows) for x in (w, g, *state.values())), strict=True):
             piece = dict(zip(state, old, strict=True))
-            moved, kept = take(role, stabiliser, here, gradient, {**piece}, eta, finite)
+            moved, kept = take(role, stabiliser, here, gradient, piece, eta, finite)
             for place, x in ((here, moved), *((piece[name], x) for name, x in kept.items())):
                 if place is not x:
                     place.copy_(x)

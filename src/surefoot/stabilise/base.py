@@ -70,7 +70,7 @@ def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, into: Tensor | None
     return along(w, d, eta, into)
 
 
-def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None) -> Tensor:
+def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None = None) -> Tensor:
     """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
     if not (w.dtype == d.dtype and all_move(eta, w)):
         return w - (eta * d).add_(0.0)

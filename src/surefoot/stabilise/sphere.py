@@ -82,7 +82,7 @@ class SpectralSphere(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step along the sphere, then back onto it."""
         d, cache = geometry.tangent(w, m, self.fresh(w, geometry) if cache is None else cache)
-        moved = _rescaled(along(w, d, eta, into=d), w, geometry, self.radius)
+        moved = _rescaled(along(w, d, eta), w, geometry, self.radius)
         return where_moved(eta, geometry, moved, w), cache
 
     def in_units(self, unit: float) -> SpectralSphere:
