@@ -25,7 +25,7 @@ SMALL = 128
 """Rows up to which one Gram matrix in float32 is enough; more than one costs most where matrices are wide."""
 
 ROUNDING = 0.998
-"""Takes back what float32 adds to the largest singular value where there is one Gram matrix only: at most 1.3e-3, seen on
+"""Takes back what float32 adds to the largest singular value where there is one Gram matrix only: at most 1.3e-3, on
 spectra of two values."""
 
 
