@@ -161,9 +161,10 @@ class SteepestDescent(Optimizer):
             else:
                 kept = self._looks.before(chunk, weights, kept, placement, group)
         finite = torch.stack([is_finite(g) for g in gradients]).all(0)
+        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
-            eta, flag = group["lr"] * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
+            eta, flag = lr * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
             take = in_pieces(self._step, _PIECE_BYTES.get(g.device.type, 256 << 20))
             weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
         spoilt = () if host.holds(finite) and bool(finite.all()) else (~finite).unbind()

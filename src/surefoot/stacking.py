@@ -43,7 +43,8 @@ def gather(states: list[State], placement: Placement, dtype: torch.dtype) -> lis
     """What momentum and stabiliser keep of a chunk, stacked, by block; entries of a parameter's shape in this dtype."""
     own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
     shared = {name for name, x in own.items() if x.shape == placement.shape}
-    split = {name: stacked([state[name].to(dtype) for state in states], placement.role.view) for name in shared}
+    view = placement.role.view
+    split = {name: stacked([state[name].to(dtype) for state in states], view, stack_adjacent) for name in shared}
     kept = [{name: split[name][i] for name in shared} for i in range(len(placement.blocks))]
     if rest := own.keys() - shared:
         cached = [divide({name: state[name] for name in rest}, placement.blocks) for state in states]
@@ -74,14 +75,15 @@ def write_(tensor: Tensor, value: Tensor) -> None:
 
 
 def stack(tensors: list[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied, nor are several that lie side by side in the host's memory."""
-    if len(tensors) == 1:
-        return tensors[0][None]
-    return _beside_each_other(tensors) if host.looks(tensors[0]) else torch.stack(tensors)
+    """`(k, ...)`; one tensor alone is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
-def _beside_each_other(tensors: list[Tensor]) -> Tensor:
+def stack_adjacent(tensors: list[Tensor]) -> Tensor:
+    """`stack`, without a copy of what lies side by side in the host's memory. Not for weights: autograd watches."""
     first, last = tensors[0], tensors[-1]
+    if len(tensors) == 1 or not host.looks(first):
+        return stack(tensors)
     size, start = first.numel() * first.element_size(), first.data_ptr()
     near = all(x.is_contiguous() and x.data_ptr() == start + i * size for i, x in enumerate(tensors))
     if not near or first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
@@ -90,17 +92,17 @@ def _beside_each_other(tensors: list[Tensor]) -> Tensor:
 
 
 def side_by_side(states: list[State], names: Iterable[str]) -> None:
-    """Lay these entries of like parameters so that `stack` need not copy them."""
+    """Lay these entries of like parameters so that `stack_adjacent` need not copy them."""
     for name in names:
         for state, x in zip(states, torch.stack([state[name] for state in states]).unbind(), strict=True):
             state[name] = x
 
 
-def stacked(tensors: list[Tensor], view: View) -> list[Tensor]:
+def stacked(tensors: list[Tensor], view: View, join: Callable[[list[Tensor]], Tensor] = stack) -> list[Tensor]:
     """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
     if type(view).split is OneBlock.split:  # a reshape of each is one of the stack
-        return [stack(tensors).reshape(len(tensors), *view.blocks(tuple(tensors[0].shape))[0])]
-    return [stack(list(each)) for each in zip(*map(view.split, tensors), strict=True)]
+        return [join(tensors).reshape(len(tensors), *view.blocks(tuple(tensors[0].shape))[0])]
+    return [join(list(each)) for each in zip(*map(view.split, tensors), strict=True)]
 
 
 def unstacked(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import surefoot
+from surefoot.linalg.polar import choose
 
 from . import oracle
 from .inputs import exact, gaussian, generator
@@ -160,6 +161,32 @@ def test_halley_on_heavy_tails_of_small_matrices(shape):
         o = exact(surefoot.msign(g, method="halley"))
         assert oracle.singular_values(o)[0] <= 1 + 5e-4
         assert alignment(o, exact(g)) >= least
+
+
+@pytest.mark.parametrize("method", ["qdwh", "qdwh2", "auto"])
+@pytest.mark.parametrize("shape", [(2, 32768), (32768, 2), (4, 16384), (32, 2048), (128, 2048)], ids=str)
+def test_long_rows_with_a_large_mean_do_not_overstep(shape, method):
+    """One singular value far above the others, which rounding of the Gram matrix must not lift too far."""
+    for seed, mean in enumerate((50.0, 100.0, 400.0)):
+        x = gaussian(shape, seed) + mean
+        x.view(-1)[: x.numel() // 2] -= 2 * mean * (seed % 2)  # half of the rows, or of each, of the other sign
+        assert oracle.singular_values(exact(surefoot.msign(x, method=method)))[0] <= 1 + 5e-4
+
+
+def test_auto_takes_one_gram_matrix_only_where_that_is_enough():
+    names = {
+        shape: choose(torch.empty(shape))
+        for shape in ((32, 64), (128, 2048), (31, 64), (32, 63), (128, 2049), (129, 512))
+    }
+    assert list(names.values()) == ["halley"] * 2 + ["qdwh2"] * 4
+
+
+@pytest.mark.parametrize("method", ["auto", "qdwh", "polar_express", "zolotarev"])
+def test_what_is_out_of_range_changes_nothing_beside_it(method):
+    x = gaussian((3, 33, 70), 0)
+    other = x.clone()
+    other[1] = 1e20
+    assert torch.equal(surefoot.msign(other, method=method)[[0, 2]], surefoot.msign(x, method=method)[[0, 2]])
 
 
 @pytest.mark.parametrize("method", ["svd", "qdwh", "auto"])

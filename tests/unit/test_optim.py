@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 import surefoot as sf
 import surefoot.optim
 from surefoot import Plan, SteepestDescent, recipes
-from surefoot.stacking import stack
+from surefoot.stacking import stack_adjacent
 from surefoot.step import step as take
 
 RECIPES = [
@@ -1014,12 +1014,37 @@ def test_vectors_of_like_size_and_other_shapes():
 
 def test_stacking_what_lies_side_by_side_copies_nothing():
     whole = noise(3, 4, 2)
-    assert stack(list(whole.unbind())).data_ptr() == whole.data_ptr()
-    assert torch.equal(stack(list(whole.unbind())), whole)
+    assert stack_adjacent(list(whole.unbind())).data_ptr() == whole.data_ptr()
+    assert torch.equal(stack_adjacent(list(whole.unbind())), whole)
     for others in (whole[::2], whole.mT):
-        copied = stack(list(others.unbind()))
+        copied = stack_adjacent(list(others.unbind()))
         assert torch.equal(copied, others)
         assert copied.data_ptr() != others.data_ptr()
+
+
+def test_autograd_sees_a_write_to_weights_that_lie_side_by_side():
+    params = [nn.Parameter(w) for w in noise(3, 4, 3).unbind()]
+    for p in params:
+        p.data = p.data.detach()  # a version of its own
+    loss = sum((noise(2, 3).requires_grad_() @ p.T).square().sum() for p in params)
+    loss.backward(retain_graph=True)
+    SteepestDescent([{"params": params, "role": "linear"}], lr=0.1).step()
+    assert all(p._version > 0 for p in params)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
+def test_a_rate_may_be_a_tensor_of_one_entry(stabiliser):
+    weights = []
+    for lr in (0.1, torch.tensor(0.1), torch.tensor([0.1])):
+        p = nn.Parameter(noise(6, 4))
+        p.grad = noise(6, 4, seed=1)
+        role = dataclasses.replace(sf.roles.by_name("linear"), stabiliser=stabiliser)
+        SteepestDescent([{"params": [p], "role": role}], lr=lr).step()
+        weights.append(p.detach())
+    for w in weights[1:]:
+        torch.testing.assert_close(w, weights[0])
 
 
 def test_momenta_of_like_parameters_lie_side_by_side():

@@ -23,6 +23,9 @@ LEAST = 1 << 16, 64
 UNBLOCKED = 128
 """MKL factors up to so many rows without blocks, and then the upper triangle in 3/4 of the lower one's time."""
 
+FEW = 16
+"""Rows below which a Gram matrix is summed in float64: few long rows of one sign lose a small singular value."""
+
 LEAF, BATCH = 32, 4
 """Rows up to which LAPACK inverts a block, and matrices of a batch from which products of blocks are the faster way."""
 
@@ -113,6 +116,11 @@ def _apply(a: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(x.mT, a.mT).mT if x.mT.is_contiguous() else torch.bmm(a, x)
 
 
-TORCH = Ops(
-    gram=lambda x: _symmetric(x, x.mT), quadratic=_quadratic, product=_symmetric, apply=_apply, inverse=_inverse
-)
+def _gram(x: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.shape[-2] < FEW:
+        wide = x.double()
+        return torch.bmm(wide, wide.mT).to(x.dtype)
+    return _symmetric(x, x.mT)
+
+
+TORCH = Ops(gram=_gram, quadratic=_quadratic, product=_symmetric, apply=_apply, inverse=_inverse)

@@ -21,8 +21,9 @@ EXACT_QDWH = coefficients.qdwh(lowest=1e-4, steps=3)
 SAFE = 1e-7
 """Frobenius norms between this and its inverse have Gram matrices whose norms float32 can sum up."""
 
-SMALL = 128
-"""Rows up to which one Gram matrix in float32 is enough; more than one costs most where matrices are wide."""
+FEWEST, SMALL, LONGEST = 32, 128, 2048
+"""Rows, and length of a row, for which one Gram matrix in float32 is enough. More cost most where matrices are wide;
+few long rows with a large mean overstep (1.15 at 2 x 32768)."""
 
 ROUNDING = 0.998
 """Takes back what float32 adds to the largest singular value where there is one Gram matrix only: at most 1.3e-3, on
@@ -51,10 +52,10 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     1e-3 sigma_max (Gaussian .99, 1/i .98, i**-1.5 .97), `qdwh` and the iterations .998; `zolotarev`, which takes 2/3 of
     the time where n = 4m, has .98 on a Gaussian, .96 to .97 on momenta of a small GPT, and .79 where one singular value
     is 768 times the others: it is there to be asked for. `halley`, in 3/4 of the time on 128 x 512, has .97 or more on
-    all of these with 128 rows, and .75 on the spike with 768.
+    all of these with 128 rows, and .75 on the spike with 768; with a few rows of 4096 entries and more it may overstep.
 
-    `auto` takes, on a CPU, `halley` for up to 128 rows where a matrix is twice as wide as tall, and `qdwh2` for all
-    else; the exact `qdwh` in float64; and `half` on an accelerator. Their cost is in `docs/decisions/0007`. Half
+    `auto` takes, on a CPU, `halley` for 32 to 128 rows of at least twice that length and at most 2048, and `qdwh2` for
+    all else; the exact `qdwh` in float64; and `half` on an accelerator. Their cost is in `docs/decisions/0007`. Half
     precision is computed in float32 on a CPU; on an accelerator the other iterations run it in bfloat16, for which the
     table's figures have not been measured. Autocast and TF32 are off inside; in bfloat16 `gram` can diverge on
     heavy-tailed spectra (1/i), where `polar_express` does not. `half` is float16 inside, on every device.
@@ -98,7 +99,8 @@ def choose(x: Tensor) -> str:
         return "qdwh"
     if x.device.type != "cpu":
         return "half"
-    return "halley" if x.shape[-2] <= SMALL and x.shape[-1] >= 2 * x.shape[-2] else "qdwh2"
+    rows, length = x.shape[-2:]
+    return "halley" if FEWEST <= rows <= SMALL and 2 * rows <= length <= LONGEST else "qdwh2"
 
 
 def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
@@ -110,11 +112,11 @@ def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
 
 def _in_range(x: Tensor) -> Tensor:
     """Matrices whose squares of squares neither overflow nor vanish: x itself where the host sees that its do not."""
-    if host.looks(x):
-        size = torch.linalg.vector_norm(x, dim=(-2, -1))
-        if bool(((size > SAFE) & (size < 1 / SAFE)).all()):
-            return x
-    return _over_peak(x)
+    if not host.looks(x):
+        return _over_peak(x)
+    size = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    safe = (size > SAFE) & (size < 1 / SAFE)
+    return x if bool(safe.all()) else torch.where(safe, x, _over_peak(x))
 
 
 def _over_peak(x: Tensor) -> Tensor:

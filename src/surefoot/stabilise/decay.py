@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import host
 from surefoot.scaling import Scale
-from surefoot.stabilise.base import Stabiliser, remaining, require_positive, step, where_moved, whole
+from surefoot.stabilise.base import Stabiliser, along, remaining, require_positive, step, where_moved, whole
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -37,9 +37,9 @@ class WeightDecay(Stabiliser):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Decay, then step."""
-        keep = remaining(eta, self.rate)
+        d, keep = geometry.direction(m), remaining(eta, self.rate)
         w = w.mul_(keep) if host.looks(w) else w * keep
-        return step(w, m, eta, geometry, into=w), cache
+        return along(w, d, eta, into=w), cache
 
     def in_units(self, unit: float) -> WeightDecay:
         """Rate over unit."""
