@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = "tests/laws/test_geometry.py"
 PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/test_msign.py"
+OPS = "tests/laws/test_ops.py"
+OPTIM = "tests/unit/test_optim.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
 GUARANTEE = "tests/laws/test_guarantee.py"
 TANGENT = "tests/laws/test_tangent.py"
@@ -125,6 +127,28 @@ MUTATIONS = (
         "precise.dtype)",
         PROJECTION,
     ),
+    Mutation("few long rows in float32", "linalg/ops.py", "FEW = 16", "FEW = 0", MSIGN),
+    Mutation(
+        "one Gram matrix for few long rows",
+        "linalg/polar.py",
+        "FEWEST, SMALL, LONGEST = 32",
+        "FEWEST, SMALL, LONGEST = 2",
+        MSIGN,
+    ),
+    Mutation(
+        "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _over_peak(x))", "_over_peak(x)", MSIGN
+    ),
+    Mutation(
+        "inverse by halves, coupling", "linalg/ops.py", "torch.bmm(side, last)).neg_()", "torch.bmm(side, last))", OPS
+    ),
+    Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
+    Mutation("weights side by side", "stacking.py", "Tensor] = stack)", "Tensor] = stack_adjacent)", OPTIM),
+    Mutation("a rate of one entry", "optim.py", 'group["lr"].reshape(())', 'group["lr"]', OPTIM),
+    Mutation("pages given back", "optim.py", "        host.keep_freed()\n", "", OPTIM),
+    Mutation("momenta apart", "optim.py", "if unseen and host", "if False and host", OPTIM),
+    Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", STABILISERS),
+    Mutation("momentum in new memory", "momentum.py", "old.lerp_(g, 1", "old.lerp(g, 1", STABILISERS),
+    Mutation("an empty row", "geometry/balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
     Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
     Mutation("running bound does not grow", "geometry/spectral.py", ") + reach, cache", "), cache", GUARANTEE),
     Mutation(

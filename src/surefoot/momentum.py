@@ -155,7 +155,7 @@ class Adam(Smoothing):
             "step": torch.zeros((), dtype=torch.float32, device=w.device),
         }
 
-    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""
         return finite.to(g.dtype)
 

@@ -25,10 +25,10 @@ from surefoot.storage import Storage
 FORMAT = 1
 """Version of the state dictionary's layout."""
 
-_CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+_CHUNK_BYTES = {"cpu": 4 << 20}
 """How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
 
-_PIECE_BYTES = {"cpu": 3 << 19, "cuda": 256 << 20}
+_PIECE_BYTES = {"cpu": 3 << 19}
 """How much of a table's rows goes through the whole step at once."""
 
 Params = nn.Module | Iterable[Any]
@@ -143,7 +143,7 @@ class SteepestDescent(Optimizer):
         return loss
 
     def _advance(self, chunk: list[Tensor], group: dict[str, Any]) -> None:
-        """Stack the blocks of like parameters, take the pure step, write the results back."""
+        """Stack the blocks of like parameters, take the step, write the results back."""
         placement = self._placements[chunk[0]]
         role, view = placement.role, placement.role.view
         dtype = torch.promote_types(chunk[0].dtype, torch.float32)
@@ -165,7 +165,7 @@ class SteepestDescent(Optimizer):
         for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
             g = -gradients[i] if group["maximize"] else gradients[i]
             eta, flag = lr * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            take = in_pieces(self._step, _PIECE_BYTES.get(g.device.type, 256 << 20))
+            take = in_pieces(self._step, budget(g.device, _PIECE_BYTES))
             weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
         spoilt = () if host.holds(finite) and bool(finite.all()) else (~finite).unbind()
         moved, news = unstacked(weights, view, placement.shape), scatter(kept, placement, states)
@@ -310,6 +310,6 @@ class SteepestDescent(Optimizer):
         return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
 
 
-def budget(device: torch.device) -> int:
-    """Bytes of a bucket of like parameters that are stacked at once."""
-    return _CHUNK_BYTES.get(device.type, 256 << 20)
+def budget(device: torch.device, of: Mapping[str, int] = _CHUNK_BYTES) -> int:
+    """Bytes that are worked on at once: by default, of a bucket of like parameters. On an accelerator 256 MiB."""
+    return of.get(device.type, 256 << 20)
