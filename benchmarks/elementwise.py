@@ -26,7 +26,7 @@ PEER = ADAMW[0]
 ROLES = {
     "row step (RowRMS)": sf.Role("row", sf.RowRMS()),
     "column step (MOGA column, q = 2)": sf.Role("column", sf.MeanOperator(1, 2)),
-    "sign step (MaxAbs)": sf.Role("sign", sf.MaxAbs(), view=Vector()),
+    "sign step (MaxNorm)": sf.Role("sign", sf.MaxNorm(), view=Vector()),
 }
 SGD = "torch SGD with momentum, fused"
 PASSES = {"copy": 8, "triad": 12, SGD: 20, PEER: 28}

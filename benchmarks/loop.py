@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
-from surefoot.experiment.data import Corpus, load
-from surefoot.experiment.run import Run, TrainConfig, build
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.training.run import Run, TrainConfig, build
 
 PLAIN = "plain AdamW loop"
 METHODS = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}

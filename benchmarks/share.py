@@ -19,7 +19,7 @@ from torch import nn
 import surefoot as sf
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from rivals import ADAMW
-from surefoot.experiment.models import reference
+from surefoot.experiment.models.decoder import reference
 
 LR = 1e-6  # the gradients stay those of the first weights, more or less
 LARGE = 2**19

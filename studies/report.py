@@ -22,10 +22,11 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from coordinates import run as coordinates
 from defaults import run as defaults
 from stability import run as stability
-from surefoot.experiment import fit, report
-from surefoot.experiment.records import write_atomic
-from surefoot.experiment.summary import points
-from surefoot.experiment.sweep import load
+from surefoot.experiment.files import write_atomic
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.sweep import load
 from transfer import run as transfer
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def rate(value: float | None, ci: Sequence[float] | None, status: str) -> str:
     """A best rate with its interval, or why there is none."""
-    return status if value is None else f"2^{value:.2f}{report.plus_minus(ci, 2)}"
+    return status if value is None else f"2^{value:.2f}{transfer_report.plus_minus(ci, 2)}"
 
 
 def rates(found: dict[str, Any]) -> list[str]:
@@ -59,7 +60,7 @@ def rates(found: dict[str, Any]) -> list[str]:
 
 def signed(value: float | None, ci: Sequence[float] | None, digits: int) -> str:
     """A number with its sign and interval."""
-    return "not known" if value is None else f"{value:+.{digits}f}{report.plus_minus(ci, digits)}"
+    return "not known" if value is None else f"{value:+.{digits}f}{transfer_report.plus_minus(ci, digits)}"
 
 
 def drift_and_regret(found: dict[str, Any]) -> list[str]:
@@ -68,7 +69,7 @@ def drift_and_regret(found: dict[str, Any]) -> list[str]:
     cost = "diverged" if found["regret_diverged"] else "not known"
     return [
         signed(found["drift_octaves"], found["drift_octaves_ci"], 2),
-        cost if regret is None else f"{regret:.3f}{report.plus_minus(found['regret_nats_ci'], 3)}",
+        cost if regret is None else f"{regret:.3f}{transfer_report.plus_minus(found['regret_nats_ci'], 3)}",
     ]
 
 
@@ -123,7 +124,7 @@ def losses() -> str:
 
 def mean(values: list[float]) -> str:
     """A mean over seeds with its interval."""
-    return f"{np.mean(values):.3f}{report.plus_minus(fit.interval(values), 3)}"
+    return f"{np.mean(values):.3f}{transfer_report.plus_minus(fit.interval(values), 3)}"
 
 
 def conditions(names: Sequence[tuple[str, str]], of: Sequence[int]) -> str:
@@ -280,7 +281,7 @@ def main() -> int:
         write_atomic(path, made)
     paths().savefig(IMAGES / "transfer_paths.png")
     for recipe in ("beyond_mup", "adamw"):
-        report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
+        transfer_report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
     return 0
 
 

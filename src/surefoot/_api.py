@@ -1,15 +1,15 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
 from surefoot import geometry, recipes, views
-from surefoot.activations import measure
-from surefoot.attention import LogitControl
-from surefoot.conventions import Setting, convert, from_adamw
+from surefoot.attention.qk_clip import LogitControl
+from surefoot.conversion import Setting, convert, from_adamw
+from surefoot.discovery.overrides import per_head
 from surefoot.geometry import (
     RMS,
     Frobenius,
     Geometry,
     HeadRMS,
-    MaxAbs,
+    MaxNorm,
     MeanOperator,
     RowMean,
     RowRMS,
@@ -20,8 +20,9 @@ from surefoot.geometry import (
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Momentum
-from surefoot.optim import SteepestDescent
-from surefoot.overrides import per_head
+from surefoot.monitor.activations import measure
+from surefoot.optim.optimizer import SteepestDescent
+from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
 from surefoot.plan import Placement, Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
@@ -40,7 +41,6 @@ from surefoot.stabilise import (
     WeightDecay,
 )
 from surefoot.step import compiled
-from surefoot.storage import Master, Nearest, Stochastic, Storage
 
 __all__ = [
     "RMS",
@@ -51,21 +51,22 @@ __all__ = [
     "HeadRMS",
     "Keller",
     "LogitControl",
-    "Master",
-    "MaxAbs",
+    "MasterWeights",
+    "MaxNorm",
     "MeanOperator",
     "Momentum",
     "Moonlight",
     "Natural",
-    "Nearest",
     "Normalise",
     "Placement",
     "Plan",
     "PostClip",
     "PreDecay",
+    "Precision",
     "Recipe",
     "Rescale",
     "Role",
+    "RoundToNearest",
     "RowMean",
     "RowRMS",
     "Setting",
@@ -74,8 +75,7 @@ __all__ = [
     "Stabiliser",
     "SteepestDescent",
     "Stiefel",
-    "Stochastic",
-    "Storage",
+    "StochasticRounding",
     "StreamingPostClip",
     "StreamingPreDecay",
     "WeightDecay",

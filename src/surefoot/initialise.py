@@ -60,10 +60,10 @@ class LinearNormal(NormalInitial):
 
 
 @dataclass(frozen=True)
-class StridedNormal(LinearNormal):
-    """`LinearNormal` for a fan-in of `d_in / stride`, see `surefoot.geometry.Strided`: its norm is about 1.
+class TransposedConvNormal(LinearNormal):
+    """`LinearNormal` for a fan-in of `d_in / stride`, see `TransposedConvSpectral`: its norm is about 1.
 
-    >>> StridedNormal(4).std((1, 4, 4))
+    >>> TransposedConvNormal(4).std((1, 4, 4))
     0.5
     """
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.linalg import host
+from surefoot.linalg import device
 
 State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""
@@ -31,7 +31,7 @@ def is_finite(g: Tensor) -> Tensor:
     tensor([ True, False])
     """
     flat = g.flatten(1)
-    if host.looks(g):  # half the time; a sum of finite numbers may overflow, but not the other way round
+    if device.may_branch(g):  # half the time; a sum of finite numbers may overflow, but not the other way round
         finite = flat.sum(1).isfinite()
         if bool(finite.all()):
             return finite
@@ -40,7 +40,7 @@ def is_finite(g: Tensor) -> Tensor:
 
 def where_finite(g: Tensor, finite: Tensor) -> Tensor:
     """g, with 0 for parameters that are not finite: g itself where the host may look, and all are."""
-    if host.looks(g) and bool(finite.all()):
+    if device.may_branch(g) and bool(finite.all()):
         return g
     return torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
 
@@ -54,7 +54,7 @@ class Smoothing(ABC):
     averages: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def fresh(self, w: Tensor) -> State:
+    def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
 
     @abstractmethod
@@ -111,14 +111,14 @@ class Momentum(Smoothing):
         if not self.beta and self.lookahead:
             raise ValueError(f"without momentum (beta = 0) there is nothing to look ahead from, not {self.lookahead}")
 
-    def fresh(self, w: Tensor) -> State:
+    def init_state(self, w: Tensor) -> State:
         """Zeros like w; nothing for beta = 0."""
         return {"momentum": torch.zeros_like(w)} if self.beta else {}
 
     def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
         """Whether any gradient entry of the problem differs from zero."""
         dims = tuple(couples)
-        if host.looks(g) and g.numel() and bool(g.sum(dims).all() if dims else g.abs().amin()):
+        if device.may_branch(g) and g.numel() and bool(g.sum(dims).all() if dims else g.abs().amin()):
             return 1.0  # the usual case; a problem whose sum is not 0 is not of zeros only
         return (largest(g, dims) > 0).to(g.dtype) if dims else g.sign().abs_()
 
@@ -136,7 +136,7 @@ class Momentum(Smoothing):
 class Adam(Smoothing):
     """Adam's moments: the smoothed gradient is `m_hat / (sqrt(v_hat) + eps)`, with 8 bytes per parameter of state.
 
-    For recipes that keep AdamW on some roles; combine with the geometry `AsGiven`, which passes it on unchanged.
+    For recipes that keep AdamW on some roles; combine with the geometry `Identity`, which passes it on unchanged.
 
     Source: D. Kingma, J. Ba, "Adam", 2015; `torch.optim.AdamW`, whose numbers it reproduces.
     """
@@ -147,7 +147,7 @@ class Adam(Smoothing):
     beta2: float = 0.95
     eps: float = 1e-8
 
-    def fresh(self, w: Tensor) -> State:
+    def init_state(self, w: Tensor) -> State:
         """Two zero moments and a step count, one per leading index of w."""
         return {
             "exp_avg": torch.zeros_like(w),

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.geometry import AsGiven
+from surefoot.discovery.find import find_kinds
+from surefoot.discovery.overrides import Override, decide, match
+from surefoot.discovery.torch_layers import remedy
+from surefoot.geometry import Identity
 from surefoot.initialise import generator_for
-from surefoot.kinds import remedy
-from surefoot.overrides import Override, decide, match
-from surefoot.place import find_kinds
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
 from surefoot.scaling import Constant
@@ -38,7 +38,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         for geometry in (self.role.geometry, self.role.weight_norm):
-            if geometry and len(self.blocks[0]) - 1 != geometry.ndim and not isinstance(geometry, AsGiven):
+            if geometry and len(self.blocks[0]) - 1 != geometry.ndim and not isinstance(geometry, Identity):
                 raise ValueError(
                     f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
                     f"{type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}"
@@ -75,7 +75,7 @@ class Placement:
     @cached_property
     def stabilisers(self) -> tuple[Stabiliser, ...]:
         """The role's stabiliser for each block, with its radius in plain numbers."""
-        return tuple(self.role.stabiliser.in_units(self.role.radius_unit(block)) for block in self.blocks)
+        return tuple(self.role.stabiliser.scaled(self.role.radius_unit(block)) for block in self.blocks)
 
     @torch.no_grad()
     def fill_(self, parameter: Tensor, name: str, seed: int) -> None:
@@ -215,7 +215,9 @@ class Plan:
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             placement = self.placements[name]
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
-            norm = max((float(role.held.norm(block).amax()) for block in blocks if block.numel()), default=0.0)
+            norm = max(
+                (float(role.weight_geometry.norm(block).amax()) for block in blocks if block.numel()), default=0.0
+            )
             unit = role.radius_unit if norm == 0 else Constant(float(f"{norm:.4g}"))
             placements[name] = replace(placement, role=replace(role, radius_unit=unit))
         return Plan(f"{self.recipe}, relative", placements)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from surefoot.geometry import RMS, AsGiven, Frobenius, Geometry, MaxAbs, MeanOperator, RowMean
+from surefoot.geometry import RMS, Frobenius, Geometry, Identity, MaxNorm, MeanOperator, RowMean
 from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.roles import NATURAL, Role, derive
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
-from surefoot.stabilise import Free, Normalise, PublishedDecay, Stabiliser, WeightDecay
+from surefoot.stabilise import DecoupledWeightDecay, Free, Normalise, Stabiliser, WeightDecay
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _moga(name: str, linear: Geometry, embedding: Geometry) -> Recipe:
         Momentum(0.95, 0.9),
         linear={"geometry": linear},
         embedding={"geometry": embedding},
-        bias={"geometry": MaxAbs()},
+        bias={"geometry": MaxNorm()},
     )
 
 
@@ -106,12 +106,12 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     if shares and adam_lr is not None:
         raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
-    vector = {"geometry": AsGiven(), "momentum": Adam(), "lr_scale": ratio}
-    matrix = vector | {"stabiliser": PublishedDecay(0.1, Constant())}
+    vector = {"geometry": Identity(), "momentum": Adam(), "lr_scale": ratio}
+    matrix = vector | {"stabiliser": DecoupledWeightDecay(0.1, Constant())}
     hidden = {
         "lr_scale": scale,
         "momentum": Momentum(0.95, 0.95**2),
-        "stabiliser": PublishedDecay(0.1, scale),
+        "stabiliser": DecoupledWeightDecay(0.1, scale),
     }
     return _recipe(
         f"muon({type(scale).__name__.lower()})",
@@ -156,9 +156,9 @@ def lion() -> Recipe:
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", 2023.
 
     >>> lion().role("gain").geometry
-    MaxAbs()
+    MaxNorm()
     """
-    return _signs("lion", Momentum(0.99, 0.9), FanIn(), PublishedDecay(0.1, FanIn()))
+    return _signs("lion", Momentum(0.99, 0.9), FanIn(), DecoupledWeightDecay(0.1, FanIn()))
 
 
 def sign_sgd() -> Recipe:
@@ -186,7 +186,7 @@ def sign_natural() -> Recipe:
 def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
     matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
     return _recipe(
-        name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxAbs()}
+        name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxNorm()}
     )
 
 

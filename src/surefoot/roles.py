@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from surefoot.geometry import RMS, Geometry, HeadRMS, MaxAbs, Paired, RowRMS, Spectral
+from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, Paired, RowRMS, Spectral
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.momentum import Momentum, Smoothing
 from surefoot.scaling import Constant, LogRows, Scale
@@ -40,7 +40,7 @@ class Role:
     weight_norm: Geometry | None = None
 
     @property
-    def held(self) -> Geometry:
+    def weight_geometry(self) -> Geometry:
         """The geometry that a stabiliser and the stability numbers see."""
         return self.geometry if self.weight_norm is None else Paired(self.geometry, self.weight_norm)
 
@@ -53,9 +53,9 @@ NATURAL: dict[str, Role] = {
     "linear": _LINEAR,
     "embedding": _EMBEDDING,
     "head": _HEAD,
-    "gain": Role("gain", MaxAbs(), view=Vector(), initial=Fill(1.0)),
+    "gain": Role("gain", MaxNorm(), view=Vector(), initial=Fill(1.0)),
     "bias": Role("bias", RMS(), view=Vector(), initial=Fill(0.0)),
-    "scalar": Role("scalar", MaxAbs(), view=Vector()),
+    "scalar": Role("scalar", MaxNorm(), view=Vector()),
 }
 """The role table of the specification: natural scale, no bound. Recipes replace parts of it."""
 

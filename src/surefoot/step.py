@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Eta
-from surefoot.linalg import host
+from surefoot.linalg import device
 from surefoot.linalg.bounds import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
@@ -53,7 +53,7 @@ def step(
     live = role.momentum.live(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, live)
     cache = {name: x for name, x in state.items() if name not in smoothed}
-    w, kept = stabiliser.move(w, m, eta * live, role.held, cache)
+    w, kept = stabiliser.move(w, m, eta * live, role.weight_geometry, cache)
     return w, {**smoothed, **(kept or {})}
 
 
@@ -69,7 +69,7 @@ def in_pieces(take: Step, budget: int) -> Step:
     def run(
         role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
     ) -> tuple[Tensor, State]:
-        rows, pieces = -role.held.ndim, math.ceil(w.numel() * w.element_size() / budget)
+        rows, pieces = -role.weight_geometry.ndim, math.ceil(w.numel() * w.element_size() / budget)
         whole = rows in role.geometry.couples or not stabiliser.by_problem
         if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
@@ -104,6 +104,6 @@ def compiled(**options: Any) -> Step:
         role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
     ) -> tuple[Tensor, State]:
         with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
-            return graph(role, stabiliser, w, g, state, host.number(eta, w, w.dtype), finite)
+            return graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)
 
     return run

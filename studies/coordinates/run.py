@@ -17,8 +17,8 @@ from typing import Any
 
 from surefoot.cli.options import LOG2_LR
 from surefoot.experiment.coordcheck import BAND, QUANTITIES, check
-from surefoot.experiment.data import load
-from surefoot.experiment.run import TrainConfig
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.training.run import TrainConfig
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10

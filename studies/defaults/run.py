@@ -23,18 +23,19 @@ import torch
 from torch import Tensor, nn
 
 from surefoot import recipes
-from surefoot.experiment import fit, report
-from surefoot.experiment.baselines import gpt2_, torch_
-from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import load
-from surefoot.experiment.methods import AdamW, Initialise, Method, Steepest
-from surefoot.experiment.models import GPT, GPTConfig, Size
-from surefoot.experiment.search import Bracket
-from surefoot.experiment.summary import points
-from surefoot.experiment.sweep import load as load_sweep
-from surefoot.experiment.sweep import run
-from surefoot.experiment.train import TrainConfig, train
-from surefoot.geometry import AsGiven
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Size
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.search import Bracket
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.sweep import load as load_sweep
+from surefoot.experiment.sweep.sweep import run
+from surefoot.experiment.training.baselines import gpt2_, torch_
+from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.methods import AdamW, Initialise, Method, Steepest
+from surefoot.geometry import Identity
 from surefoot.momentum import Adam, Momentum
 from surefoot.scaling import Constant, Moonlight
 
@@ -155,7 +156,7 @@ def _beyond_mup_3() -> Variants:
         return _varied(recipe.recipe, ("linear",), momentum=pair)
 
     def adam(kind: str, scale: float) -> Steepest:
-        return _varied(base, (kind,), geometry=AsGiven(), momentum=Adam(0.6, 0.8), lr_scale=Constant(scale))
+        return _varied(base, (kind,), geometry=Identity(), momentum=Adam(0.6, 0.8), lr_scale=Constant(scale))
 
     return {
         BASE: Variant(Steepest(base)),
@@ -303,7 +304,7 @@ def table(name: str) -> str:
         for rate, status, gain in zip(row["best_log2_lr"], row["status"], gains, strict=True):
             cells += [
                 status if rate is None else f"2^{rate:.2f}",
-                "none" if gain.value is None else f"{gain.value:+.3f}{report.plus_minus(gain.interval, 3)}",
+                "none" if gain.value is None else f"{gain.value:+.3f}{transfer_report.plus_minus(gain.interval, 3)}",
             ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

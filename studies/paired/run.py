@@ -20,14 +20,15 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.experiment import fit, report
-from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import Corpus
-from surefoot.experiment.data import load as load_text
-from surefoot.experiment.methods import Method, Steepest
-from surefoot.experiment.run import CHECK_EVERY, Run, TrainConfig
-from surefoot.experiment.search import Grid
-from surefoot.experiment.sweep import load, run
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.corpus import load as load_text
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import load, run
+from surefoot.experiment.training.methods import Method, Steepest
+from surefoot.experiment.training.run import CHECK_EVERY, Run, TrainConfig
 
 HERE = Path(__file__).parent
 BF16 = torch.bfloat16
@@ -39,7 +40,7 @@ class Stored(Method):
     """The default recipe, its weights in `dtype` (forward and backward then, too), storage as given."""
 
     dtype: torch.dtype
-    storage: sf.Storage
+    storage: sf.Precision
     clip: float | None = None
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
@@ -49,7 +50,7 @@ class Stored(Method):
 
     def optimizer(self, model: nn.Module, lr: float) -> sf.SteepestDescent:
         """With its storage."""
-        return sf.SteepestDescent(model, lr=lr, storage=self.storage)
+        return sf.SteepestDescent(model, lr=lr, precision=self.storage)
 
 
 def signed(method: str) -> Steepest:
@@ -72,12 +73,12 @@ class Study:
 STUDIES = {
     "storage": Study(
         {
-            "float32": Stored(torch.float32, sf.Storage()),
-            "bfloat16 momentum": Stored(torch.float32, sf.Storage(BF16)),
-            "bfloat16 weights, master copy": Stored(BF16, sf.Storage(weights=sf.Master())),
-            "bfloat16 weights, stochastic": Stored(BF16, sf.Storage(weights=sf.Stochastic())),
-            "bfloat16 weights, to nearest": Stored(BF16, sf.Storage()),
-            "both, stochastic": Stored(BF16, sf.Storage(BF16, sf.Stochastic())),
+            "float32": Stored(torch.float32, sf.Precision()),
+            "bfloat16 momentum": Stored(torch.float32, sf.Precision(BF16)),
+            "bfloat16 weights, master copy": Stored(BF16, sf.Precision(weights=sf.MasterWeights())),
+            "bfloat16 weights, stochastic": Stored(BF16, sf.Precision(weights=sf.StochasticRounding())),
+            "bfloat16 weights, to nearest": Stored(BF16, sf.Precision()),
+            "both, stochastic": Stored(BF16, sf.Precision(BF16, sf.StochasticRounding())),
         },
         seeds=5,
         steps=300,
@@ -123,7 +124,9 @@ def table(name: str) -> str:
         line = [way, *study.more[i : i + 1], *(f"{sum(each.values()) / len(each):.3f}" for each in mine)]
         for width, each in zip(WIDTHS, mine, strict=True):
             against = fit.difference(each, losses[first, width])
-            line.append("" if way == first else f"{against.value:+.4f}{report.plus_minus(against.interval, 4)}")
+            line.append(
+                "" if way == first else f"{against.value:+.4f}{transfer_report.plus_minus(against.interval, 4)}"
+            )
         lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

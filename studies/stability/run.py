@@ -23,16 +23,17 @@ import torch
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.experiment import fit, report
-from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import Corpus
-from surefoot.experiment.data import load as load_text
-from surefoot.experiment.methods import Steepest
-from surefoot.experiment.records import dumps, write_atomic
-from surefoot.experiment.run import CHECK_EVERY, Run, TrainConfig
-from surefoot.experiment.search import Grid
-from surefoot.experiment.summary import points
-from surefoot.experiment.sweep import load, run
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.corpus import load as load_text
+from surefoot.experiment.files import dumps, write_atomic
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.sweep import load, run
+from surefoot.experiment.training.methods import Steepest
+from surefoot.experiment.training.run import CHECK_EVERY, Run, TrainConfig
 
 HERE = Path(__file__).parent
 STEP_MS = HERE / "step_ms.json"
@@ -153,7 +154,7 @@ def row(name: str, records: list[dict[str, Any]], free: Mapping[int, float]) -> 
         str(len(best)),
         f"2^{rate:g}",
         f"{sum(best.values()) / len(best):.3f}",
-        "" if name == "free" else f"{against.value:+.3f}{report.plus_minus(against.interval, 3)}",
+        "" if name == "free" else f"{against.value:+.3f}{transfer_report.plus_minus(against.interval, 3)}",
         f"{max(fact['peak'] for fact in facts):.3f}",
         f"{max(r['facts']['peak'] for r in mine):.3f}",
         "" if name == "free" else f"{sum(r['facts']['above'] for r in mine):.0f}",

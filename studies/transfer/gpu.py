@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from surefoot import recipes
-from surefoot.experiment import report
-from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import load
-from surefoot.experiment.methods import AdamW, Method, Steepest
-from surefoot.experiment.progress import Callback, Progress, on_stderr
-from surefoot.experiment.search import Bracket
-from surefoot.experiment.sweep import run
-from surefoot.experiment.train import TrainConfig, train
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
+from surefoot.experiment.sweep.search import Bracket
+from surefoot.experiment.sweep.sweep import run
+from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.geometry import Spectral
 from surefoot.recipes import Recipe
 from surefoot.scaling import Moonlight
@@ -145,7 +145,7 @@ def main() -> None:
     except OutOfTime as stop:
         print(f"{options.minutes:g} minutes are over: {stop}; the same command goes on")
         return
-    print(f"{report.table(summary)}\n\npicture: {report.figure(out)}")
+    print(f"{transfer_report.table(summary)}\n\npicture: {transfer_report.figure(out)}")
 
 
 if __name__ == "__main__":

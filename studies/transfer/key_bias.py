@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from surefoot import recipes
-from surefoot.experiment.data import load
-from surefoot.experiment.methods import AdamW, Method, Steepest
-from surefoot.experiment.models import GPT, GPTConfig, Learned, Size
-from surefoot.experiment.records import dumps, write_atomic
-from surefoot.experiment.run import Run, TrainConfig
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.files import dumps, write_atomic
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Learned, Size
+from surefoot.experiment.training.methods import AdamW, Method, Steepest
+from surefoot.experiment.training.run import Run, TrainConfig
 
 METHODS: dict[str, tuple[str, Method, float]] = {
     "beyond_mup": ("g / rms(g)", Steepest(recipes.beyond_mup()), 2.0**-4),

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 
 from surefoot import recipes
-from surefoot.experiment import report
-from surefoot.experiment.cells import Cell, CellResult, SweepConfig
-from surefoot.experiment.data import Corpus, load
-from surefoot.experiment.methods import AdamW, Method, MupAdamW, Steepest, moonlight
-from surefoot.experiment.records import dumps, write_atomic
-from surefoot.experiment.run import Run
-from surefoot.experiment.search import Bracket, Grid
-from surefoot.experiment.summary import transfer_rate
-from surefoot.experiment.sweep import run
-from surefoot.experiment.train import TrainConfig, train
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.files import dumps, write_atomic
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.search import Bracket, Grid
+from surefoot.experiment.sweep.summary import transfer_rate
+from surefoot.experiment.sweep.sweep import run
+from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest, moonlight
+from surefoot.experiment.training.run import Run
 from surefoot.scaling import Keller, Moonlight, Natural
 
 HERE = Path(__file__).parent
@@ -86,7 +86,7 @@ class Part:
         """Run what is missing."""
         facts = {"corpus_sha256": corpus(self.settings.get("data")).sha256}
         summary = run(self.config, self.directory, run_cell, environment=facts)
-        print(f"{self.name}\n{report.table(summary)}\n", flush=True)
+        print(f"{self.name}\n{transfer_report.table(summary)}\n", flush=True)
 
 
 @dataclass(frozen=True)

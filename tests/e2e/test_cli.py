@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from surefoot.cli import main
-from surefoot.experiment.records import locked
+from surefoot.experiment.files import locked
 
 # Spawned workers import torch anew, so sweeps take seconds: few of them, tiny.
 CORPUS = b"the quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 400

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from surefoot.experiment import checkpoint
-from surefoot.experiment.checkpoint import Checkpoints, load, save
+from surefoot.experiment.training import checkpoint
+from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
 
@@ -77,7 +77,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     script = """
 import resource, sys, torch
 from pathlib import Path
-from surefoot.experiment.checkpoint import Checkpoints
+from surefoot.experiment.training.checkpoint import Checkpoints
 folder = Checkpoints(Path(sys.argv[1]))
 folder.save(1, {"step": 1, "w": torch.zeros(100)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -108,7 +108,7 @@ def test_kill_while_saving_loses_nothing(tmp_path):
     script = """
 import sys, torch
 from pathlib import Path
-from surefoot.experiment.checkpoint import Checkpoints, save
+from surefoot.experiment.training.checkpoint import Checkpoints, save
 path = Path(sys.argv[1]) / "one.pt"
 step = 0
 while True:

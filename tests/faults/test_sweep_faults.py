@@ -10,15 +10,15 @@ import time
 
 import pytest
 
-from surefoot.experiment.cells import CellResult
-from surefoot.experiment.progress import silent
-from surefoot.experiment.records import DirectoryInUse, Log, locked, read_lines, write_atomic
-from surefoot.experiment.sweep import Grid, SweepConfig, SweepError, load, run
+from surefoot.experiment.files import DirectoryInUse, Log, locked, read_lines, write_atomic
+from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.progress import silent
+from surefoot.experiment.sweep.sweep import Grid, SweepConfig, SweepError, load, run
 
 SWEEP = """
 import os, sys, time
-from surefoot.experiment.cells import CellResult
-from surefoot.experiment.sweep import Grid, SweepConfig, run
+from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.sweep import Grid, SweepConfig, run
 
 def cell(cell):
     with open(os.path.join(cell.settings["log"], f"{os.getpid()}"), "a") as log:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot import known
+from surefoot.discovery import known_classes
 from surefoot.views import Transposed
 
 transformers = pytest.importorskip("transformers")
@@ -177,7 +177,11 @@ def test_gpt_oss_alternates_gate_and_up_along_its_last_dimension():
 
 
 def test_every_class_of_the_registry_exists_and_has_the_attribute():
-    rows = [*known._LAYOUTS, *known._KINDS, *(("gate_up_proj", None, name) for name in known._EXPERTS)]
+    rows = [
+        *known_classes._LAYOUTS,
+        *known_classes._KINDS,
+        *(("gate_up_proj", None, name) for name in known_classes._EXPERTS),
+    ]
     for attribute, _, owners in rows:
         for owner in owners.split():
             family, _, name = owner.partition(".")
@@ -194,4 +198,4 @@ def test_the_norms_centred_on_zero_are_all_there_are():
         for name, body in re.findall(r"^class (\w*Norm\w*)\b(.*?)(?=^class |\Z)", path.read_text(), re.M | re.S):
             if re.search(r"1\.0 \+ self\.weight|self\.weight \+ 1\.0", body):
                 found.add(f"{path.parent.name}.{name}")
-    assert found == set(known._CENTRED.split())
+    assert found == set(known_classes._CENTRED.split())

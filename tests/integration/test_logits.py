@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.attention import LogitControl
+from surefoot.attention.qk_clip import LogitControl
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]

@@ -13,12 +13,12 @@ from surefoot.geometry import (
     Frobenius,
     Geometry,
     HeadRMS,
-    MaxAbs,
+    MaxNorm,
     MeanOperator,
     RowMean,
     RowRMS,
     Spectral,
-    Strided,
+    TransposedConvSpectral,
 )
 
 from . import oracle
@@ -142,7 +142,7 @@ def vector_max(geometry: Geometry) -> Case:
 CASES = (
     spectral("spectral", Spectral(), shortfall=0.05, overshoot=5e-4),
     spectral("spectral_qdwh", Spectral("qdwh"), shortfall=1e-3, overshoot=1e-4),
-    spectral("strided", Strided("qdwh", 6), shortfall=1e-3, overshoot=1e-4, stride=6),
+    spectral("strided", TransposedConvSpectral("qdwh", 6), shortfall=1e-3, overshoot=1e-4, stride=6),
     spectral("mean_2_2", MeanOperator(2.0, 2.0), shortfall=0.05, overshoot=5e-4),
     one_hot("row_rms", RowRMS(), 2),
     one_hot("row_mean_3", RowMean(3.0), 3),
@@ -160,5 +160,5 @@ CASES = (
     row("mean_1_inf", MeanOperator(1.0, inf), 1),
     frobenius(Frobenius()),
     vector_rms(RMS()),
-    vector_max(MaxAbs()),
+    vector_max(MaxNorm()),
 )

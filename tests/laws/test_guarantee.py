@@ -1,6 +1,6 @@
 """Bounds through the optimizer: every role, every step; outside writes, resuming, a lower radius.
 
-Twice: as on a CPU, and as on an accelerator, where nothing may be read on the host (`host.holds` is made to say so).
+Twice: as on a CPU, and as on an accelerator, where nothing may be read on the host (`device.on_cpu` is made to say so).
 """
 
 import copy
@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.experiment.data import load
-from surefoot.experiment.run import Run, TrainConfig
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.training.run import Run, TrainConfig
 from surefoot.geometry import spectral
-from surefoot.linalg import host
+from surefoot.linalg import device as device_module
 
 RADIUS = 1.5
 STEPS = 120
@@ -22,7 +22,7 @@ STEPS = 120
 @pytest.fixture
 def accelerator(monkeypatch):
     """Tensors count as an accelerator's."""
-    monkeypatch.setattr(host, "holds", lambda x: False)
+    monkeypatch.setattr(device_module, "on_cpu", lambda x: False)
 
 
 @pytest.fixture(params=["cpu", "accelerator"])
@@ -67,7 +67,7 @@ def pull(model, step, generator):
 def norms(model, plan):
     """Each parameter's norm over its role's unit of radius, by float64."""
     return {
-        name: float(plan[name].role.held.norm(plan[name].role.view.split(p.detach().double())[0]).max())
+        name: float(plan[name].role.weight_geometry.norm(plan[name].role.view.split(p.detach().double())[0]).max())
         / plan[name].role.radius_unit(plan[name].block)
         for name, p in model.named_parameters()
     }
@@ -218,7 +218,7 @@ def test_after_a_step_of_unknown_length_the_norm_is_proven_at_once(accelerator):
     """An orthogonal matrix: by its Frobenius norm, four times the other, it would be scaled down for nothing."""
     w = torch.linalg.qr(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))).Q
     geometry = sf.Spectral()
-    held, cache = geometry.hold(w, RADIUS, 0.1, 1, geometry.fresh(w), longest=float("inf"))
+    held, cache = geometry.enforce(w, RADIUS, 0.1, 1, geometry.init_state(w), longest=float("inf"))
     assert torch.equal(held, w)
     assert 1 <= float(cache["upper"]) < 1.02
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surefoot.linalg.jacobi import jacobi
+from surefoot.linalg.small_eigh import jacobi
 
 from .inputs import gaussian
 

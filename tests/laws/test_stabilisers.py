@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import surefoot
-from surefoot.geometry import RMS, AsGiven, Frobenius, HeadRMS, MaxAbs, MeanOperator, Paired, RowRMS, Spectral
+from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MaxNorm, MeanOperator, Paired, RowRMS, Spectral
 from surefoot.momentum import Momentum
 from surefoot.stabilise import (
     Free,
@@ -33,10 +33,10 @@ DECAYING = (WeightDecay(1 / RADIUS), PreDecay(1 / RADIUS))
 STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
 SPHERES = (Normalise(RADIUS), SpectralSphere(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
 EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, *SPHERES, Stiefel(RADIUS))
-GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxAbs(), RMS())
+GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxNorm(), RMS())
 
 each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
-TRAJECTORIES = tuple(geometry for geometry in GEOMETRIES if geometry != MaxAbs())  # a clamp needs no adversaries
+TRAJECTORIES = tuple(geometry for geometry in GEOMETRIES if geometry != MaxNorm())  # a clamp needs no adversaries
 
 each_trajectory = pytest.mark.parametrize("geometry", TRAJECTORIES, ids=repr)
 each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
@@ -57,7 +57,7 @@ def trajectory(scheme, geometry, *, largest_eta: float, dtype=torch.float32, ste
     w0 = adversaries.start(1.0)
     w0 *= size / case_norm(w0)[-1]
     w = torch.tensor(shaped(w0, geometry.ndim)).to(dtype)
-    cache = scheme.fresh(w, geometry) if keeps else None
+    cache = scheme.init_state(w, geometry) if keeps else None
     rng, path, etas = np.random.default_rng(5), [w.clone()], []
     for step, eta in enumerate(adversaries.step_sizes(steps, largest_eta)):
         m = adversaries.gradients(w, step, rng)
@@ -137,7 +137,7 @@ def test_normalise_keeps_its_own_norm():
     np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], norms[1:].shape), rtol=1e-3)
 
 
-STEPS_OF_OTHERS = (MeanOperator(1.5, np.inf), MeanOperator(1.0, 2.0), MeanOperator(3.0, np.inf), AsGiven())
+STEPS_OF_OTHERS = (MeanOperator(1.5, np.inf), MeanOperator(1.0, 2.0), MeanOperator(3.0, np.inf), Identity())
 
 
 @pytest.mark.parametrize("increment", STEPS_OF_OTHERS, ids=repr)
@@ -150,12 +150,12 @@ def test_a_weight_of_one_norm_is_bounded_under_steps_of_another(increment):
         moved = np.maximum.accumulate(etas > 0, axis=0)
         bound = np.maximum(norms[0], RADIUS) if isinstance(scheme, PreDecay) else RADIUS
         assert_below(np.where(moved, norms[1:], 0), bound, 1e-3)
-    if pair.longest < np.inf:
+    if pair.direction_norm_bound < np.inf:
         for shape in ((6, 4), (4, 24), (32, 8)):
             directions = [
                 exact(pair.direction(gaussian(shape, seed) ** power)) for seed in range(20) for power in (1, 9)
             ]
-            assert norm(np.stack(directions)).max() <= pair.longest
+            assert norm(np.stack(directions)).max() <= pair.direction_norm_bound
 
 
 def test_stiefel_makes_every_singular_value_the_radius():

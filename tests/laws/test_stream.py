@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.linalg.stream import clip_leading, refine, start
+from surefoot.linalg.power_iteration import clip_leading, refine, start
 
 from . import oracle
 from .inputs import exact, gaussian, generator

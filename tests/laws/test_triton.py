@@ -11,8 +11,8 @@ import torch
 
 import surefoot
 from surefoot.linalg import backend, polar
-from surefoot.linalg.half import express
 from surefoot.linalg.ops import TORCH
+from surefoot.linalg.polar_float16 import express
 
 from .inputs import gaussian
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from surefoot.experiment.alarm import BACK, ROOM, WINDOW, Alarm, Alarms, Layer, ahead
+from surefoot.experiment.training.norm_alarm import BACK, ROOM, WINDOW, Alarm, Alarms, Layer, ahead
 
 FREE = Layer("linear", 1.0, None, 10.0)
 HELD = Layer("linear", 1.0, 2.0, 2.0 * ROOM)

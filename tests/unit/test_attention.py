@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import surefoot as sf
-from surefoot import logits
-from surefoot.attention import LogitControl
-from surefoot.experiment.models import GPT, GPTConfig, Llama, LlamaConfig, Size
-from surefoot.pairs import Projection, QueryKey, find_pairs
+from surefoot.attention import logits
+from surefoot.attention.qk_clip import LogitControl
+from surefoot.attention.qk_pairs import Projection, QueryKey, find_pairs
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Llama, LlamaConfig, Size
 from surefoot.views import Fused, Interleaved, Projections
 
 SIZE = Size(width=32, depth=2, head_dim=8, vocab=16)
@@ -287,7 +287,7 @@ def test_norm_bounds_stay_true_beside_it():
     plan.initialise_(model)
     optimizer = train(model, LogitControl(model, threshold=0.5), steps=25, plan=plan, lr=0.2)
     norms = [
-        float(plan[name].role.held.norm(block).max()) / plan[name].stabilisers[0].bound
+        float(plan[name].role.weight_geometry.norm(block).max()) / plan[name].stabilisers[0].bound
         for name, p in model.named_parameters()
         for block in plan[name].role.view.split(p.detach())
     ]

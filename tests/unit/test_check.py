@@ -101,7 +101,7 @@ def test_a_broken_law_is_named(broken: type[Halved], law: str) -> None:
 def test_every_shipped_geometry_passes() -> None:
     inf = float("inf")
     operators = [sf.MeanOperator(p, q) for p, q in ((1, 2), (1, 1.5), (1, inf), (1.5, inf), (3, inf), (2, 2))]
-    for geometry in (sf.Spectral(), sf.RowRMS(), sf.HeadRMS(), sf.RowMean(3), sf.MaxAbs(), sf.RMS(), sf.Frobenius()):
+    for geometry in (sf.Spectral(), sf.RowRMS(), sf.HeadRMS(), sf.RowMean(3), sf.MaxNorm(), sf.RMS(), sf.Frobenius()):
         sf.check(geometry)
     for geometry in operators:
         sf.check(geometry)

@@ -6,7 +6,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.linalg import host
+from surefoot.linalg import device
 from surefoot.step import step
 
 FREE = [
@@ -47,7 +47,7 @@ class Backend:
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def init_state():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -89,7 +89,7 @@ def test_traced_to_the_operations_below(recipe):
 
 @pytest.mark.parametrize("stabiliser", [sf.PostClip(1.0), sf.Rescale(1.0), sf.WeightDecay(0.5)], ids=repr)
 def test_bounds_are_graphs_on_an_accelerator(monkeypatch, stabiliser):
-    monkeypatch.setattr(host, "holds", lambda x: False)
+    monkeypatch.setattr(device, "on_cpu", lambda x: False)
     backend = Backend()
     weights = train(recipes.beyond_mup(), sf.compiled(backend=backend), stabiliser=stabiliser)
     assert backend.runs

@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.cli import main
-from surefoot.conventions import CONVENTIONS, table
+from surefoot.conversion import CONVENTIONS, table
 
 SHAPES = [(64, 64), (768, 3072), (3072, 768), (1, 9)]
 

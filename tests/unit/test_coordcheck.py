@@ -11,10 +11,11 @@ from torch import nn
 
 from surefoot import recipes
 from surefoot.cli import options
-from surefoot.experiment import coordreport, methods
 from surefoot.experiment.coordcheck import BAND, LOGITS, check, judge, observe
-from surefoot.experiment.data import Corpus, load
-from surefoot.experiment.run import TrainConfig
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.reports import coordcheck as coordcheck_report
+from surefoot.experiment.training import methods
+from surefoot.experiment.training.run import TrainConfig
 from surefoot.initialise import HeadNormal, UnitNormal
 from surefoot.scaling import FanIn
 
@@ -154,9 +155,9 @@ def test_a_model_of_other_layers_at_another_width():
 
 def test_what_may_be_noise_is_said():
     noisy = judge(records(constant, lambda width, seed: width ** (0.2 * seed)))
-    assert "1 of 2 slopes leave ±0.1; 1 may be noise" in coordreport.verdict(noisy)
+    assert "1 of 2 slopes leave ±0.1; 1 may be noise" in coordcheck_report.verdict(noisy)
     sure = judge(records(constant, lambda width, seed: width ** (-0.5 + 0.01 * seed)))
-    assert coordreport.verdict(sure) == "FAILS: 1 of 2 slopes leave ±0.1"
+    assert coordcheck_report.verdict(sure) == "FAILS: 1 of 2 slopes leave ±0.1"
 
 
 # What it keeps
@@ -224,7 +225,7 @@ class Tied(nn.Module):
 
 
 def test_logits_are_the_models_own_output(corpus, monkeypatch):
-    monkeypatch.setattr("surefoot.experiment.run.call", lambda _, width: Tied(width))
+    monkeypatch.setattr("surefoot.experiment.training.run.call", lambda _, width: Tied(width))
     configs = [TrainConfig(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
     summary = judge([observe(config, corpus) for config in configs], band=0.15)
     assert [layer["layer"] for layer in summary["layers"]] == ["embedding", "norm", LOGITS]

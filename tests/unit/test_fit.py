@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from surefoot.experiment import fit
-from surefoot.experiment.fit import Point
-from surefoot.experiment.search import next_rates
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.fit import Point
+from surefoot.experiment.sweep.search import next_rates
 
 
 def basin(x, optimum=-4.3, steepening=0.03):

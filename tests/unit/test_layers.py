@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from surefoot.experiment.layers import InNormLinear, Rope, attention_scale
-from surefoot.experiment.models import Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
+from surefoot.experiment.models.layers import InNormLinear, Rope, attention_scale
 
 # --- In-Norm -----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.activations import LIPSCHITZ, rms
-from surefoot.experiment.models import GPT, GPTConfig, Size, reference
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
+from surefoot.monitor.activations import LIPSCHITZ, rms
 
 
 def tokens(rows: int = 4, vocab: int = 256) -> Tensor:

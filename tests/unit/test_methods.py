@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from surefoot.cli import options
-from surefoot.experiment import baselines, methods
 from surefoot.experiment.coordcheck import judge, observe
-from surefoot.experiment.data import Corpus, load
-from surefoot.experiment.models import reference
-from surefoot.experiment.run import Run, TrainConfig
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.models.decoder import reference
+from surefoot.experiment.training import baselines, methods
+from surefoot.experiment.training.run import Run, TrainConfig
 
 WIDTHS = (32, 64, 128, 256)
 

@@ -5,12 +5,22 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from surefoot.experiment.models.layers import InNormLinear
+from surefoot.experiment.models.moe import MixtureOfExperts
 
 import surefoot as sf
-from surefoot.experiment import models
-from surefoot.experiment.layers import InNormLinear
-from surefoot.experiment.models import GPT, GPTConfig, Learned, Llama, LlamaConfig, Rope, Size, published, reference
-from surefoot.experiment.moe import MixtureOfExperts
+from surefoot.experiment.models import decoder
+from surefoot.experiment.models.decoder import (
+    GPT,
+    GPTConfig,
+    Learned,
+    Llama,
+    LlamaConfig,
+    Rope,
+    Size,
+    published,
+    reference,
+)
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {
@@ -203,7 +213,7 @@ def test_wrong_configurations_say_what_to_do(build, message):
 
 
 def test_public_names_exist():
-    assert all(hasattr(models, name) for name in models.__all__)
+    assert all(hasattr(decoder, name) for name in decoder.__all__)
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_best_experts():

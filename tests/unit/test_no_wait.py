@@ -14,7 +14,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.linalg import host, jacobi
+from surefoot.linalg import device, small_eigh
 
 NAME = "pretended"
 READING = (
@@ -65,7 +65,7 @@ class Model(nn.Module):
         return self.head
 
 
-def steps(recipe, stabiliser=None, storage=None, dtype=torch.float32):
+def steps(recipe, stabiliser=None, precision=None, dtype=torch.float32):
     """Two steps of a whole optimizer, its first included, on the pretended device."""
     model = Model()
     plan = sf.Plan.of(model, recipe, stabiliser=stabiliser)
@@ -73,7 +73,7 @@ def steps(recipe, stabiliser=None, storage=None, dtype=torch.float32):
         parameters = {
             name: nn.Parameter(torch.empty(p.shape, dtype=dtype, device=NAME)) for name, p in model.named_parameters()
         }
-        optimizer = sf.SteepestDescent(parameters.items(), plan, lr=0.1, storage=storage)
+        optimizer = sf.SteepestDescent(parameters.items(), plan, lr=0.1, precision=precision)
         for _ in range(2):
             for p in parameters.values():
                 p.grad = torch.empty_like(p)
@@ -107,11 +107,11 @@ def test_every_bound_that_is_not_exact(recipe, stabiliser):
     steps(recipe, stabiliser)
 
 
-@pytest.mark.parametrize("storage", [sf.Storage(torch.bfloat16), sf.Storage(weights=sf.Master()),
-                                     sf.Storage(weights=sf.Stochastic())], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("precision", [sf.Precision(torch.bfloat16), sf.Precision(weights=sf.MasterWeights()),
+                                     sf.Precision(weights=sf.StochasticRounding())], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_storage(storage, dtype):
-    steps(recipes.beyond_mup(), sf.PostClip(2.0), storage, dtype)
+def test_every_precision(precision, dtype):
+    steps(recipes.beyond_mup(), sf.PostClip(2.0), precision, dtype)
 
 
 @pytest.mark.parametrize("stabiliser", [sf.PreDecay(0.5), sf.Normalise(2.0)], ids=repr)
@@ -134,7 +134,7 @@ def test_the_pretended_device_cannot_be_read():
 
 def test_small_eigenvalues_come_from_rotations(monkeypatch):
     called = []
-    monkeypatch.setattr(jacobi, "jacobi", lambda a: called.append(a.shape) or torch.linalg.eigh(a))
+    monkeypatch.setattr(small_eigh, "jacobi", lambda a: called.append(a.shape) or torch.linalg.eigh(a))
     with pytest.raises(AssertionError, match="_linalg_eigh reads a flag"):
         steps(recipes.beyond_mup(), sf.StreamingPostClip(2.0))
     assert called
@@ -143,7 +143,7 @@ def test_small_eigenvalues_come_from_rotations(monkeypatch):
 @pytest.mark.parametrize("value", [0.1, 1e300, torch.inf])
 def test_numbers_are_the_same_on_both_kinds_of_device(monkeypatch, value):
     x = torch.zeros(2)
-    here = [host.number(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
-    monkeypatch.setattr(host, "holds", lambda x: False)
-    there = [host.number(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
+    here = [device.scalar_like(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
+    monkeypatch.setattr(device, "on_cpu", lambda x: False)
+    there = [device.scalar_like(value, x, dtype) for dtype in (None, torch.float32, torch.float64, torch.bfloat16)]
     assert [(a.dtype, float(a)) for a in here] == [(b.dtype, float(b)) for b in there]

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 from surefoot import stabilise
-from surefoot.experiment import normreport, norms
-from surefoot.experiment.alarm import Alarms
-from surefoot.experiment.checkpoint import Checkpoints
-from surefoot.experiment.data import Corpus
-from surefoot.experiment.methods import METHODS
-from surefoot.experiment.norms import LAYERS, NORMS, NormLog, Watch
-from surefoot.experiment.records import read_lines
-from surefoot.experiment.run import Run, TrainConfig
-from surefoot.experiment.train import train
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.files import read_lines
+from surefoot.experiment.reports import norms as norm_report
+from surefoot.experiment.training import norm_log
+from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import METHODS
+from surefoot.experiment.training.norm_alarm import Alarms
+from surefoot.experiment.training.norm_log import LAYERS, NORMS, NormLog, Watch
+from surefoot.experiment.training.run import Run, TrainConfig
 from surefoot.geometry import Frobenius
 from surefoot.plan import Plan
 
@@ -107,10 +108,10 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     assert lines[-1]["step"] == result.steps
     assert {layer for _, layer in warned} == set(lines[0]["norms"])
     assert [alarm["layer"] for line in lines for alarm in line.get("alarms", [])] == [layer for _, layer in warned]
-    summary = normreport.summarise(tmp_path)
+    summary = norm_report.summarise(tmp_path)
     assert sum(kind["alarms"] for kind in summary["kinds"]) == len(warned)
-    assert "limit" in normreport.statement(summary)
-    assert normreport.figure(tmp_path).read_bytes().startswith(b"\x89PNG")
+    assert "limit" in norm_report.statement(summary)
+    assert norm_report.figure(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_bound_that_is_left_at_once_alarms(corpus, tmp_path):
@@ -138,7 +139,7 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
             times.append(time)
             return super().look(time, found)
 
-    monkeypatch.setattr(norms, "Alarms", Spy)
+    monkeypatch.setattr(norm_log, "Alarms", Spy)
     watched(TINY, corpus, tmp_path, log_every=6)
     rates = [TINY.factor(step) for step in range(12)]
     assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
@@ -174,7 +175,7 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
 
 def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
     _, lines, _ = watched(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
-    kinds = {kind["role"]: kind for kind in normreport.summarise(tmp_path)["kinds"]}
+    kinds = {kind["role"]: kind for kind in norm_report.summarise(tmp_path)["kinds"]}
     head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
     assert (kinds["head"]["start"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
     assert kinds["head"]["bound"] == pytest.approx(2)
@@ -202,9 +203,9 @@ def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
 )
 def test_the_bound_of_a_stabiliser(scheme, bound):
     assert scheme.bound == bound
-    assert scheme.in_units(2.0).bound == 2 * bound
+    assert scheme.scaled(2.0).bound == 2 * bound
 
 
 def test_no_norms_no_report(tmp_path):
     with pytest.raises(ValueError, match="has no norms yet"):
-        normreport.summarise(tmp_path)
+        norm_report.summarise(tmp_path)

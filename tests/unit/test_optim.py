@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import surefoot as sf
-import surefoot.optim
+import surefoot.optim.optimizer
 import surefoot.step
 from surefoot import Plan, SteepestDescent, recipes
-from surefoot.stacking import stack_adjacent
+from surefoot.optim.batching import stack_adjacent
 from surefoot.step import step as take
 
 RECIPES = [
@@ -159,7 +159,7 @@ def test_a_named_role_has_natural_scale_and_no_bound():
 
 
 def test_a_role_object_in_a_group():
-    own = sf.Role("mine", sf.MaxAbs(), view=recipes.NATURAL["gain"].view, lr_scale=sf.Constant(3.0))
+    own = sf.Role("mine", sf.MaxNorm(), view=recipes.NATURAL["gain"].view, lr_scale=sf.Constant(3.0))
     w, optimizer = one(own, torch.zeros(2, 2))
     w.grad = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
     optimizer.step()
@@ -971,7 +971,7 @@ def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
     found = []
     monkeypatch.setattr(surefoot.step, "LINE", 1)
     for budget in (1 << 20, 40):
-        monkeypatch.setitem(surefoot.optim._PIECE_BYTES, "cpu", budget)
+        monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", budget)
         model = small()
         optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=stabiliser), lr=0.1)
         for seed in range(3):
@@ -985,7 +985,7 @@ def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
 
 @pytest.mark.parametrize("role", ["embedding", "gain"])
 def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
-    monkeypatch.setitem(surefoot.optim._PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", 64)
     w, optimizer = one(role, noise(64, 4) if role == "embedding" else noise(256))
     w.grad = torch.ones_like(w)
     optimizer.step()
@@ -1073,9 +1073,9 @@ def test_a_step_fetches_no_pages():
     """Temporaries stay in the process's heap; without the block that the optimizer frees, each is fetched anew."""
     script = """
 import resource, sys, torch, surefoot as sf
-from surefoot.linalg import host
+from surefoot.linalg import device
 if sys.argv[1] == "without":
-    host.keep_freed = lambda: None
+    device.keep_freed = lambda: None
 params = [torch.nn.Parameter(torch.randn(128, 128)) for _ in range(32)]
 optimizer = sf.SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
 for p in params:
@@ -1094,7 +1094,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
     """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
     calls = []
-    monkeypatch.setitem(surefoot.optim._PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", 64)
     for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least
         calls.clear()
         w = nn.Parameter(noise(64, 4))

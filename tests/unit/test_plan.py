@@ -178,7 +178,7 @@ def test_names_mean_nothing():
 def test_norm_layers(layer):
     plan = Plan.of(layer)
     assert plan["weight"].role.name == "gain"
-    assert isinstance(plan["weight"].role.geometry, sf.MaxAbs)
+    assert isinstance(plan["weight"].role.geometry, sf.MaxNorm)
     assert [plan[n].role.name for n in plan if n != "weight"] == ["bias"] * (sum(1 for _ in layer.parameters()) - 1)
     assert type(layer).__name__ in plan["weight"].why
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from surefoot.experiment.cells import CellResult
-from surefoot.experiment.progress import on_stderr, silent
-from surefoot.experiment.records import dumps
-from surefoot.experiment.sweep import Bracket, Grid, SweepConfig, load, run
+from surefoot.experiment.files import dumps
+from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.progress import on_stderr, silent
+from surefoot.experiment.sweep.sweep import Bracket, Grid, SweepConfig, load, run
 
 WIDTHS = (32, 64, 128)
 CENTRES = {"steady": -4.0, "falling": -6.0}
@@ -199,21 +199,21 @@ def hopeless(cell):
 
 
 def test_report_draws_and_prints_what_was_found(finished):
-    from surefoot.experiment import report
+    from surefoot.experiment.reports import transfer as transfer_report
 
-    assert report.figure(finished[0]).read_bytes().startswith(b"\x89PNG")
-    text = report.table(finished[1])
+    assert transfer_report.figure(finished[0]).read_bytes().startswith(b"\x89PNG")
+    text = transfer_report.table(finished[1])
     assert "2^-4.30" in text
     assert "-2.00" in text
     assert len({len(line) for line in text.splitlines()[:4]}) == 1  # aligned
 
 
 def test_report_of_a_recipe_that_only_diverges(tmp_path):
-    from surefoot.experiment import report
+    from surefoot.experiment.reports import transfer as transfer_report
 
     grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
     summary = run(grid, tmp_path, hopeless, workers=1, progress=silent)
-    assert "no result" in report.table(summary)
-    assert report.figure(tmp_path).exists()
+    assert "no result" in transfer_report.table(summary)
+    assert transfer_report.figure(tmp_path).exists()
     (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it
-    assert report.figure(tmp_path).exists()
+    assert transfer_report.figure(tmp_path).exists()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from surefoot.experiment.tensorboard import Board
+from surefoot.experiment.training.tensorboard import Board
 
 EVENTS = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.experiment.cell import run_cell
-from surefoot.experiment.cells import Cell
-from surefoot.experiment.checkpoint import Checkpoints
-from surefoot.experiment.data import Corpus
-from surefoot.experiment.methods import METHODS
-from surefoot.experiment.run import Run, TrainConfig, pick_device, schedule
-from surefoot.experiment.train import train
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.sweep.config import Cell
+from surefoot.experiment.sweep.worker import run_cell
+from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import METHODS
+from surefoot.experiment.training.run import Run, TrainConfig, pick_device, schedule
 
 TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from surefoot.experiment.models import GPT, GPTConfig, Learned, Llama, LlamaConfig, Size
-from surefoot.experiment.weights import load_gpt2_, load_llama_
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Learned, Llama, LlamaConfig, Size
+from surefoot.experiment.models.pretrained import load_gpt2_, load_llama_
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 

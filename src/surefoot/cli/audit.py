@@ -49,7 +49,7 @@ def add_to(commands: options.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; 1 if a parameter cannot be placed."""
-    from surefoot.experiment.methods import Steepest, method
+    from surefoot.experiment.training.methods import Steepest, method
     from surefoot.plan import Plan
 
     model, chosen = _build(arguments), method(arguments.recipe)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def warnings(model: nn.Module, plan: Plan) -> list[str]:
     """What deserves a second look: matrices that are hardly matrices, and weights far from norm 1."""
     from surefoot.geometry import Spectral
-    from surefoot.optim import SteepestDescent
+    from surefoot.optim.optimizer import SteepestDescent
 
     lines = []
     for name, placement in plan.placements.items():
@@ -92,8 +92,8 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     """The model; reference models on the meta device, where any size is instant."""
     import torch
 
-    from surefoot.experiment.models import reference
-    from surefoot.experiment.own import call, is_own
+    from surefoot.experiment.models.decoder import reference
+    from surefoot.experiment.models.user_model import call, is_own
     from surefoot.integrations.config import from_checkpoint, from_config, is_config
 
     name = arguments.target or arguments.model

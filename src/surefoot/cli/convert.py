@@ -6,7 +6,7 @@ import argparse
 import json
 
 from surefoot.cli import options
-from surefoot.conventions import CONVENTIONS, MUP_BASE_WIDTH, Setting, table
+from surefoot.conversion import CONVENTIONS, MUP_BASE_WIDTH, Setting, table
 
 _EXAMPLES = """
 surefoot convert --lr 3e-4 --weight-decay 0.1 --d-in 768 --d-out 3072        from AdamW to all

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli import options
 
 if TYPE_CHECKING:
-    from surefoot.experiment.train import TrainConfig
+    from surefoot.experiment.training.loop import TrainConfig
 
 _EXAMPLES = """
 surefoot coordcheck                                  the default recipe, widths 64 to 512
@@ -43,9 +43,9 @@ def add_to(commands: options.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, draw the picture; 1 if a slope leaves the band."""
-    from surefoot.experiment import coordreport
     from surefoot.experiment.coordcheck import check
-    from surefoot.experiment.data import load
+    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     config = _configure(arguments)
     corpus = load(arguments.data, context=config.context)
@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)
     summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordreport.statement(summary))
-    picture = coordreport.figure(summary, arguments.out)
+    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordcheck_report.statement(summary))
+    picture = coordcheck_report.figure(summary, arguments.out)
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
     return 0 if summary["passes"] else 1
 
 
 def _configure(arguments: argparse.Namespace) -> TrainConfig:
-    from surefoot.experiment.run import TrainConfig, pick_device
+    from surefoot.experiment.training.run import TrainConfig, pick_device
 
     lr = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
     device: Any = pick_device(arguments.device).type

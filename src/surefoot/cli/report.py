@@ -31,12 +31,13 @@ def add_to(commands: options.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the picture."""
-    from surefoot.experiment import coordcheck, norms
+    from surefoot.experiment import coordcheck
+    from surefoot.experiment.training import norm_log
 
     directory: Path = arguments.directory
     if (directory / coordcheck.SUMMARY).exists():
         summary, text, picture = _coordcheck(directory)
-    elif (directory / norms.NORMS).exists():
+    elif (directory / norm_log.NORMS).exists():
         summary, text, picture = _train(directory)
     else:
         summary, text, picture = _transfer(directory)
@@ -46,22 +47,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _transfer(directory: Path) -> Found:
-    from surefoot.experiment import report, sweep
+    from surefoot.experiment.reports import transfer as transfer_report
+    from surefoot.experiment.sweep import sweep
 
     summary, _ = sweep.load(directory)
-    picture = report.figure(directory)
-    return summary, report.statement(summary), picture
+    picture = transfer_report.figure(directory)
+    return summary, transfer_report.statement(summary), picture
 
 
 def _train(directory: Path) -> Found:
-    from surefoot.experiment import normreport
+    from surefoot.experiment.reports import norms as norm_report
 
-    summary = normreport.summarise(directory)
-    return summary, normreport.statement(summary), normreport.figure(directory)
+    summary = norm_report.summarise(directory)
+    return summary, norm_report.statement(summary), norm_report.figure(directory)
 
 
 def _coordcheck(directory: Path) -> Found:
-    from surefoot.experiment import coordcheck, coordreport
+    from surefoot.experiment import coordcheck
+    from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     summary = json.loads((directory / coordcheck.SUMMARY).read_text(encoding="utf-8"))
-    return summary, coordreport.statement(summary), coordreport.figure(summary, directory)
+    return summary, coordcheck_report.statement(summary), coordcheck_report.figure(summary, directory)

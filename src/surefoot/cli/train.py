@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
-from surefoot.experiment.alarm import LIMIT
+from surefoot.experiment.training.norm_alarm import LIMIT
 
 if TYPE_CHECKING:
-    from surefoot.experiment.alarm import Alarm
-    from surefoot.experiment.data import Corpus
-    from surefoot.experiment.records import Log
-    from surefoot.experiment.run import Run
-    from surefoot.experiment.tensorboard import Board
-    from surefoot.experiment.train import TrainConfig, TrainResult
+    from surefoot.experiment.data.corpus import Corpus
+    from surefoot.experiment.files import Log
+    from surefoot.experiment.training.loop import TrainConfig, TrainResult
+    from surefoot.experiment.training.norm_alarm import Alarm
+    from surefoot.experiment.training.run import Run
+    from surefoot.experiment.training.tensorboard import Board
 
 LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
 _EXAMPLES = """
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on training."""
     import torch
 
-    from surefoot.experiment.data import load
-    from surefoot.experiment.records import claim, dumps, locked, write_atomic
+    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.files import claim, dumps, locked, write_atomic
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -94,9 +94,9 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
     """Train with all logs open."""
     import torch
 
-    from surefoot.experiment.checkpoint import Checkpoints
-    from surefoot.experiment.norms import NormLog
-    from surefoot.experiment.train import train
+    from surefoot.experiment.training.checkpoint import Checkpoints
+    from surefoot.experiment.training.loop import train
+    from surefoot.experiment.training.norm_log import NormLog
 
     out: Path = arguments.out
     with (
@@ -128,7 +128,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
 
 
 def _configure(arguments: argparse.Namespace) -> TrainConfig:
-    from surefoot.experiment.run import TrainConfig, pick_device
+    from surefoot.experiment.training.run import TrainConfig, pick_device
 
     own = {name: getattr(arguments, name) for name in ("width", "method", "seed", "steps")}
     own["lr"] = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
@@ -137,7 +137,7 @@ def _configure(arguments: argparse.Namespace) -> TrainConfig:
 
 
 def _board(arguments: argparse.Namespace) -> Board | None:
-    from surefoot.experiment.tensorboard import Board
+    from surefoot.experiment.training.tensorboard import Board
 
     return Board(arguments.out / BOARD) if arguments.tensorboard else None
 
@@ -148,7 +148,7 @@ def _log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
 
     A resumed run repeats the steps since its checkpoint: their old lines are dropped when the first record comes.
     """
-    from surefoot.experiment.records import continued
+    from surefoot.experiment.files import continued
 
     opened: list[Log] = []
     with ExitStack() as stack:
@@ -169,17 +169,17 @@ def _warn(step: int, alarm: Alarm) -> None:
 
 def _draw(out: Path) -> None:
     """The picture of the norms; a line in its place where it cannot be drawn."""
-    from surefoot.experiment.norms import NORMS
-    from surefoot.experiment.records import read_lines
+    from surefoot.experiment.files import read_lines
+    from surefoot.experiment.training.norm_log import NORMS
 
     if not read_lines(out / NORMS):
         return  # stopped before the first look, or made before there were any
     if find_spec("matplotlib") is None:
         print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
         return
-    from surefoot.experiment import normreport
+    from surefoot.experiment.reports import norms as norm_report
 
-    print(f"surefoot: norms: {normreport.figure(out)}", file=sys.stderr)
+    print(f"surefoot: norms: {norm_report.figure(out)}", file=sys.stderr)
 
 
 def _sentence(result: TrainResult, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.cli import options
 
 if TYPE_CHECKING:
-    from surefoot.experiment.cells import SweepConfig
+    from surefoot.experiment.sweep.config import SweepConfig
 
 _EXAMPLES = """
 surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
@@ -48,8 +48,9 @@ def add_to(commands: options.Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
-    from surefoot.experiment import report, sweep
-    from surefoot.experiment.cell import run_cell
+    from surefoot.experiment.reports import transfer as transfer_report
+    from surefoot.experiment.sweep import sweep
+    from surefoot.experiment.sweep.worker import run_cell
 
     config = configure(arguments)
     arguments.resume = "what was finished is kept: the same command goes on from there"
@@ -58,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
-        print(report.statement(summary))
+        print(transfer_report.statement(summary))
     if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
-        print(f"\npicture: {report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
+        print(f"\npicture: {transfer_report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
@@ -73,13 +74,13 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
     """
     import torch
 
-    from surefoot.experiment.cells import SweepConfig
-    from surefoot.experiment.data import load
-    from surefoot.experiment.methods import method
-    from surefoot.experiment.models import reference
-    from surefoot.experiment.own import call, is_own
-    from surefoot.experiment.run import pick_device
-    from surefoot.experiment.search import Bracket, Grid
+    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.models.decoder import reference
+    from surefoot.experiment.models.user_model import call, is_own
+    from surefoot.experiment.sweep.config import SweepConfig
+    from surefoot.experiment.sweep.search import Bracket, Grid
+    from surefoot.experiment.training.methods import method
+    from surefoot.experiment.training.run import pick_device
     from surefoot.plan import Plan
 
     for name in arguments.recipes:

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.activations import first_tensor, heads, owners, rms, watching
-from surefoot.experiment import fit
-from surefoot.experiment.data import Corpus
-from surefoot.experiment.methods import Method
-from surefoot.experiment.records import Log, Record, claim, dumps, locked, write_atomic
-from surefoot.experiment.run import VALIDATION_SEED, Run, TrainConfig, build
-from surefoot.experiment.search import check_list
-from surefoot.experiment.summary import environment
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.files import Log, Record, claim, dumps, locked, write_atomic
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.search import check_list
+from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.training.methods import Method
+from surefoot.experiment.training.run import VALIDATION_SEED, Run, TrainConfig, build
+from surefoot.monitor.activations import first_tensor, heads, owners, rms, watching
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"

@@ -2,26 +2,26 @@
 
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
-from surefoot.geometry.entrywise import RMS, AsGiven, Frobenius, MaxAbs
-from surefoot.geometry.meanpq import MeanOperator
+from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm
+from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.paired import Paired
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
-from surefoot.geometry.strided import Strided
+from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
     "RMS",
-    "AsGiven",
     "Frobenius",
     "Geometry",
     "HeadRMS",
-    "MaxAbs",
+    "Identity",
+    "MaxNorm",
     "MeanOperator",
     "Paired",
     "RowMean",
     "RowRMS",
     "Spectral",
-    "Strided",
+    "TransposedConvSpectral",
     "check",
     "dual_norm",
 ]

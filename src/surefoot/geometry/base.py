@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from surefoot.linalg import host
+from surefoot.linalg import device
 
 Cache = dict[str, Tensor] | None
 """What a geometry may keep from step to step (warm vectors); optimizer state, never an attribute."""
@@ -51,19 +51,19 @@ class Geometry(ABC):
         """
 
     @property
-    def longest(self) -> float:
+    def direction_norm_bound(self) -> float:
         """No direction's norm exceeds this, rounding included; inf where that is not known."""
         return math.inf
 
-    def fresh(self, w: Tensor) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor) -> dict[str, Tensor]:
         """What `hold` keeps from step to step for weights w; nothing where the norm is cheap."""
         return {}
 
-    def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+    def revalidate(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
         """The cache as far as it is true of w, which somebody else may have written."""
         return cache
 
-    def hold(
+    def enforce(
         self,
         w: Tensor,
         radius: float,
@@ -85,15 +85,17 @@ class Geometry(ABC):
         """
         return self.project(w, radius, cache)
 
-    def warm(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+    def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
         """What `seen` keeps from step to step for weights w; nothing where the norm is cheap."""
         return {}
 
-    def seen(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """`(norm, cache)` as the cache's vectors see it: at most the truth, and the truth where the norm is cheap."""
         return self.norm(w), cache
 
-    def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def clip_leading(
+        self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """`project`, applied to what the cache's vectors see; all of it where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
@@ -105,7 +107,7 @@ class Geometry(ABC):
         """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
         norm = self.norm(w)
         limit = expand(norm, self).to(w.dtype) * factor
-        return self.project(w, torch.where(host.number(factor, w) < 1, limit, math.inf))[0], norm
+        return self.project(w, torch.where(device.scalar_like(factor, w) < 1, limit, math.inf))[0], norm
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
         """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; a closed form gives the norm twice."""

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
-from surefoot.geometry.vectors import VectorGeometry
-from surefoot.linalg import host
+from surefoot.geometry.lp_base import VectorGeometry
+from surefoot.linalg import device
 
 
 @dataclass(frozen=True)
-class MaxAbs(VectorGeometry):
+class MaxNorm(VectorGeometry):
     """Gain, scalar: `max |w_i|` (a diagonal linear layer), direction `sign(g)`, projection a clamp.
 
-    >>> MaxAbs().direction(torch.tensor([2.0, 0.0, -1e-30]))
+    >>> MaxNorm().direction(torch.tensor([2.0, 0.0, -1e-30]))
     tensor([ 1.,  0., -1.])
     """
 
@@ -78,20 +78,20 @@ class Frobenius(Geometry):
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Radial."""
-        limit = host.number(radius, w, torch.promote_types(w.dtype, torch.float32)).expand((*w.shape[:-2], 1, 1))[
-            ..., 0
-        ]
+        limit = device.scalar_like(radius, w, torch.promote_types(w.dtype, torch.float32)).expand(
+            (*w.shape[:-2], 1, 1)
+        )[..., 0]
         flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
         return flat.reshape(w.shape), cache
 
 
 @dataclass(frozen=True)
-class AsGiven(Geometry):
+class Identity(Geometry):
     """No norm at all: the direction is the argument. For methods that bring their own step, such as Adam's.
 
     It keeps none of the laws that make a bound; its norm, for metrics, is the largest entry.
 
-    >>> AsGiven().direction(torch.tensor([3.0, 0.5]))
+    >>> Identity().direction(torch.tensor([3.0, 0.5]))
     tensor([3.0000, 0.5000])
     """
 
@@ -104,7 +104,7 @@ class AsGiven(Geometry):
 
     def norm(self, w: Tensor) -> Tensor:
         """`max |w_i|`."""
-        return MaxAbs().norm(w)
+        return MaxNorm().norm(w)
 
     def direction(self, g: Tensor) -> Tensor:
         """g."""
@@ -112,4 +112,4 @@ class AsGiven(Geometry):
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """A clamp."""
-        return MaxAbs().project(w, radius, cache)
+        return MaxNorm().project(w, radius, cache)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
-from surefoot.geometry.meanpq import MeanOperator
+from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.spectral import Spectral
 
 
@@ -23,7 +23,7 @@ class Paired(Geometry):
     Source: the specification's "initial values belong to the role": a linear weight's stability is always RMS -> RMS.
 
     >>> pair = Paired(MeanOperator(1, math.inf), Spectral())
-    >>> pair.longest, Paired(MeanOperator(3, math.inf), Spectral()).longest
+    >>> pair.direction_norm_bound, Paired(MeanOperator(3, math.inf), Spectral()).direction_norm_bound
     (1.001, inf)
     """
 
@@ -41,7 +41,7 @@ class Paired(Geometry):
         return self.increment.couples | self.weight.couples
 
     @property
-    def longest(self) -> float:
+    def direction_norm_bound(self) -> float:
         """Of `(p, q)` steps with p <= 2 <= q under the spectral norm 1.001, since that norm is the smaller one."""
         step = self.increment
         smaller = isinstance(step, MeanOperator) and step.p <= 2 <= step.q and type(self.weight) is Spectral
@@ -59,15 +59,15 @@ class Paired(Geometry):
         """The weight's."""
         return self.weight.project(w, radius, cache)
 
-    def fresh(self, w: Tensor) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor) -> dict[str, Tensor]:
         """The weight's."""
-        return self.weight.fresh(w)
+        return self.weight.init_state(w)
 
-    def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+    def revalidate(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weight's."""
-        return self.weight.trust(w, cache)
+        return self.weight.revalidate(w, cache)
 
-    def hold(
+    def enforce(
         self,
         w: Tensor,
         radius: float,
@@ -77,19 +77,21 @@ class Paired(Geometry):
         longest: float | None = None,
     ) -> tuple[Tensor, Cache]:
         """The weight's, for steps as long as the increment's may be."""
-        return self.weight.hold(w, radius, eta, period, cache, self.longest)
+        return self.weight.enforce(w, radius, eta, period, cache, self.direction_norm_bound)
 
-    def warm(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+    def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
         """The weight's."""
-        return self.weight.warm(w, vectors)
+        return self.weight.init_vectors(w, vectors)
 
-    def seen(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The weight's."""
-        return self.weight.seen(w, cache)
+        return self.weight.estimate_norm(w, cache)
 
-    def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def clip_leading(
+        self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weight's."""
-        return self.weight.trim(w, radius, cache)
+        return self.weight.clip_leading(w, radius, cache)
 
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """The weight's."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.geometry.vectors import VectorGeometry
+from surefoot.geometry.lp_base import VectorGeometry
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.entrywise import RMS
-from surefoot.linalg import host
+from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
-from surefoot.linalg.stream import clip_leading, refine, start
-from surefoot.linalg.tangent import tangent_msign
+from surefoot.linalg.power_iteration import clip_leading, refine, start
+from surefoot.linalg.spectral_sphere import tangent_msign
 
 LONGEST = {"newton_schulz": 1.25}
 """Bounds on `msign`'s largest singular value in float32 that exceed the others'."""
@@ -74,21 +74,21 @@ class Spectral(Geometry):
         return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
 
     @property
-    def longest(self) -> float:
+    def direction_norm_bound(self) -> float:
         """1.001, or 1.25 for `newton_schulz`; inf for a subclass with a direction of its own."""
         return LONGEST.get(self.method, 1.001) if type(self).direction is Spectral.direction else math.inf
 
-    def fresh(self, w: Tensor) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor) -> dict[str, Tensor]:
         """`upper`, a number per matrix that is never below its norm: none is known yet, or an accelerator's proof."""
-        return {"upper": w.new_full(w.shape[:-2], math.inf) if host.holds(w) else self.certificate(w)}
+        return {"upper": w.new_full(w.shape[:-2], math.inf) if device.on_cpu(w) else self.certificate(w)}
 
-    def trust(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
+    def revalidate(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keeps `upper` where it is proven to bound w; one Cholesky factor a matrix. An accelerator proves another."""
         limit = expand(cache["upper"], self) * (1 + 1e-6) * self.unit(w.shape)
-        other = math.inf if host.holds(w) else self.certificate(w)
+        other = math.inf if device.on_cpu(w) else self.certificate(w)
         return {**cache, "upper": torch.where(is_below(w, limit), cache["upper"], other)}
 
-    def hold(
+    def enforce(
         self,
         w: Tensor,
         radius: float,
@@ -104,14 +104,14 @@ class Spectral(Geometry):
         """
         if not cache or not w.numel():
             return self.project(w, radius, cache)
-        eta = host.number(eta, w, w.dtype)
+        eta = device.scalar_like(eta, w, w.dtype)
         eta = (eta.amax((-2, -1)) if eta.ndim else eta).expand(w.shape[:-2])
-        longest = self.longest if longest is None else longest
+        longest = self.direction_norm_bound if longest is None else longest
         reach = eta * longest
         rounding = math.sqrt(min(w.shape[-2:])) * torch.finfo(w.dtype).eps
         upper = torch.where(eta > 0, cache["upper"] * (1 + 2 * rounding) + reach, cache["upper"])
         look = (upper > radius) & (eta > 0)
-        if not host.holds(w):
+        if not device.on_cpu(w):
             upper = torch.minimum(self._frobenius(w), upper if math.isfinite(longest) else self.certificate(w))
             scaled = w * expand(torch.where(eta > 0, radius / upper.clamp_min(radius), 1), self)
             held = torch.where(upper > radius, radius * (1 + 4 * rounding), upper)
@@ -125,17 +125,19 @@ class Spectral(Geometry):
         w = w.index_put((look,), mclip(w[look], limit[look]))
         return w, {**cache, "upper": torch.where(look, inside * (1 + 4 * rounding), upper)}
 
-    def warm(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+    def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
         """Leading right singular vectors: pseudo-random ones to start with."""
         return {"vectors": start(w, vectors)}
 
-    def seen(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The largest Ritz value after one power iteration."""
         vectors, values = refine(w, cache["vectors"])
         top = values[..., 0] if values.numel() else w.new_zeros(w.shape[:-2])
         return top / self.unit(w.shape), {**cache, "vectors": vectors}
 
-    def trim(self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def clip_leading(
+        self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One power iteration, then the Ritz values above the radius cut to it."""
         vectors, values = refine(w, cache["vectors"])
         return clip_leading(w, vectors, values, radius * self.unit(w.shape)), {**cache, "vectors": vectors}
@@ -156,10 +158,10 @@ class Spectral(Geometry):
         running bound or the Frobenius norm.
         """
         if not cache or "vectors" not in cache:
-            if host.holds(w):
+            if device.on_cpu(w):
                 return super().bounds(w, cache)
             return self._frobenius(w) / math.sqrt(max(1, min(w.shape[-2:]))) * (1 - 2e-5), self.certificate(w), cache
-        lower, seen = self.seen(w, cache)
+        lower, seen = self.estimate_norm(w, cache)
         upper = self._frobenius(w)
         return lower, torch.minimum(upper, cache.get("upper", upper)), {**cache, **seen}
 

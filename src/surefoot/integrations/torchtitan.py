@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.optimizer import OptimizersContainer
 
-from surefoot.optim import SteepestDescent
+from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.linalg import coefficients, host
+from surefoot.linalg import coefficients, device
 from surefoot.linalg.backend import choose_ops
 from surefoot.linalg.bounds import full_precision
 from surefoot.linalg.coefficients import Quintic
-from surefoot.linalg.half import express
 from surefoot.linalg.ops import Ops
+from surefoot.linalg.polar_float16 import express
 
 EXPRESS = coefficients.polar_express(closing=2)
 FAST_QDWH = coefficients.qdwh(lowest=1e-3, steps=2)
@@ -112,7 +112,7 @@ def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
 
 def _in_range(x: Tensor) -> Tensor:
     """Matrices whose squares of squares neither overflow nor vanish: x itself where the host sees that its do not."""
-    if not host.looks(x):
+    if not device.may_branch(x):
         return _over_peak(x)
     size = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     safe = (size > SAFE) & (size < 1 / SAFE)

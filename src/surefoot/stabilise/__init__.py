@@ -2,16 +2,16 @@
 
 from surefoot.stabilise.base import Free, Stabiliser
 from surefoot.stabilise.clip import PostClip, Rescale
-from surefoot.stabilise.decay import PreDecay, PublishedDecay, WeightDecay
+from surefoot.stabilise.decay import DecoupledWeightDecay, PreDecay, WeightDecay
 from surefoot.stabilise.sphere import Normalise, SpectralSphere, Stiefel
 from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
+    "DecoupledWeightDecay",
     "Free",
     "Normalise",
     "PostClip",
     "PreDecay",
-    "PublishedDecay",
     "Rescale",
     "SpectralSphere",
     "Stabiliser",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
-from surefoot.linalg import host
+from surefoot.linalg import device
 
 
 class Stabiliser(ABC):
@@ -27,7 +27,7 @@ class Stabiliser(ABC):
 
     by_problem: ClassVar[bool] = False
 
-    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step, beside weights w; each tensor starts with w's batch."""
         return {}
 
@@ -44,7 +44,7 @@ class Stabiliser(ABC):
         """
 
     @abstractmethod
-    def in_units(self, unit: float) -> Stabiliser:
+    def scaled(self, unit: float) -> Stabiliser:
         """The same scheme with its radius multiplied by unit (a rate divided by it)."""
 
     @property
@@ -52,7 +52,7 @@ class Stabiliser(ABC):
     def promise(self) -> str:
         """What holds after every step with eta > 0, in words."""
 
-    def serves(self, eta: Eta) -> int:
+    def certificate_period(self, eta: Eta) -> int:
         """For how many steps of eta a proof of a matrix's norm serves an accelerator: one."""
         return 1
 
@@ -65,7 +65,7 @@ class Stabiliser(ABC):
 def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, into: Tensor | None = None) -> Tensor:
     """`w - eta direction(m)`, in the memory of `into` or of the direction where that saves a pass over it."""
     d = geometry.direction(m)
-    if into is None and host.looks(w) and d.data_ptr() != m.data_ptr():  # `AsGiven` gives m itself
+    if into is None and device.may_branch(w) and d.data_ptr() != m.data_ptr():  # `Identity` gives m itself
         into = d
     return along(w, d, eta, into)
 
@@ -82,15 +82,15 @@ def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None = None) -> Tensor:
 def all_move(eta: Eta, w: Tensor) -> bool:
     """Whether the host sees that no part of w has a step of 0."""
     if isinstance(eta, Tensor):
-        return host.looks(w) and eta.dtype == w.dtype and bool((eta > 0).all())
-    return eta > 0 and host.looks(w)
+        return device.may_branch(w) and eta.dtype == w.dtype and bool((eta > 0).all())
+    return eta > 0 and device.may_branch(w)
 
 
 def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
     """The new weight where any part of the matrix moves, else the old one bit for bit."""
     if all_move(eta, old):
         return new
-    moved = host.number(eta, old) > 0
+    moved = device.scalar_like(eta, old) > 0
     if moved.ndim:
         dims = tuple(range(-geometry.ndim, 0))
         moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
@@ -130,7 +130,7 @@ class Free(Stabiliser):
         """The step alone, written to w."""
         return step(w, m, eta, geometry, into=w), cache
 
-    def in_units(self, unit: float) -> Free:
+    def scaled(self, unit: float) -> Free:
         """Itself."""
         return self
 

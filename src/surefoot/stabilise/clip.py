@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.spectral import MARGIN, MARGIN_STEPS
-from surefoot.linalg import host
+from surefoot.linalg import device
 from surefoot.stabilise.base import Stabiliser, require_count, require_positive, step, where_moved
 
 
@@ -39,24 +39,24 @@ class PostClip(Stabiliser):
         require_positive("PostClip's radius", self.radius)
         require_count("PostClip's period", 1 if self.period is None else self.period)
 
-    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """The geometry's running bound."""
-        return geometry.fresh(w)
+        return geometry.init_state(w)
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step, then project."""
-        held, cache = geometry.hold(step(w, m, eta, geometry), self.radius, eta, self.period, cache)
+        held, cache = geometry.enforce(step(w, m, eta, geometry), self.radius, eta, self.period, cache)
         return where_moved(eta, geometry, held, w), cache
 
-    def serves(self, eta: Eta) -> int:
+    def certificate_period(self, eta: Eta) -> int:
         """`period`, or 16, or as many as move the matrix by a quarter of the radius; a rate on the device: 1."""
         if self.period is not None:
             return self.period
-        if isinstance(eta, Tensor) and not host.holds(eta):
+        if isinstance(eta, Tensor) and not device.on_cpu(eta):
             return 1
         return max(1, min(MARGIN_STEPS, int(MARGIN * self.radius / max(float(eta), 1e-30))))
 
-    def in_units(self, unit: float) -> PostClip:
+    def scaled(self, unit: float) -> PostClip:
         """Radius times unit."""
         return replace(self, radius=self.radius * unit)
 
@@ -93,7 +93,7 @@ class Rescale(Stabiliser):
         scale = (self.radius / expand(upper, geometry).clamp_min(self.radius)).to(w.dtype)
         return where_moved(eta, geometry, stepped * scale, w), cache
 
-    def in_units(self, unit: float) -> Rescale:
+    def scaled(self, unit: float) -> Rescale:
         """Radius times unit."""
         return Rescale(self.radius * unit)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.linalg import host
+from surefoot.linalg import device
 from surefoot.scaling import Scale
 from surefoot.stabilise.base import Stabiliser, along, remaining, require_positive, step, where_moved, whole
 
@@ -38,10 +38,10 @@ class WeightDecay(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Decay, then step."""
         d, keep = geometry.direction(m), remaining(eta, self.rate)
-        w = w.mul_(keep) if host.looks(w) else w * keep
+        w = w.mul_(keep) if device.may_branch(w) else w * keep
         return along(w, d, eta, into=w), cache
 
-    def in_units(self, unit: float) -> WeightDecay:
+    def scaled(self, unit: float) -> WeightDecay:
         """Rate over unit."""
         return WeightDecay(self.rate / unit)
 
@@ -57,7 +57,7 @@ class WeightDecay(Stabiliser):
 
 
 @dataclass(frozen=True)
-class PublishedDecay(Stabiliser):
+class DecoupledWeightDecay(Stabiliser):
     """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
 
     It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape.
@@ -71,13 +71,13 @@ class PublishedDecay(Stabiliser):
     lr_scale: Scale
 
     def __post_init__(self) -> None:
-        require_positive("PublishedDecay's rate", self.rate)
+        require_positive("DecoupledWeightDecay's rate", self.rate)
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """As WeightDecay in our units."""
         return WeightDecay(self.rate / self.lr_scale(tuple(w.shape))).move(w, m, eta, geometry, cache)
 
-    def in_units(self, unit: float) -> PublishedDecay:
+    def scaled(self, unit: float) -> DecoupledWeightDecay:
         """Itself: a published rate is absolute."""
         return self
 
@@ -113,13 +113,13 @@ class PreDecay(Stabiliser):
         moved, norm = step(shrunk, m, eta, geometry), expand(norm, geometry)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        outside = keep * norm + largest * geometry.longest > bound * TOLERANCE[w.dtype]
+        outside = keep * norm + largest * geometry.direction_norm_bound > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
             moved, cache = geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)
         return where_moved(eta, geometry, moved, w), cache
 
-    def in_units(self, unit: float) -> PreDecay:
+    def scaled(self, unit: float) -> PreDecay:
         """Rate over unit."""
         return PreDecay(self.rate / unit)
 

@@ -35,7 +35,7 @@ class Normalise(Stabiliser):
         moved = _rescaled(step(w, m, eta, geometry), w, self.norm or geometry, self.radius)
         return where_moved(eta, geometry, moved, w), cache
 
-    def in_units(self, unit: float) -> Normalise:
+    def scaled(self, unit: float) -> Normalise:
         """Radius times unit."""
         return Normalise(None if self.radius is None else self.radius * unit, self.norm)
 
@@ -56,7 +56,7 @@ class SpectralSphere(Stabiliser):
     """Steepest descent on the sphere `norm(w) = radius`: the best direction that keeps the norm, then a rescaling.
 
     The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being the leading singular pair
-    of w as two vectors kept from step to step see it; `surefoot.linalg.tangent`. Under norms other than the spectral
+    of w as two vectors kept from step to step see it; see `linalg.spectral_sphere`. Under norms other than the spectral
     one, and wherever `direction(m)` keeps the norm by itself, it equals `Normalise(radius)`.
 
     Cost: about 2 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
@@ -72,20 +72,20 @@ class SpectralSphere(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("SpectralSphere's radius", self.radius)
 
-    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """The leading vectors and the multiplier."""
-        cache = geometry.warm(w, VECTORS)
+        cache = geometry.init_vectors(w, VECTORS)
         for _ in range(COLD if cache and w.numel() else 0):
-            _, cache = geometry.seen(w, cache)
+            _, cache = geometry.estimate_norm(w, cache)
         return cache | ({"multiplier": w.new_zeros(w.shape[:-2])} if cache else {})
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step along the sphere, then back onto it."""
-        d, cache = geometry.tangent(w, m, self.fresh(w, geometry) if cache is None else cache)
+        d, cache = geometry.tangent(w, m, self.init_state(w, geometry) if cache is None else cache)
         moved = _rescaled(along(w, d, eta), w, geometry, self.radius)
         return where_moved(eta, geometry, moved, w), cache
 
-    def in_units(self, unit: float) -> SpectralSphere:
+    def scaled(self, unit: float) -> SpectralSphere:
         """Radius times unit."""
         return SpectralSphere(self.radius * unit)
 
@@ -121,7 +121,7 @@ class Stiefel(Stabiliser):
         held = geometry.direction(step(w, m, eta, geometry)) * self.radius
         return where_moved(eta, geometry, held, w), cache
 
-    def in_units(self, unit: float) -> Stiefel:
+    def scaled(self, unit: float) -> Stiefel:
         """Radius times unit."""
         return Stiefel(self.radius * unit)
 

@@ -32,17 +32,17 @@ class StreamingPostClip(Stabiliser):
         require_positive("StreamingPostClip's radius", self.radius)
         require_count("StreamingPostClip's vectors", self.vectors)
 
-    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """The geometry's vectors."""
-        return geometry.warm(w, self.vectors)
+        return geometry.init_vectors(w, self.vectors)
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Step, then cut what the vectors see."""
-        cache = geometry.warm(w, self.vectors) if cache is None else cache
-        trimmed, cache = geometry.trim(step(w, m, eta, geometry), self.radius, cache)
+        cache = geometry.init_vectors(w, self.vectors) if cache is None else cache
+        trimmed, cache = geometry.clip_leading(step(w, m, eta, geometry), self.radius, cache)
         return where_moved(eta, geometry, trimmed, w), cache
 
-    def in_units(self, unit: float) -> StreamingPostClip:
+    def scaled(self, unit: float) -> StreamingPostClip:
         """Radius times unit."""
         return replace(self, radius=self.radius * unit)
 
@@ -75,20 +75,20 @@ class StreamingPreDecay(Stabiliser):
         require_positive("StreamingPreDecay's rate", self.rate)
         require_count("StreamingPreDecay's vectors", self.vectors)
 
-    def fresh(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
         """The geometry's vectors."""
-        return geometry.warm(w, self.vectors)
+        return geometry.init_vectors(w, self.vectors)
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Cut what the vectors see to `(1 - eta rate)` of the largest, then step."""
-        cache = geometry.warm(w, self.vectors) if cache is None else cache
-        norm, cache = geometry.seen(w, cache)
-        trimmed, cache = geometry.trim(
+        cache = geometry.init_vectors(w, self.vectors) if cache is None else cache
+        norm, cache = geometry.estimate_norm(w, cache)
+        trimmed, cache = geometry.clip_leading(
             w, expand(norm, geometry).to(w.dtype) * remaining(whole(eta, geometry), self.rate), cache
         )
         return where_moved(eta, geometry, step(trimmed, m, eta, geometry), w), cache
 
-    def in_units(self, unit: float) -> StreamingPreDecay:
+    def scaled(self, unit: float) -> StreamingPreDecay:
         """Rate over unit."""
         return replace(self, rate=self.rate / unit)
 

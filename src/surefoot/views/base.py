@@ -133,7 +133,7 @@ class Convolution(OneBlock):
 class TransposedConvolution(View):
     """A transposed convolution's kernel `(in, out/groups, *k)`: the matrix that each output entry is made by.
 
-    An output entry sees one in `prod(stride)` of the columns; the geometry knows, see `Strided`.
+    An output entry sees one in `prod(stride)` of the columns; the geometry knows, see `TransposedConvSpectral`.
 
     >>> TransposedConvolution(groups=2).blocks((8, 3, 5, 5))
     ((2, 3, 100),)

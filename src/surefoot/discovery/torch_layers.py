@@ -1,0 +1,232 @@
+"""What the parameters of a module are, told by its type or its structure alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from surefoot.geometry import Spectral, TransposedConvSpectral
+from surefoot.initialise import AsBuilt, Initial, TransposedConvNormal
+from surefoot.roles import Role
+from surefoot.views import (
+    AlternatingStack,
+    Convolution,
+    Fused,
+    FusedStack,
+    Stack,
+    Transposed,
+    TransposedConvolution,
+    View,
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a parameter was found to be.
+
+    Args:
+        name: the kind of a recipe's table.
+        why: the reason.
+        view: its layout; None: the kind's own.
+        initial: its initial value; None: the kind's own.
+        stride: of a transposed convolution, how many columns share an output entry's fan-in (`TransposedConvSpectral`).
+        weak: told by the shape alone; whatever else knows the parameter is right.
+    """
+
+    name: str
+    why: str
+    view: View | None = None
+    initial: Initial | None = None
+    stride: int = 1
+    weak: bool = False
+
+    def adapt(self, role: Role) -> Role:
+        """A recipe's role of this kind, in the layout that was found.
+
+        Raises:
+            ValueError: a stride, under a recipe whose linear geometry does not know one.
+        """
+        role = replace(role, view=self.view or role.view, initial=self.initial or role.initial)
+        if self.stride == 1:
+            return role
+        if type(role.geometry) is not Spectral:
+            raise ValueError(
+                f"the fan-in of a transposed convolution of stride {self.stride} is known to the spectral geometry "
+                f"only, this recipe has {role.geometry}; override it with a Role, or use stride 1"
+            )
+        return replace(
+            role,
+            geometry=TransposedConvSpectral(role.geometry.method, self.stride),
+            initial=TransposedConvNormal(self.stride),
+        )
+
+
+def linear(module: nn.Linear, layout: View | None = None) -> dict[str, Kind]:
+    """A linear layer; `layout` says how several projections share its rows."""
+    shape = f"Linear({module.in_features}, {module.out_features})" + (", a norm per projection" if layout else "")
+    return {"weight": Kind("linear", f"weight of {shape}", layout), "bias": Kind("bias", f"bias of {shape}", layout)}
+
+
+def conv1d(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
+    """Hugging Face's `Conv1D`: a linear layer whose weight is stored `(in, out)`."""
+    shape = "Conv1D, stored (in, out)" + (", a norm per projection" if layout else "")
+    weight = Transposed(layout) if layout else Transposed()
+    return {"weight": Kind("linear", f"weight of {shape}", weight), "bias": Kind("bias", f"bias of {shape}", layout)}
+
+
+def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
+    name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
+    return {"weight": Kind("embedding", f"table of {name}")}
+
+
+def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
+    """Gates are stacked along dimension 0; `weight_hr` is the projection of an LSTM that has one."""
+    name = type(module).__name__
+    gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
+    found = {}
+    for key, parameter in module.named_parameters(recurse=False):
+        if key.startswith("weight_hr"):
+            found[key] = Kind("linear", f"projection of {name}")
+        elif parameter.ndim == 2:
+            found[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
+        else:
+            found[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
+    return found
+
+
+def _norm(module: nn.Module) -> dict[str, Kind]:
+    name = type(module).__name__
+    return {"weight": Kind("gain", f"gain of {name}"), "bias": Kind("bias", f"bias of {name}")}
+
+
+def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Kind]:
+    name = f"{type(module).__name__}, groups={module.groups}"
+    kernel = Kind("conv", f"kernel of {name}", Convolution(module.groups))
+    return {"weight": kernel, "bias": Kind("bias", f"bias of {name}")}
+
+
+def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> dict[str, Kind]:
+    """An output entry is made by `k` taps out of `k * stride`: of those the kernel reaches, dilation included."""
+    steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
+    name = f"{type(module).__name__}, groups={module.groups}, fan-in over {stride}"
+    kernel = Kind("conv", f"kernel of {name}", TransposedConvolution(module.groups), stride=stride)
+    return {"weight": kernel, "bias": Kind("bias", f"bias of {name}")}
+
+
+def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
+    fused = {
+        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3)),
+        "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),
+    }
+    single = {f"{x}_proj_weight": Kind("linear", f"{x} projection of MultiheadAttention") for x in "qkv"}
+    extra = {f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"}
+    return fused | single | extra
+
+
+_RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]], ...] = (
+    ((nn.Linear,), linear),
+    ((nn.Embedding, nn.EmbeddingBag), _embedding),
+    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _conv_transpose),
+    ((nn.MultiheadAttention,), _attention),
+    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), _norm),
+    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _norm),
+    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _norm),
+)
+"""Module types and what their parameters are; the first match wins."""
+
+
+def by_type(module: nn.Module) -> dict[str, Kind]:
+    """Parameter name -> kind for torch's own layers, norm layers of any class, and experts that tell their layout."""
+    rule = next((rule for types, rule in _RULES if isinstance(module, types)), None)
+    return rule(module) if rule else _foreign_norm(module) or experts(module)
+
+
+_EPSILONS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps", "norm_epsilon")
+_GAINS, _BIASES = ("weight", "gain", "scale", "gamma"), ("bias", "beta", "shift")
+
+
+def _foreign_norm(module: nn.Module) -> dict[str, Kind]:
+    """A norm layer of unknown class: no children, a small epsilon, one vector as gain and perhaps one as bias.
+
+    Its gain stays as built: it may be centred on 0, as Gemma's `1 + weight`.
+    """
+    own = dict(module.named_parameters(recurse=False))
+    gains, biases = [n for n in own if n in _GAINS], [n for n in own if n in _BIASES]
+    small = (getattr(module, name, None) for name in _EPSILONS)
+    if (
+        next(module.children(), None) is not None
+        or (len(gains), len(own)) != (1, 1 + len(biases))
+        or len({(p.ndim, p.shape) for p in own.values()}) != 1
+        or own[gains[0]].ndim != 1
+        or not any(isinstance(x, float) and 0 <= x < 0.1 for x in small)
+    ):
+        return {}
+    name = type(module).__name__
+    gain = Kind("gain", f"gain of {name}, a norm by its structure: as built, it may be centred on 0", initial=AsBuilt())
+    return {gains[0]: gain} | {n: Kind("bias", f"bias of {name}") for n in biases}
+
+
+def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[str, Kind]:
+    """Experts `(E, out, in)`; transformers' say themselves how gate and up share a parameter.
+
+    Args:
+        module: any module.
+        layout: (has_gate, is_transposed, is_concatenated) of experts that do not say.
+    """
+    flags = ("has_gate", "is_transposed", "is_concatenated")
+    if layout is None and not all(isinstance(vars(module).get(flag), bool) for flag in flags):
+        return {}
+    gated, transposed, whole = layout or tuple(getattr(module, flag) for flag in flags)
+    name = type(module).__name__
+    pair: View = FusedStack(2) if whole else AlternatingStack(2)
+    up: View = pair if gated else Stack()
+    views = {"gate_up_proj" if gated else "up_proj": up, "down_proj": Stack()}
+    found = {
+        key: Kind("experts", f"experts of {name}, a norm each", Transposed(view) if transposed else view)
+        for key, view in views.items()
+    }
+    biases = {"gate_up_proj_bias" if gated else "up_proj_bias": pair if gated else FusedStack(1)}
+    for key, view in (biases | {"down_proj_bias": FusedStack(1)}).items():
+        found[key] = Kind("bias", f"biases of the experts of {name}, a norm each", view)
+    return found
+
+
+def by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
+    """A parameter that no rule knows: vectors act entry by entry; a bare matrix has no known side."""
+    owner, shape = type(module).__name__, tuple(parameter.shape)
+    if isinstance(module, ParametrizationList) or (isinstance(module, nn.Bilinear) and parameter.ndim > 1):
+        return None
+    if parameter.ndim <= 1:
+        return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}", weak=True)
+    if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
+        return Kind("scalar", f"one entry per channel of {owner}", weak=True)
+    if parameter.ndim >= 3 and shape[0] == 1:
+        why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
+        return Kind("positions", why, weak=True)
+    return None
+
+
+def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
+    """What to do about a parameter that has no kind."""
+    frozen = "freeze it with requires_grad_(False)"
+    if isinstance(module, ParametrizationList):
+        made = ", ".join(type(part).__name__ for part in module)
+        return (
+            f"a parametrization ({made}) makes the layer's weight of it, so that no norm of it is the weight's. Take "
+            "it away with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'): a stabiliser, "
+            f"PostClip for one, bounds the weight itself; or {frozen}, or say overrides=[({name!r}, 'scalar')]"
+        )
+    hints = {2: "'linear' for an (out, in) matrix, 'positions' for a table of rows"}
+    hint = hints.get(parameter.ndim, "'experts' for a stack (E, out, in), 'positions' for tables of rows")
+    return (
+        f"no rule knows the module. Say what it is, overrides=[({name!r}, {hint.split()[0]})] for"
+        f"{hint.partition('for')[2]}, a Role with a view for other layouts; or {frozen}"
+    )

@@ -1,0 +1,1 @@
+"""Training text: bytes or BPE tokens of a corpus, or a synthetic Markov language of known entropy."""

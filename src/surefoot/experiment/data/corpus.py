@@ -1,0 +1,236 @@
+"""Text as bytes or BPE tokens: the standard library's own source, any file or folder by path; seeded batches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from surefoot.experiment.data import bpe, markov
+
+Split = Literal["train", "validation"]
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
+SPLITS: tuple[Split, ...] = ("train", "validation")  # the index is part of the random key
+VALIDATION_ONE_IN = 10  # one byte of a file, one file of a folder in so many
+# Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
+_EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokens of a text, by default its bytes, split once and for all.
+
+    Args:
+        train, validation: arrays of the smallest unsigned dtype that holds the vocabulary.
+        name: what the text is, for people.
+        sha256: of the training array's bytes followed by the validation's (for the bytes of one file: its own hash).
+        files: number of files read.
+        vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
+    """
+
+    train: Tokens
+    validation: Tokens
+    name: str
+    sha256: str
+    files: int = 1
+    vocab: int = 256
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of both splits."""
+        return self.train.size + self.validation.size
+
+    @property
+    def unit(self) -> str:
+        """What a token is, for people."""
+        return "byte" if self.train.dtype == np.uint8 else "token"
+
+    def require(self, context: int) -> None:
+        """Raise ValueError unless both splits hold `context` tokens and the one after them."""
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}")
+        for split in SPLITS:
+            held = self._tokens(split).size
+            if held < context + 1:
+                raise ValueError(
+                    f"{self.name}: {self.size} {self.unit}s are too few; {held} of them are in the {split} split and a "
+                    f"context of {context} needs {context + 1}. Give a text of at least "
+                    f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
+                )
+
+    def batch(self, split: Split, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets, each `(batch_size, context)` int64: windows and the same one token later.
+
+        A pure function of its arguments: windows start where the Philox counter generator of key (seed, split)
+        and counter (step) says. Row `i` does not depend on the batch size.
+
+        Args:
+            split: "train" or "validation".
+            seed: 0 or more; give validation a fixed one to compare runs of several seeds.
+            step: 0 or more.
+
+        Raises:
+            ValueError: an unknown split, a negative number, or a text too short for the context.
+
+        >>> text = np.arange(100, dtype=np.uint8)
+        >>> corpus = Corpus(text[:90], text[90:], "numbers", "")
+        >>> x, y = corpus.batch("train", seed=0, step=3, batch_size=2, context=4)
+        >>> torch.equal(y, x + 1)
+        True
+        """
+        if not (0 <= seed < 2**64 and 0 <= step < 2**64 and batch_size >= 1):
+            raise ValueError(
+                f"seed and step must be in [0, 2**64) and batch_size at least 1, got {seed}, {step}, {batch_size}"
+            )
+        text = self._tokens(split)
+        self.require(context)
+        key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
+        counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
+        # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
+        draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)
+        starts = (draws % np.uint64(text.size - context)).astype(np.int64)
+        windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+        return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
+
+    def _tokens(self, split: Split) -> Tokens:
+        if split not in SPLITS:
+            raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
+        return self.train if split == "train" else self.validation
+
+
+def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Corpus:
+    """Read a text: None for the standard library's source, else a file or a folder.
+
+    A file's last tenth is its validation split. In a folder and in the standard library the SHA-256 of a file's
+    relative name decides, so a new file moves no other one; about a tenth of the *files* is validation. A
+    folder of so few files that one side is empty is split like one file. Hidden files and files with a zero byte
+    (not text) are left out of a folder.
+
+    Args:
+        path: file or folder of any text; or "bpe:N" or "bpe:N:PATH", the same in tokens of a byte-level BPE
+            vocabulary of N, trained on the training split (11 s for the standard library); or "markov:N", the
+            synthetic language of N symbols.
+        context: both splits must hold more tokens than this.
+
+    Raises:
+        ValueError: nothing there, unreadable, no text, too short for the context or the vocabulary; each with what
+            to do.
+
+    >>> load().name.startswith("standard library")
+    True
+    """
+    if isinstance(path, str) and path.startswith(markov.PREFIX):
+        corpus = _synthetic(path)
+    elif isinstance(path, str) and path.startswith(bpe.PREFIX):
+        corpus = _tokenised(path)
+    else:
+        corpus = _read(path)
+    corpus.require(context)
+    return corpus
+
+
+def _read(path: str | os.PathLike[str] | None) -> Corpus:
+    source = Path(sysconfig.get_path("stdlib") if path is None else path)
+    try:
+        return _load_stdlib(source) if path is None else _load_path(source)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ValueError(
+            f"cannot read {error.filename or source}: {reason}; give a readable text file or folder"
+        ) from error
+
+
+def _tokenised(name: str) -> Corpus:
+    vocab, path = bpe.parse(name)
+    text = _read(path)
+    tokenizer = bpe.train(text.train.tobytes(), vocab)
+    train, validation = (bpe.encode(tokenizer, part.tobytes()) for part in (text.train, text.validation))
+    title = f"{text.name}, {vocab} BPE tokens"
+    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab)
+
+
+def _synthetic(name: str) -> Corpus:
+    symbols = markov.symbols_of(name)
+    title = f"Markov language of {symbols} symbols, entropy {markov.entropy():.4f} nats"
+    return replace(_from_block(markov.text(symbols), title, files=0), vocab=symbols)
+
+
+def _in_validation(name: str) -> bool:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") < 2**64 // VALIDATION_ONE_IN
+
+
+def _load_stdlib(root: Path) -> Corpus:
+    names = _walk(root, _EXCLUDED) if root.is_dir() else []
+    texts = {name: (root / name).read_bytes() for name in names if name.endswith(".py")}
+    if not texts:
+        raise ValueError(
+            f"the standard library's source is not in {root} (a frozen or stripped Python); "
+            "give a text file or folder with --data PATH"
+        )
+    return _from_files(texts, f"standard library of {platform.python_implementation()} {platform.python_version()}")
+
+
+def _load_path(path: Path) -> Corpus:
+    if path.is_file():
+        return _from_block(path.read_bytes(), str(path), files=1)
+    if not path.is_dir():
+        state = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {state}; give a text file or folder")
+    texts = {name: (path / name).read_bytes() for name in _walk(path)}
+    texts = {name: text for name, text in texts.items() if text and b"\0" not in text}
+    if not texts:
+        raise ValueError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
+    return _from_files(texts, str(path))
+
+
+def _walk(root: Path, excluded: frozenset[str] = frozenset()) -> Iterable[str]:
+    """Return the sorted relative names of the regular files; neither hidden nor in an excluded folder."""
+
+    def stop(error: OSError) -> None:
+        raise error  # os.walk would skip an unreadable folder in silence
+
+    def names() -> Iterator[str]:
+        for folder, subfolders, files in os.walk(root, onerror=stop):
+            subfolders[:] = [s for s in subfolders if not s.startswith(".") and s not in excluded]
+            for file in files:
+                full = Path(folder, file)
+                if not file.startswith(".") and full.is_file():
+                    yield full.relative_to(root).as_posix()
+
+    return sorted(names())
+
+
+def _from_files(texts: dict[str, bytes], name: str) -> Corpus:
+    train = b"".join(text for file, text in texts.items() if not _in_validation(file))
+    validation = b"".join(text for file, text in texts.items() if _in_validation(file))
+    if not train or not validation:
+        return _from_block(train + validation, name, len(texts))
+    return _from_splits(train, validation, name, len(texts))
+
+
+def _from_block(text: bytes, name: str, files: int) -> Corpus:
+    cut = len(text) - len(text) // VALIDATION_ONE_IN
+    return _from_splits(text[:cut], text[cut:], name, files)
+
+
+def _from_splits(train: bytes, validation: bytes, name: str, files: int) -> Corpus:
+    arrays = [np.frombuffer(part, dtype=np.uint8) for part in (train, validation)]  # read-only views
+    return Corpus(arrays[0], arrays[1], name, _sha256(*arrays), files)
+
+
+def _sha256(train: Tokens, validation: Tokens) -> str:
+    digest = hashlib.sha256(train.data)
+    digest.update(validation.data)
+    return digest.hexdigest()

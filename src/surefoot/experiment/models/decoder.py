@@ -1,0 +1,241 @@
+"""Reference models: GPT-2-like and LLaMA-like decoders by width, depth, head dimension and vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self, final
+
+from torch import Tensor, nn
+
+from surefoot.experiment.models.configs import PUBLISHED, Biases, GPTConfig, Head, LlamaConfig, Norm, Size
+from surefoot.experiment.models.layers import (
+    MLP,
+    Attention,
+    Block,
+    GatedMLP,
+    Heads,
+    InNormLinear,
+    Learned,
+    MakeLinear,
+    Rope,
+    attention_scale,
+)
+from surefoot.experiment.models.moe import MixtureOfExperts
+
+__all__ = ["GPT", "PUBLISHED", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
+
+LAYER_NORM_EPS = 1e-5  # GPT-2's layer_norm_epsilon
+RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
+
+
+class Decoder(nn.Module, ABC):
+    """Tokens `(B, T)` int64 -> logits `(B, T, vocab)`: what GPT and LLaMA have in common.
+
+    Attributes:
+        output_multiplier: factor on the logits, 1/width for a "tied_scaled" head; None means none.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig | LlamaConfig,
+        positions: Rope | Learned,
+        blocks: Sequence[Block],
+        final_norm: nn.Module,
+    ) -> None:
+        super().__init__()
+        size = config.size
+        self.config, self.positions = config, positions
+        self.embedding = nn.Embedding(size.vocab, size.width)
+        if isinstance(positions, Learned):
+            self.position_embedding = nn.Embedding(positions.context, size.width)
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm = final_norm
+        self.head = _make_linear(config.norm, biased="none")(size.width, size.vocab)
+        self.output_multiplier = 1 / size.width if config.head == "tied_scaled" else None
+        self._tie()
+
+    def _tie(self) -> None:
+        if self.config.head != "untied":
+            self.head.weight = self.embedding.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply `fn` to every tensor and tie again: `to_empty` on a meta model unties."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits `(B, T, vocab)` of the tokens `(B, T)`, int64.
+
+        Raises:
+            ValueError: more tokens than the model has learned positions.
+        """
+        length, x, turn = tokens.shape[1], self.embedding(tokens), None
+        if isinstance(self.positions, Rope):
+            turn = self.positions.angles(length, self.config.size.head_dim, x.device)
+        elif length > self.positions.context:
+            raise ValueError(f"{length} tokens exceed the model's {self.positions.context} learned positions")
+        else:
+            x = x + self.position_embedding.weight[:length]
+        for block in self.blocks:
+            x = block(x, turn)
+        logits: Tensor = self.head(self.final_norm(x))
+        return logits if self.output_multiplier is None else logits * self.output_multiplier
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the token embedding."""
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the language-model head, also when its weight is the embedding's."""
+        return self.head
+
+
+@final
+class GPT(Decoder):
+    """GPT-2-like decoder: LayerNorm (or In-Norm), GELU, feed-forward layers of 4 times the width.
+
+    Source: Radford et al. 2019, Language models are unsupervised multitask learners.
+
+    >>> import torch
+    >>> model = GPT(GPTConfig(Size(width=32, depth=2, head_dim=16, vocab=256)))
+    >>> model(torch.zeros(1, 5, dtype=torch.int64)).shape
+    torch.Size([1, 5, 256])
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        width, positions = config.size.width, config.positions
+        rope = positions if isinstance(positions, Rope) else None
+        linear = _make_linear(config.norm, config.biases)
+        layer_norm = partial(nn.LayerNorm, eps=LAYER_NORM_EPS, bias=config.biases == "all")
+        norm = _make_norm(config.norm, layer_norm)
+        heads = _heads(config, config.size.heads)
+        blocks = [
+            Block(Attention(heads, rope, linear), MLP(width, 4 * width, linear), (norm(width), norm(width)))
+            for _ in range(config.size.depth)
+        ]
+        super().__init__(config, positions, blocks, norm(width))
+
+
+@final
+class Llama(Decoder):
+    """LLaMA-like decoder: RMSNorm (or In-Norm), rotary positions, gated feed-forward layers, no biases.
+
+    Source: Touvron et al. 2023, https://arxiv.org/abs/2302.13971.
+
+    >>> model = Llama(LlamaConfig(Size(width=64, depth=2, head_dim=16, vocab=256), kv_heads=2))
+    >>> model.blocks[0].attention.key.weight.shape
+    torch.Size([32, 64])
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        width, rope = config.size.width, config.rope
+        linear = _make_linear(config.norm, biased="none")
+        norm = _make_norm(config.norm, partial(nn.RMSNorm, eps=RMS_NORM_EPS))
+        heads = _heads(config, config.size.heads if config.kv_heads is None else config.kv_heads)
+        head_norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS) if config.qk_norm else None
+
+        def mlp() -> nn.Module:
+            if config.experts == 1:
+                return GatedMLP(width, config.inner, linear)
+            return MixtureOfExperts(config.experts, config.active, width, config.inner)
+
+        blocks = [
+            Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(width), norm(width)))
+            for _ in range(config.size.depth)
+        ]
+        super().__init__(config, rope, blocks, norm(width))
+
+
+def _make_linear(norm: Norm, biased: Biases) -> MakeLinear:
+    kind = InNormLinear if norm == "in" else nn.Linear
+    return partial(kind, bias=biased == "all")
+
+
+def _make_norm(norm: Norm, pre_norm: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+    return nn.Identity if norm == "in" else pre_norm  # In-Norm layers normalise their own input
+
+
+def _heads(config: GPTConfig | LlamaConfig, kv_count: int) -> Heads:
+    size = config.size
+    return Heads(size.heads, size.head_dim, kv_count, attention_scale(size.head_dim, config.base_head_dim))
+
+
+def reference(
+    name: str,
+    width: int,
+    depth: int = 2,
+    head_dim: int = 16,
+    vocab: int = 256,
+    *,
+    norm: Norm = "pre",
+    head: Head = "untied",
+    base_head_dim: int | None = None,
+) -> Decoder:
+    """Build a reference model by name, with rotary positions and no biases: one family in width.
+
+    Args:
+        name: "gpt" (the model of the learning-rate study) or "llama"; "qwen" is a llama with norms on queries and
+            keys, "moe" a qwen whose feed-forward layers are two of four experts, "tied" a gpt whose head is the
+            embedding, its logits multiplied by 1/width.
+        width, depth, head_dim, vocab: its size; the width is a multiple of the head dimension.
+        norm, head, base_head_dim: as in `GPTConfig`.
+
+    Raises:
+        ValueError: an unknown name, an unknown option, or a size that does not fit.
+
+    >>> sum(p.numel() for p in reference("gpt", width=32).parameters())
+    41120
+    """
+    if name not in REFERENCES:
+        raise ValueError(f"unknown reference model {name!r}; choose from {', '.join(REFERENCES)}")
+    return REFERENCES[name](Size(width, depth, head_dim, vocab), norm, head, base_head_dim)
+
+
+def published(name: str) -> Decoder:
+    """Build a published configuration by name, with torch's initial values.
+
+    Raises:
+        ValueError: an unknown name.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     sum(p.numel() for p in published("gpt2_small").parameters())
+    124439808
+    """
+    if name not in PUBLISHED:
+        raise ValueError(f"unknown published model {name!r}; choose from {', '.join(PUBLISHED)}")
+    config = PUBLISHED[name]
+    return GPT(config) if isinstance(config, GPTConfig) else Llama(config)
+
+
+def _reference_gpt(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return GPT(GPTConfig(size, norm=norm, head=head, base_head_dim=base_head_dim))
+
+
+def _reference_llama(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim))
+
+
+def _reference_tied(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return GPT(GPTConfig(size, norm=norm, head="tied_scaled", base_head_dim=base_head_dim))
+
+
+def _reference_qwen(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim, qk_norm=True))
+
+
+def _reference_moe(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
+    kind = partial(LlamaConfig, qk_norm=True, experts=4, active=2)
+    return Llama(kind(size, norm=norm, head=head, base_head_dim=base_head_dim))
+
+
+REFERENCES: dict[str, Callable[[Size, Norm, Head, int | None], Decoder]] = {
+    "gpt": _reference_gpt,
+    "llama": _reference_llama,
+    "qwen": _reference_qwen,
+    "moe": _reference_moe,
+    "tied": _reference_tied,
+}

@@ -1,0 +1,1 @@
+"""Tables and pictures of finished runs; only these modules import matplotlib."""

@@ -1,0 +1,175 @@
+"""The norms of a training run as a table and as a picture."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from surefoot.experiment.files import Record, read_lines
+from surefoot.experiment.reports.transfer import aligned
+from surefoot.experiment.training.norm_log import LAYERS, NORMS
+
+PICTURE = "norms.png"
+OCTAVES = 2.0  # that a panel spans at least, so that rounding does not look like growth
+_STYLE = {"bound": "--", "limit": ":"}
+_INK, _PALE, _RED = "#222222", "#b0b0b0", "#c0392b"
+
+Curves = Mapping[str, list[float]]
+
+
+def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
+    """Layers by name, and the lines of `norms.jsonl`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    lines = read_lines(directory / NORMS)
+    if not lines:
+        raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
+    return json.loads((directory / LAYERS).read_text(encoding="utf-8")), lines
+
+
+def summarise(directory: Path) -> dict[str, Any]:
+    """Of each kind of layer the largest norm at the first look, at any and at the last, and the alarms.
+
+    Raises:
+        ValueError: no norms there.
+    """
+    layers, lines = load(directory)
+    alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
+    return {"steps": lines[-1]["step"], "kinds": _kinds(layers, lines, alarms), "alarms": alarms}
+
+
+def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[Record]) -> list[dict[str, Any]]:
+    kinds = []
+    for role, curves in _by_role(layers, lines).items():
+        top = [max(values) for values in zip(*curves.values(), strict=True)]
+        largest = max(curves, key=lambda name: max(curves[name]))
+        kinds.append({
+            "role": role,
+            "layers": len(curves),
+            "start": _finite(top[0]),
+            "largest": _finite(max(top)),
+            "largest_layer": largest,
+            "last": _finite(top[-1]),
+            "bound": layers[largest]["bound"] and layers[largest]["bound"] / layers[largest]["unit"],
+            "limit": layers[largest]["limit"] / layers[largest]["unit"],
+            "alarms": sum(layers[alarm["layer"]]["role"] == role for alarm in alarms),
+        })  # fmt: skip
+    return kinds
+
+
+def _by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """Role -> layer -> its norms over the lines, in the role's unit; inf where it was not finite."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in lines[0]["norms"]:
+        lower = [line["norms"][name][0] for line in lines]
+        curve = [math.inf if value is None else value / layers[name]["unit"] for value in lower]
+        found.setdefault(layers[name]["role"], {})[name] = curve
+    return found
+
+
+def statement(summary: Mapping[str, Any]) -> str:
+    """The table and the alarms, for a terminal.
+
+    >>> kind = {"role": "linear", "layers": 12, "start": 1.0, "largest": 11.5, "largest_layer": "up.weight",
+    ...         "last": 11.0, "bound": None, "limit": 10.0, "alarms": 1}
+    >>> alarm = {"step": 40, "layer": "up.weight", "norm": 11.5, "limit": 10.0, "reason": "limit"}
+    >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
+    | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
+    """
+    head = ["role", "layers", "start", "largest", "of", "last", "bound", "limit", "alarms"]
+    keys = ["role", "layers", "start", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
+    rows = [[_cell(key, kind[key]) for key in keys] for kind in summary["kinds"]]
+    notes = [
+        f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V).",
+        *(_sentence(alarm) for alarm in summary["alarms"]),
+    ]
+    return "\n".join([aligned(head, rows), "", *notes])
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "none" if key == "bound" else "not finite"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _sentence(alarm: Mapping[str, Any]) -> str:
+    norm = "not finite" if alarm["norm"] is None else f"{alarm['norm']:.3g}"
+    return (
+        f"alarm at step {alarm['step']}: {alarm['layer']}, norm {norm}, limit {alarm['limit']:.3g} ({alarm['reason']})"
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def figure(directory: Path) -> Path:
+    """Draw ``norms.png``: norm over step, a panel per kind of layer, a line per layer from first (dark) to last.
+
+    The bound is dashed, the limit where there is no bound dotted; a cross is an alarm.
+
+    Raises:
+        ValueError: no norms there.
+    """
+    layers, lines = load(directory)
+    roles = _by_role(layers, lines)
+    columns = math.ceil(math.sqrt(len(roles)))
+    rows = math.ceil(len(roles) / columns)
+    drawing = Figure(figsize=(0.6 + 3.4 * columns, 0.8 + 2.3 * rows), layout="constrained", dpi=200)
+    panels = drawing.subplots(rows, columns, squeeze=False).flatten()
+    for panel, (role, curves) in zip(panels, roles.items(), strict=False):
+        _panel(panel, role, curves, layers, lines)
+    for panel in panels[len(roles) :]:
+        panel.set_visible(False)
+    drawing.supxlabel("step", fontsize=10, color=_INK)
+    drawing.supylabel("norm, in the role's unit", fontsize=10, color=_INK)
+    marks = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    drawing.legend(marks.values(), marks.keys(), loc="outside upper right", frameon=False, fontsize=9, ncols=len(marks))
+    path = directory / PICTURE
+    drawing.savefig(path)
+    return path
+
+
+def _panel(panel: Axes, role: str, curves: Curves, layers: Mapping[str, Any], lines: Sequence[Record]) -> None:
+    steps = [line["step"] for line in lines]
+    told = {(alarm["layer"], line["step"]) for line in lines for alarm in line.get("alarms", [])}
+    shown = {name: [value if 0 < value < math.inf else math.nan for value in curves[name]] for name in curves}
+    for i, (name, curve) in enumerate(shown.items()):
+        colour = colormaps["viridis"](0.9 * i / max(1, len(curves) - 1))
+        panel.plot(steps, curve, ".-", color=colour, linewidth=0.9, markersize=2, zorder=2)
+        _, level = _level(layers[name])  # where a norm that is not finite is marked
+        heights = [level if math.isnan(value) else value for value in curve]
+        crosses = [(step, height) for step, height in zip(steps, heights, strict=True) if (name, step) in told]
+        if crosses:
+            panel.plot(*zip(*crosses, strict=True), "x", color=_RED, markersize=6, zorder=3, label="alarm")
+    levels = {_level(layers[name]) for name in curves}
+    for label, level in levels:
+        panel.axhline(level, linestyle=_STYLE[label], color=_INK, linewidth=1.0, zorder=1, label=label)
+    _frame(panel, [value for curve in shown.values() for value in curve if value > 0] + [level for _, level in levels])
+    panel.set_title(f"{role} ({len(curves)})", fontsize=10, color=_INK)
+
+
+def _level(layer: Mapping[str, Any]) -> tuple[str, float]:
+    label = "bound" if layer["bound"] else "limit"
+    return label, layer[label] / layer["unit"]
+
+
+def _frame(panel: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis around the values."""
+    low, high = math.log2(min(values)), math.log2(max(values))
+    room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2
+    panel.set_yscale("log", base=2)
+    panel.set_ylim(2 ** (low - room), 2 ** (high + room))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.tick_params(labelsize=8, color=_PALE, labelcolor=_INK)
+    panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)

@@ -1,0 +1,263 @@
+"""A finished sweep as a table and as a picture. Only this file, `coordreport` and `normreport` import matplotlib."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+
+from surefoot.experiment.files import Record
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.sweep import load
+
+Colour = tuple[float, float, float, float]
+
+PICTURE = "transfer.png"
+# Curves are framed from the lowest loss to the highest within an octave of a best rate: what lies
+# above is the way to divergence, whose height says nothing.
+FRAME_OCTAVES = 1.0
+CROSS_ROW = 0.04  # of the panel's height: diverged rates, a row per width
+_INK, _PALE = "#222222", "#8a8a8a"
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The optima, drift, regret and best loss of each recipe: Markdown that is aligned in a terminal.
+
+    >>> entry = {"recipe": "muon", "widths": [32, 64], "best_log2_lr": [-4.0, -4.5],
+    ...          "best_log2_lr_ci": [None, None], "best_loss": [2.1, 2.0], "status": ["interior"] * 2,
+    ...          "drift_octaves": -0.5, "drift_octaves_ci": None, "regret_nats": 0.01,
+    ...          "regret_nats_ci": None, "regret_diverged": False, "seeds": 1}
+    >>> print(table({"recipes": [entry]}).splitlines()[2])
+    | muon   | 2^-4.00       | 2^-4.50       | -0.50 (x 0.71)   | 0.010        | 2.000           |
+    """
+    entries = summary["recipes"]
+    widths = entries[0]["widths"]
+    head = ["recipe", *(f"best lr at {width}" for width in widths)]
+    if len(widths) > 1:
+        head += ["drift in octaves", f"regret at {widths[-1]}"]
+    rows = [_row(entry) for entry in entries]
+    text = aligned([*head, f"best loss at {widths[-1]}"], rows)
+    return "\n".join([text, "", *_notes(entries)])
+
+
+def statement(summary: Mapping[str, Any]) -> str:
+    """The table and the recommended rates, for a terminal."""
+    return f"{table(summary)}\n\n{recommendation(summary)}".rstrip()
+
+
+def recommendation(summary: Mapping[str, Any]) -> str:
+    """The rate to use at and beyond the widest model, a line per recipe with an interior optimum there.
+
+    >>> recommendation({"recipes": [{"recipe": "muon", "widths": [32], "best_log2_lr": [-4.0],
+    ...                              "best_log2_lr_ci": [[-4.1, -3.9]]}]})
+    'muon: lr = 0.0625 at width 32 (0.0583 to 0.067)'
+    """
+    lines = []
+    for entry in summary["recipes"]:
+        rate, ci = entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1]
+        if rate is not None:
+            between = "" if ci is None else f" ({2 ** ci[0]:.3g} to {2 ** ci[1]:.3g})"
+            lines.append(f"{entry['recipe']}: lr = {2**rate:.3g} at width {entry['widths'][-1]}{between}")
+    return "\n".join(lines)
+
+
+def _row(entry: Mapping[str, Any]) -> list[str]:
+    optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
+    cells = [entry["recipe"], *(_optimum(*optimum) for optimum in optima)]
+    if len(entry["widths"]) > 1:
+        cells += [_drift(entry), _regret(entry)]
+    return [*cells, "none" if entry["best_loss"][-1] is None else f"{entry['best_loss'][-1]:.3f}"]
+
+
+def _optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> str:
+    return status if log2_lr is None else f"2^{log2_lr:.2f}{plus_minus(ci, 2)}"
+
+
+def _drift(entry: Mapping[str, Any]) -> str:
+    drift = entry["drift_octaves"]
+    if drift is None:
+        return "not known"
+    return f"{drift:+.2f}{plus_minus(entry['drift_octaves_ci'], 2)} (x {2**drift:.2f})"
+
+
+def _regret(entry: Mapping[str, Any]) -> str:
+    if entry["regret_nats"] is None:
+        return "diverged" if entry["regret_diverged"] else "not known"
+    return f"{entry['regret_nats']:.3f}{plus_minus(entry['regret_nats_ci'], 3)}"
+
+
+def plus_minus(ci: Sequence[float] | None, digits: int) -> str:
+    """Half an interval, to be put behind its middle; nothing where there is none."""
+    return "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.{digits}f}"
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table with columns of even width."""
+    lines = [list(head), *map(list, rows)]
+    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["| " + " | ".join(map(str.ljust, line, sizes)) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "|".join("-" * (size + 2) for size in sizes) + "|", *text[1:]])
+
+
+def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    notes = [
+        "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
+        "the narrowest optimum run at the widest model, minus the best measured there.",
+    ]
+    seeds = entries[0]["seeds"]
+    if seeds < fit.SEEDS_FOR_AN_INTERVAL:
+        notes.append(f"n = {seeds} seed{'s' * (seeds > 1)}: no intervals (they need three).")
+    else:
+        notes.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
+    if any(status != "interior" for entry in entries for status in entry["status"]):
+        notes.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
+    return notes
+
+
+def figure(directory: Path | str) -> Path:
+    """Draw ``transfer.png`` into a run directory: loss against log2 lr, a panel per recipe.
+
+    A curve per width (mean over seeds, pale dots the seeds), its fitted optimum a circle with
+    the interval over seeds; crosses at the top mark rates that diverged. Panels share the
+    loss axis and the length of an octave. Raises FileNotFoundError if no sweep was started there,
+    ValueError if none of its runs has finished.
+    """
+    directory = Path(directory)
+    summary, records = load(directory)
+    frame = _frame(summary, records)
+    entries = summary["recipes"]
+    drawing = Figure(figsize=(0.9 + 3.3 * len(entries), 3.6), layout="constrained", dpi=200)
+    panels = drawing.subplots(1, len(entries), sharey=True, squeeze=False)[0]
+    for panel, entry in zip(panels, entries, strict=True):
+        _panel(panel, entry, records, frame)
+    panels[0].set_ylabel("validation loss (nats)", fontsize=10, color=_INK)
+    drawing.supxlabel("learning rate", fontsize=10, color=_INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if any(record["diverged"] for record in records):
+        handles.append(Line2D([], [], linestyle="", marker="x", color=_PALE, markersize=4.5))
+        labels.append("diverged")
+    drawing.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, title="width")
+    path = directory / PICTURE
+    drawing.savefig(path)
+    return path
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The axes all panels share: loss from ``low`` to ``high``, ``octaves`` wide."""
+
+    low: float
+    high: float
+    octaves: float
+
+
+def _means(records: Iterable[Record], recipe: str, width: int) -> dict[float, float | None]:
+    return fit.mean_curve(points(records, recipe, width))
+
+
+def _frame(summary: Mapping[str, Any], records: Sequence[Record]) -> _Frame:
+    lows, highs, spans = [], [], []
+    rows = len(summary["config"]["widths"]) if any(r["diverged"] for r in records) else 1
+    for entry in summary["recipes"]:
+        curves = [_means(records, entry["recipe"], width) for width in entry["widths"]]
+        rates = [rate for means in curves for rate in means]
+        spans.append(max(rates, default=0.0) - min(rates, default=0.0))
+        for means, best in zip(curves, map(_best, curves), strict=True):
+            near = [m for x, m in means.items() if m is not None and abs(x - best) <= FRAME_OCTAVES]
+            lows += [min(near)] if near else []
+            highs += [max(near)] if near else []
+    if not lows:
+        raise ValueError("no run of this sweep has finished without diverging: nothing to draw")
+    room = max(highs) - min(lows) or 0.1
+    return _Frame(
+        min(lows) - 0.06 * room, max(highs) + (0.05 + 1.5 * CROSS_ROW * rows) * room, max(max(spans), 2.0) + 0.8
+    )
+
+
+def _best(means: Mapping[float, float | None]) -> float:
+    return min(means, key=lambda x: float("inf") if means[x] is None else float(means[x] or 0), default=0.0)
+
+
+def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], frame: _Frame) -> None:
+    widths = entry["widths"]
+    colours = [colormaps["viridis_r"](0.15 + 0.8 * i / max(1, len(widths) - 1)) for i in range(len(widths))]
+    rates: list[float] = []
+    for place, (width, colour) in enumerate(zip(widths, colours, strict=True)):
+        means = _means(records, entry["recipe"], width)
+        rates += means
+        _curve(panel, means, colour, str(width))
+        _crosses(panel, means, colour, len(widths) - 1 - place)
+        _seeds(panel, points(records, entry["recipe"], width), colour)
+    _optima(panel, entry, records, colours)
+    middle = (max(rates, default=0.0) + min(rates, default=0.0)) / 2
+    panel.set_xlim(middle - frame.octaves / 2, middle + frame.octaves / 2)
+    panel.set_ylim(frame.low, frame.high)
+    panel.set_title(entry["recipe"], fontsize=11, pad=20, color=_INK)
+    panel.text(0.5, 1.02, _headline(entry), transform=panel.transAxes, ha="center", va="bottom", fontsize=9, color=_INK)
+    panel.xaxis.set_major_locator(MultipleLocator(1 if frame.octaves <= 7 else 2))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$2^{{{x:.0f}}}$"))
+    panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    panel.tick_params(labelsize=9, color=_PALE, labelcolor=_INK)
+    panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+
+
+def _curve(panel: Axes, means: Mapping[float, float | None], colour: Colour, label: str) -> None:
+    finite = {x: mean for x, mean in means.items() if mean is not None}
+    panel.plot(list(finite), list(finite.values()), "-", color=colour, linewidth=1.6, label=label, zorder=2)
+    panel.plot(list(finite), list(finite.values()), ".", color=colour, markersize=5, zorder=2)
+
+
+def _crosses(panel: Axes, means: Mapping[float, float | None], colour: Colour, place: int) -> None:
+    """Diverged rates at the top of the frame, a row per width so that none hides another."""
+    lost = [x for x, mean in means.items() if mean is None]
+    top = panel.get_xaxis_transform()
+    rows = [0.975 - CROSS_ROW * place] * len(lost)
+    panel.plot(lost, rows, "x", color=colour, markersize=4.5, transform=top)
+
+
+def _seeds(panel: Axes, measured: Sequence[fit.Point], colour: Colour) -> None:
+    if len({point.seed for point in measured}) == 1:
+        return
+    finite = [(point.log2_lr, point.loss) for point in measured if point.loss is not None]
+    x, y = np.array(finite).reshape(-1, 2).T
+    panel.scatter(x, y, s=5, color=colour, alpha=0.35, linewidths=0, zorder=1)
+
+
+def _optima(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], colours: Sequence[Colour]) -> None:
+    """A circle on its curve for each fitted optimum, its interval, and the path from width to width."""
+    path = []
+    for i, (vertex, ci) in enumerate(zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)):
+        if vertex is None:
+            continue
+        means = _means(records, entry["recipe"], entry["widths"][i])
+        finite = {x: mean for x, mean in means.items() if mean is not None}
+        height = float(np.interp(vertex, list(finite), list(finite.values())))
+        path.append((vertex, height))
+        if ci is not None:
+            panel.plot(ci, [height] * 2, "-|", color=_INK, linewidth=1.4, markersize=9, zorder=4)
+        panel.plot(
+            vertex, height, "o", color=colours[i], markersize=6.5, markeredgecolor=_INK, markeredgewidth=1.0, zorder=5
+        )
+    if path:
+        panel.plot(*zip(*path, strict=True), "--", color=_INK, linewidth=1.0, zorder=3)
+
+
+def _headline(entry: Mapping[str, Any]) -> str:
+    if len(entry["widths"]) == 1:
+        return ""
+    times = entry["widths"][-1] / entry["widths"][0]
+    if entry["drift_octaves"] is None:
+        return "no drift: an optimum is not interior"
+    drift = f"{entry['drift_octaves']:+.2f}".replace("-", "\N{MINUS SIGN}")
+    interval = plus_minus(entry["drift_octaves_ci"], 2)
+    return f"drift {drift}{interval} octaves over {times:g}\N{MULTIPLICATION SIGN} width"

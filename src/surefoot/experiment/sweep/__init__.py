@@ -1,0 +1,1 @@
+"""Learning-rate sweeps: configuration, workers, search, curve fit and summary."""

@@ -1,0 +1,73 @@
+"""What a sweep is made of: its configuration, its cells, their results."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from surefoot.experiment.files import dumps
+from surefoot.experiment.sweep.search import Bracket, Grid, check_list
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """What a sweep measures. ``settings`` (JSON values) reaches every run as it is.
+
+    Everything here identifies the run directory: put what changes the results (depth, batch size, the
+    corpus' hash) into ``settings`` and what does not (number of workers) elsewhere.
+    """
+
+    recipes: tuple[str, ...]
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    search: Grid | Bracket
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("recipes", "widths", "seeds"):
+            check_list(name, getattr(self, name))
+        if min(self.widths) < 1:
+            raise ValueError(f"widths must be positive, got {list(self.widths)}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be positive, got {self.steps}")
+        object.__setattr__(self, "widths", tuple(sorted(self.widths)))
+        if isinstance(self.search, Bracket):
+            missing = [recipe for recipe in self.recipes if recipe not in self.search.centres]
+            if missing:
+                raise ValueError(f"no starting log2 rate for {', '.join(missing)}: add it to centres")
+        try:
+            dumps(dict(self.settings))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"settings must be strict JSON values: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``config.json``."""
+        search = {"kind": type(self.search).__name__.lower(), **asdict(self.search)}
+        return json.loads(dumps({**asdict(self), "search": search}))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what a worker needs to know."""
+
+    recipe: str
+    width: int
+    log2_lr: float
+    seed: int
+    steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, width {self.width}, lr 2^{self.log2_lr:g}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How a run ended: losses in nats (None, NaN or infinite: it diverged), wall time, a study's own numbers."""
+
+    train_loss: float | None
+    val_loss: float | None
+    seconds: float
+    diverged: bool = False
+    facts: Mapping[str, float] = field(default_factory=dict)

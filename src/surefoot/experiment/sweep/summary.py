@@ -1,0 +1,109 @@
+"""From the finished runs of a sweep to its statement: ``summary.json``."""
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.sweep import fit
+
+# One step of the rate at which the transferred optimum is run: 1/64 octave is 1.1 %.
+TRANSFER_GRID = 64
+
+
+def transfer_rate(vertex: float) -> float:
+    """The log2 rate at which a fitted optimum is run elsewhere: rounded to 1/64 octave.
+
+    >>> transfer_rate(-4.0801)
+    -4.078125
+    """
+    return round(vertex * TRANSFER_GRID) / TRANSFER_GRID
+
+
+def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> list[fit.Point]:
+    """The measured curve of one recipe at one width."""
+    return [
+        fit.Point(r["log2_lr"], r["seed"], None if r["diverged"] else r["val_loss"])
+        for r in records
+        if r["recipe"] == recipe and r["width"] == width
+    ]
+
+
+def summarise(
+    config: Mapping[str, Any], records: Iterable[Mapping[str, Any]], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of ``summary.json``, a pure function of the configuration and the finished runs."""
+    records = list(records)
+    recipes = [_recipe(name, config["widths"], records) for name in config["recipes"]]
+    return {"recipes": recipes, "config": dict(config), "environment": dict(environment)}
+
+
+def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]) -> dict[str, Any]:
+    widths = list(widths)
+    curves = [points(records, recipe, width) for width in widths]
+    optima = [fit.optimum(curve) for curve in curves]
+    drift = fit.drift(optima[0], optima[-1]) if len(widths) > 1 else fit.Estimate(None, None, 0)
+    return {
+        "recipe": recipe,
+        "widths": widths,
+        "best_log2_lr": [o.log2_lr for o in optima],
+        "best_log2_lr_ci": [_pair(o.interval) for o in optima],
+        "best_loss": [o.best_loss for o in optima],
+        "best_loss_log2_lr": [o.best_rate for o in optima],
+        "interior": [o.interior for o in optima],
+        "status": [o.status for o in optima],
+        "drift_octaves": drift.value,
+        "drift_octaves_ci": _pair(drift.interval),
+        **_regret(optima[0].log2_lr if len(widths) > 1 else None, curves[-1]),
+        "seeds": len({point.seed for curve in curves for point in curve}),
+        "runs": [len(curve) for curve in curves],
+        "diverged": [sum(point.loss is None for point in curve) for curve in curves],
+    }
+
+
+def _regret(vertex: float | None, widest: list[fit.Point]) -> dict[str, Any]:
+    rate = None if vertex is None else transfer_rate(vertex)
+    cost = fit.Estimate(None, None, 0) if rate is None else fit.regret(widest, rate)
+    return {
+        "regret_nats": cost.value,
+        "regret_nats_ci": _pair(cost.interval),
+        "regret_log2_lr": rate,
+        "regret_diverged": any(point.log2_lr == rate and point.loss is None for point in widest),
+    }
+
+
+def _pair(interval: fit.Interval) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def environment() -> dict[str, Any]:
+    """Where the runs were made: what a reader needs to judge or repeat them."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "surefoot": _version("surefoot"),
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())

@@ -1,0 +1,133 @@
+"""Baselines' ingredients: initial values of torch and of GPT-2, and muP's table for Adam."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.experiment.models.layers import MLP, Attention, Block, GatedMLP
+from surefoot.initialise import generator_for
+from surefoot.plan import Plan
+
+
+@torch.no_grad()
+def torch_(model: nn.Module, seed: int) -> None:
+    """Write torch's own initial values: uniform within `1/sqrt(d_in)` for Linear, std 1 for Embedding.
+
+    Raises:
+        ValueError: a module of another type with parameters of its own; the message names it.
+    """
+    for name, module in _owners(model):
+        if isinstance(module, nn.Linear):
+            bound = 1 / math.sqrt(module.in_features)
+            for key, parameter in module.named_parameters(recurse=False):
+                _uniform_(parameter, bound, generator_for(f"{name}.{key}", seed))
+        elif isinstance(module, nn.Embedding):
+            _normal_(module.weight, 1.0, generator_for(f"{name}.weight", seed))
+        else:
+            _reset_norm_(name, module)
+
+
+@torch.no_grad()
+def gpt2_(model: nn.Module, seed: int) -> None:
+    """Write GPT-2's initial values: std 0.02; for layers that add to the residual stream `0.02/sqrt(2 * depth)`.
+
+    Source: Radford et al. 2019, section 2.3, and its released code.
+
+    Raises:
+        ValueError: as `torch_`.
+    """
+    depth = sum(isinstance(module, Block) for module in model.modules())
+    residual = {_residual(module) for module in model.modules()} - {None}
+    for name, module in _owners(model):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = 0.02 / math.sqrt(2 * depth) if module in residual else 0.02
+            _normal_(module.weight, std, generator_for(f"{name}.weight", seed))
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        else:
+            _reset_norm_(name, module)
+
+
+def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules with parameters of their own; a tied head has none, its weight is the embedding's."""
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    return [(name, module) for name, module in model.named_modules() if name in owners]
+
+
+def _residual(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, Attention):
+        return module.output
+    return module.down if isinstance(module, MLP | GatedMLP) else None
+
+
+def _reset_norm_(name: str, module: nn.Module) -> None:
+    if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        raise ValueError(
+            f"{name or 'the model'} is a {type(module).__name__}: AdamW's initial values cover Linear, "
+            "Embedding, LayerNorm and RMSNorm"
+        )
+    module.reset_parameters()  # ones and zeros, nothing random
+
+
+def _normal_(parameter: Tensor, std: float, generator: torch.Generator) -> None:
+    parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
+
+
+def _uniform_(parameter: Tensor, bound: float, generator: torch.Generator) -> None:
+    parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
+
+
+@torch.no_grad()
+def mup_(model: nn.Module, seed: int, base_width: int) -> None:
+    """Write the `mup` package's initial values: torch's own, the head's rescaled by `sqrt(base_width/width)`.
+
+    With `m = width/base_width` the package multiplies the head's weight by `sqrt(m)` and the logits by `1/m`; here
+    both are in the weight. (Its other option, a head that starts at 0, trained worse at 120 steps.)
+
+    Source: `MuReadout` in https://github.com/microsoft/mup; G. Yang et al., "Tensor Programs V", table 3.
+
+    Raises:
+        ValueError: as `torch_`, and a tied head without a multiplier on the logits.
+    """
+    torch_(model, seed)
+    for name, placement in mup_plan(model).placements.items():
+        if placement.role.name == "head":
+            model.get_parameter(name).mul_(math.sqrt(base_width / width_of(model)))
+
+
+def mup_kinds(model: nn.Module) -> dict[str, list[tuple[str, Tensor]]]:
+    """Named parameters by how their rate scales: "matrices" with 1/width, "embeddings" and "vectors" not at all."""
+    kinds: dict[str, list[tuple[str, Tensor]]] = {"matrices": [], "embeddings": [], "vectors": []}
+    for name, placement in mup_plan(model).placements.items():
+        parameter = model.get_parameter(name)
+        flat = "vectors" if parameter.ndim < 2 else "matrices"
+        kinds["embeddings" if placement.role.name in ("embedding", "positions") else flat].append((name, parameter))
+    return kinds
+
+
+def mup_plan(model: nn.Module) -> Plan:
+    """The model's roles; a tied head needs a multiplier of its own on the logits."""
+    plan, embedding = Plan.of(model), _input_embedding(model)
+    for name, placement in plan.placements.items():
+        if placement.role.name == "head" and model.get_parameter(name) is embedding:
+            raise ValueError(
+                f"mup_adamw cannot scale {name} as embedding and head at once; untie the head, or multiply the "
+                "logits by 1/width (head='tied_scaled')"
+            )
+    return plan
+
+
+def width_of(model: nn.Module) -> int:
+    """The width: the dimension of the input embedding."""
+    return int(_input_embedding(model).shape[-1])
+
+
+def _input_embedding(model: nn.Module) -> Tensor:
+    declared = getattr(model, "get_input_embeddings", None)
+    if declared is None:
+        raise ValueError("mup_adamw reads the width from get_input_embeddings(), which the model lacks")
+    weight: Tensor = declared().weight
+    return weight

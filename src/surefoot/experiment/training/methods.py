@@ -1,0 +1,241 @@
+"""Methods by their command-line name: how a model is initialised and which optimizer it gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from surefoot import recipes, stabilise
+from surefoot.conversion import MUP_BASE_WIDTH
+from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, width_of
+from surefoot.momentum import Momentum
+from surefoot.optim.optimizer import SteepestDescent
+from surefoot.plan import Plan
+from surefoot.recipes import Recipe
+from surefoot.scaling import Constant, Moonlight
+from surefoot.stabilise import Stabiliser
+
+Initialise = Callable[[nn.Module, int], None]
+"""Writes a model's initial weights in place: `(model, seed)`, never from the global random generator."""
+
+
+class Method(ABC):
+    """A way of training, apart from the learning rate.
+
+    Attributes:
+        clip: bound on the l2 norm of the whole gradient; None for none.
+    """
+
+    clip: float | None
+
+    @abstractmethod
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """Write the initial weights, deterministic in the seed and the same on every device."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """Build the optimizer; schedulers may act on all its groups alike."""
+
+
+@final
+@dataclass(frozen=True)
+class Steepest(Method):
+    """Surefoot itself: initial weights and optimizer of a recipe's plan.
+
+    Args:
+        recipe: which.
+        clip: see `Method`.
+        stabiliser: for every role, in place of the recipe's own.
+    """
+
+    recipe: Recipe
+    clip: float | None = None
+    stabiliser: Stabiliser | None = None
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As the plan has it."""
+        Plan.of(model, self.recipe).initialise_(model, seed)
+
+    def plan(self, model: nn.Module) -> Plan:
+        """The recipe's plan, with the stabiliser."""
+        return Plan.of(model, self.recipe, stabiliser=self.stabiliser)
+
+    def optimizer(self, model: nn.Module, lr: float) -> SteepestDescent:
+        """`SteepestDescent` under the plan."""
+        return SteepestDescent(model, self.plan(model), lr=lr)
+
+
+# The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.
+ADAMW_INITIALISE: Initialise = torch_
+ADAMW_BETAS = (0.6, 0.8)
+ADAMW_DECAY = 0.1
+ADAMW_CLIP: float | None = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class AdamW(Method):
+    """torch's own AdamW with the customary habits: decay on matrices only, gradient clipping.
+
+    Args:
+        initialise: initial weights, `torch_` or `gpt2_`.
+        betas: decay rates of the two moments.
+        weight_decay: rate on parameters of two or more dimensions; each step takes `lr * weight_decay` of them.
+        clip: see `Method`.
+        rates: factors on the learning rate by role ("embedding", "head", "gain", ...); 1 for the others.
+    """
+
+    initialise: Initialise = ADAMW_INITIALISE
+    betas: tuple[float, float] = ADAMW_BETAS
+    weight_decay: float = ADAMW_DECAY
+    clip: float | None = ADAMW_CLIP
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As `initialise` says."""
+        self.initialise(model, seed)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
+        """Fused AdamW with a group for matrices and one for vectors, for each factor on the rate."""
+        roles = Plan.of(model).placements if self.rates else {}
+        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                decays, rate = p.ndim >= 2, self.rates.get(roles[name].role.name, 1.0) if self.rates else 1.0
+                options = {"params": [], "lr": lr * rate, "weight_decay": self.weight_decay * decays}
+                groups.setdefault((decays, rate), options)["params"].append((name, p))
+        return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
+
+
+# Gradients fall with width; under torch's 1e-8 the smallest would stop being scale-free.
+MUP_EPS = 1e-15
+
+
+@final
+@dataclass(frozen=True)
+class MupAdamW(Method):
+    """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`.
+
+    Embedding and vectors take the plain rate. The head's multiplier `1/m` on the logits is folded into its weight:
+    under Adam, `W/m` at rate lr is a weight of its own at rate `lr/m`. Decay keeps `lr * weight_decay` the same at
+    every width, as the package does.
+
+    Args:
+        base_width: the width at which the table changes nothing.
+        betas, weight_decay, clip: as `AdamW`.
+
+    Source: G. Yang et al., "Tensor Programs V", table 3 and appendix D.2; the `mup` package.
+    """
+
+    base_width: int = MUP_BASE_WIDTH
+    betas: tuple[float, float] = ADAMW_BETAS
+    weight_decay: float = ADAMW_DECAY
+    clip: float | None = ADAMW_CLIP
+
+    def initialise_(self, model: nn.Module, seed: int) -> None:
+        """As the table has it."""
+        mup_(model, seed, self.base_width)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
+        """Fused AdamW with a group for each kind of scaling."""
+        m = width_of(model) / self.base_width
+        kinds = mup_kinds(model)
+        groups = [
+            {"params": kinds["matrices"], "lr": lr / m, "weight_decay": self.weight_decay * m},
+            {"params": kinds["embeddings"], "weight_decay": self.weight_decay},
+            {"params": kinds["vectors"], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
+
+
+# Muon as strong as we could make it: the best of studies/defaults, `run.py moonlight` and `moonlight_2`.
+MOONLIGHT_MOMENTUM = Momentum(0.8, 0.6)
+MOONLIGHT_EMBEDDING = 4.0  # factor on the embedding's rate
+
+
+def moonlight() -> Recipe:
+    """Muon under Moonlight's scale, with a shorter momentum on hidden matrices and a faster embedding."""
+    table = dict(recipes.muon(Moonlight()).table)
+    table["linear"] = replace(table["linear"], momentum=MOONLIGHT_MOMENTUM)
+    table["embedding"] = replace(table["embedding"], lr_scale=Constant(MOONLIGHT_EMBEDDING))
+    return Recipe("moonlight", table)
+
+
+METHODS: dict[str, Method] = {
+    "beyond_mup": Steepest(recipes.beyond_mup()),
+    "moga_row": Steepest(recipes.moga_row()),
+    "moga_column": Steepest(recipes.moga_column()),
+    "muon": Steepest(recipes.muon()),
+    "moonlight": Steepest(moonlight()),
+    "scion": Steepest(recipes.scion()),
+    "lion": Steepest(recipes.lion()),
+    "sign_sgd": Steepest(recipes.sign_sgd()),
+    "sign_natural": Steepest(recipes.sign_natural()),
+    "hyperball": Steepest(recipes.hyperball()),
+    "adamw": AdamW(),
+    "mup_adamw": MupAdamW(),
+}
+"""Every method of the command line."""
+
+
+STABILISERS: dict[str, Callable[..., Stabiliser]] = {
+    "free": stabilise.Free,
+    "weight_decay": stabilise.WeightDecay,
+    "post_clip": stabilise.PostClip,
+    "pre_decay": stabilise.PreDecay,
+    "streaming_post_clip": stabilise.StreamingPostClip,
+    "streaming_pre_decay": stabilise.StreamingPreDecay,
+    "rescale": stabilise.Rescale,
+    "normalise": stabilise.Normalise,
+    "spectral_sphere": stabilise.SpectralSphere,
+    "stiefel": stabilise.Stiefel,
+}
+"""Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
+may follow, `post_clip:2:8`."""
+
+
+def stabiliser(text: str) -> Stabiliser:
+    """Read `name:value`.
+
+    Raises:
+        ValueError: an unknown name, or values that it does not take.
+
+    >>> stabiliser("post_clip:2"), stabiliser("streaming_post_clip:2:8")
+    (PostClip(radius=2.0, period=None), StreamingPostClip(radius=2.0, vectors=8))
+    """
+    name, *values = text.split(":")
+    if name not in STABILISERS:
+        raise ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
+    try:
+        return STABILISERS[name](*map(float, values[:1]), *map(int, values[1:]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"stabiliser {text!r}: {error}; it is written as in post_clip:2") from None
+
+
+def method(name: str, bound: str | None = None) -> Method:
+    """Look a method up by its name.
+
+    Args:
+        name: of `METHODS`.
+        bound: a stabiliser for every role, see `stabiliser`.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones. Or a stabiliser for a baseline.
+
+    >>> method("adamw").clip
+    1.0
+    """
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    found = METHODS[name]
+    if bound is None:
+        return found
+    if not isinstance(found, Steepest):
+        raise ValueError(f"{name} is torch's own optimizer and takes no stabiliser; {bound!r} needs a recipe")
+    return replace(found, stabiliser=stabiliser(bound))

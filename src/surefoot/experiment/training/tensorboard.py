@@ -1,0 +1,56 @@
+"""A run's numbers as TensorBoard scalars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from surefoot.experiment.files import Record
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+@final
+class Board:
+    """Writes `loss`, `val_loss`, `lr`, `norm/NAME` and `update/NAME` into a folder. Use as a context manager.
+
+    Args:
+        folder: made when the first record comes; of a resumed run the steps from there on are replaced.
+
+    Raises:
+        RuntimeError: the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise RuntimeError(f"--tensorboard: {error}; pip install 'surefoot[tensorboard]'") from error
+        self._folder, self._make = folder, SummaryWriter
+        self._writer: SummaryWriter | None = None
+
+    def losses(self, record: Record) -> None:
+        """A record of the log."""
+        self._write(record["step"], {key: record.get(key) for key in ("loss", "val_loss", "lr")})
+
+    def norms(self, line: Record) -> None:
+        """A line of `norms.jsonl`."""
+        norms = {f"norm/{name}": lower for name, (lower, _) in line["norms"].items()}
+        updates = {f"update/{name}": value for name, value in line.get("updates", {}).items()}
+        self._write(line["step"], norms | updates)
+
+    def _write(self, step: int, scalars: dict[str, float | None]) -> None:
+        if self._writer is None:
+            self._writer = self._make(str(self._folder), purge_step=step)
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,106 @@
+"""MOGA: mean-normalised operator norms `(p, mean) -> (q, mean)`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry import lp_balls
+from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.lp_base import VectorGeometry
+from surefoot.geometry.spectral import Spectral
+
+
+@dataclass(frozen=True)
+class MeanOperator(Geometry):
+    """`d_in**(1/p) / d_out**(1/q) * |W|_{p->q}`: the largest q-mean of `W x` over inputs x of p-mean 1.
+
+    | (p, q) | norm | direction |
+    |---|---|---|
+    | (1, q) column | `d_in / d_out**(1/q) * max_c |W[:, c]|_q` | dual vector of each column |
+    | (p, inf) row | `d_in**(1/p) * max_r |W[r, :]|_p'` | dual vector of each row |
+    | (1, inf) | `d_in * max |W_ij|` | `sign(G) / d_in` |
+    | (2, 2) | `sqrt(d_in/d_out) sigma_max` | `sqrt(d_out/d_in) msign(G)` |
+
+    Args:
+        p: exponent of the input's mean, at least 1.
+        q: exponent of the output's mean, at least p.
+
+    Raises:
+        ValueError: exponents out of order, or a pair without a closed form.
+
+    Source: MOGA slides, "mean-normalised operator norms".
+
+    >>> MeanOperator(1, math.inf).direction(torch.tensor([[3.0, -1.0], [0.0, 2.0]]))
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  0.5000]])
+    """
+
+    p: float
+    q: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.p <= self.q:
+            raise ValueError(f"MeanOperator needs 1 <= p <= q (so that layers compose), not p={self.p}, q={self.q}")
+        if not (self.p == 1 or math.isinf(self.q) or self.p == self.q == 2):
+            raise ValueError(f"({self.p}, {self.q}) has no closed form; choose (1, q), (p, inf), (1, inf) or (2, 2)")
+
+    @property  # not cached: a graph cannot take functools' lock
+    def _form(self) -> Geometry:
+        if math.isinf(self.q):
+            return _Rows(lp_balls.conjugate(self.p))
+        return _Columns(self.q) if self.p == 1 else Spectral()
+
+    @property
+    def smooth(self) -> bool:
+        """Whether a network's smoothness stays bounded in width: `q >= 2p` (it grows as `width**max(0, 2/q - 1/p)`)."""
+        return self.q >= 2 * self.p
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """{-2} columns, {-1} rows, {} entries, {-2, -1} spectral."""
+        return self._form.couples
+
+    def norm(self, w: Tensor) -> Tensor:
+        """The norm of the table."""
+        return self._form.norm(w)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """The direction of the table."""
+        return self._form.direction(g)
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Each row or column onto its ball; singular values clipped for (2, 2)."""
+        return self._form.project(w, radius, cache)
+
+
+@dataclass(frozen=True)
+class _Rows(VectorGeometry):
+    """(p, inf), by the exponent s = p' of a row's norm."""
+
+    s: float
+
+    @property
+    def exponent(self) -> float:
+        return self.s
+
+    def scale(self, shape: torch.Size) -> float:
+        return float(max(1, shape[-1]) ** (1 / lp_balls.conjugate(self.s)))
+
+
+@dataclass(frozen=True)
+class _Columns(VectorGeometry):
+    """(1, q)."""
+
+    q: float
+    dim = -2
+
+    @property
+    def exponent(self) -> float:
+        return self.q
+
+    def scale(self, shape: torch.Size) -> float:
+        return float(shape[-1] / max(1, shape[-2]) ** (1 / self.q)) if shape[-1] else 1.0

@@ -1,0 +1,94 @@
+"""Stability numbers of parameters, in natural units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Cache
+from surefoot.plan import Placement
+from surefoot.roles import Role
+from surefoot.views import Shape
+
+VECTORS, COLD = 4, 4  # Ritz vectors a matrix, and iterations before they are first believed
+TABLES, SHIFTS = ("embedding", "positions"), ("bias",)
+_NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
+
+
+@torch.no_grad()
+def stability(
+    weight: Tensor, placement: Placement, lr: float, cache: Cache = None
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Bounds on a layer's three stability numbers, from its weight and its step; a dictionary per block.
+
+    forward: `max rms(f(x))` over inputs of RMS at most 1, the norm of the weight. dependency:
+    `max rms(f(x1) - f(x2)) / rms(x1 - x2)`, the norm again for a linear layer and 0 for a bias; of a table, whose
+    inputs are discrete, the largest difference of two rows, up to twice the norm. update: what one step of norm 1
+    changes the output by, at most `lr * lr_scale`; nothing if its gradient is zero.
+
+    Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
+    cache's vectors give the lower bounds; the upper ones are the smaller of the running bound (`PostClip` keeps one)
+    and the Frobenius norm, which alone may be `sqrt(min(out, in))` times too large.
+
+    Args:
+        weight: the parameter.
+        placement: its place in a plan.
+        lr: the present learning rate of its group.
+        cache: what this function returned for the parameter before, and a running bound "upper" if there is one.
+
+    Returns:
+        `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
+        numbers in natural units, lower bounds to rounding (1e-6). Steps of another norm than the weight's
+        (Adam's) may have no bound on their update: inf. Of a weight that is not finite every number is inf.
+    """
+    role = placement.role
+    blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
+        return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
+    parts = divide(cache or {}, placement.blocks)
+    found = [_of_block(w, role, lr, known) for w, known in zip(blocks, parts, strict=True)]
+    return [numbers for block, _ in found for numbers in block], unite([kept for _, kept in found])
+
+
+def divide(cache: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
+    """What is kept of a parameter, by block; a scalar (a counter) goes to all of them. `unite` is the inverse."""
+    counts = [block[0] for block in blocks]
+    split = {name: torch.split(x, counts) if x.ndim else [x] * len(counts) for name, x in cache.items()}
+    return [{name: parts[i] for name, parts in split.items()} for i in range(len(counts))]
+
+
+def unite(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What is kept of several blocks, along the first dimension."""
+    several = len(parts) > 1
+    return {
+        name: torch.cat([part[name] for part in parts]) if several and x.ndim else x for name, x in parts[0].items()
+    }
+
+
+def _of_block(
+    w: Tensor, role: Role, lr: float, cache: dict[str, Tensor]
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """The numbers of each of the n problems of one block, and what to keep."""
+    block = tuple(w.shape)
+    if not cache.keys() - {"upper"}:
+        cache = {**cache, **role.weight_geometry.init_vectors(w, VECTORS)}
+        for _ in range(COLD if w.numel() else 0):
+            _, cache = role.weight_geometry.estimate_norm(w, cache)
+    lower, upper, kept = role.weight_geometry.bounds(w, cache)
+    lower, upper = (_per_block(x, block[0]) for x in (lower, upper))
+    forward = torch.stack([lower, upper], -1)
+    dependency = forward * (role.name not in SHIFTS)
+    if role.name in TABLES and w.numel():
+        dependency[:, 0], dependency[:, 1] = _per_block(role.weight_geometry.norm(w - w[:, :1]), block[0]), 2 * upper
+    step = lr * role.lr_scale(block)
+    if role.weight_norm is not None and step > 0:
+        step *= role.weight_geometry.direction_norm_bound
+    pairs = torch.cat([forward, dependency], -1).tolist()
+    return [dict(zip(_NAMES, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}
+
+
+def _per_block(norms: Tensor, blocks: int) -> Tensor:
+    """`(blocks,)`: the largest norm of each; 0 of an empty one."""
+    return torch.nn.functional.pad(norms.reshape(blocks, norms.numel() // max(1, blocks)), (1, 0)).amax(1)

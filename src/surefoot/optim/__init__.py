@@ -1,0 +1,1 @@
+"""The optimizer: `SteepestDescent`, its parameter groups, batches of like parameters, running bounds, precision."""

@@ -1,0 +1,267 @@
+"""bfloat16 momentum and half-precision weights: right on average, exact where promised, resumed bit for bit."""
+
+import copy
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot.optim.precision import stochastic
+
+BF16 = torch.bfloat16
+SHAPE = (6, 10)
+
+
+def count(i):
+    return torch.tensor(i, dtype=torch.int32)
+
+
+def pull(seed, shape=SHAPE):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def optimizer_of(p, storage, role="linear", **options):
+    return sf.SteepestDescent([{"params": [p], "role": role}], lr=0.05, precision=storage, **options)
+
+
+def steps(p, optimizer, numbers):
+    for i in numbers:
+        p.grad = pull(i, p.shape).to(p.dtype)
+        optimizer.step()
+
+
+# --- the rounding
+
+
+def test_stochastic_rounding_is_right_on_average_and_never_further_than_a_neighbour():
+    x = torch.cat([pull(0, (2000,)), pull(1, (2000,)) * 1e-30, pull(2, (2000,)) * 1e30])
+    rounded = torch.stack([stochastic(x, count(i)).double() for i in range(500)])
+    low = (x.view(torch.int32) & -0x10000).view(torch.float32).double()
+    unit = (rounded - low).abs().amax(0)
+    assert ((rounded == low) | ((rounded - low).abs() == unit)).all()
+    fraction = (x.double() - low).abs() / unit.clamp_min(1e-300)
+    up = ((rounded - low).abs() > 0).double().mean(0)
+    moved = unit > 0
+    deviation = (up - fraction)[moved] / (fraction * (1 - fraction) / 500).sqrt()[moved].clamp_min(1e-9)
+    assert abs(float(deviation.mean())) < 0.1
+    assert 0.9 < float(deviation.std()) < 1.1, "as independent coins would"
+
+
+def test_noise_differs_between_counts_and_entries_and_repeats_with_the_count():
+    x = torch.full((4096,), 1 + 2**-8)  # half way
+    a, b = stochastic(x, count(1)), stochastic(x, count(2))
+    assert torch.equal(a, stochastic(x, count(1)))
+    for one, other in ((a, b), (a[:-1], a[1:]), (a[:2048], a[2048:])):
+        assert abs(float((one == other).float().mean()) - 0.5) < 0.05
+
+
+def test_what_bfloat16_has_comes_back_bit_for_bit():
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -3.5, 2.0**-126, 2.0**-133, torch.finfo(BF16).max]
+    x = torch.cat([torch.tensor(special), pull(0, (500,)).to(BF16).float()])
+    for i in range(20):
+        assert torch.equal(stochastic(x, count(i)).view(torch.int16), x.to(BF16).view(torch.int16))
+        odd = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # NaNs whose low bits would carry
+        assert stochastic(odd, count(i)).isnan().all()
+    assert stochastic(torch.empty(0, 3), count(0)).shape == (0, 3)
+
+
+def test_no_generator_is_consumed_and_nothing_given_is_written():
+    x, n, before = pull(0), count(3), torch.get_rng_state()
+    kept = x.clone()
+    stochastic(x.T, n)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(x, kept)
+    assert int(n) == 3
+    assert torch.equal(stochastic(x.T.contiguous(), n), stochastic(x.T, n))
+
+
+# --- momentum
+
+
+def test_bfloat16_momentum_takes_two_bytes_and_follows_float32():
+    exact, small = nn.Parameter(pull(0, (64, 128)) / 8), nn.Parameter(pull(0, (64, 128)) / 8)
+    one, other = optimizer_of(exact, None), optimizer_of(small, sf.Precision(BF16))
+    steps(exact, one, range(40))
+    steps(small, other, range(40))
+    state, momentum = other.state[small], one.state[exact]["momentum"]
+    assert state["momentum"].dtype == BF16
+    assert sum(x.numel() * x.element_size() for x in state.values()) <= 2.01 * small.numel()
+    exact, small = exact.detach(), small.detach()
+    difference = (exact - small).norm() / (exact - pull(0, (64, 128)) / 8).norm()
+    assert 0 < float(difference) < 0.01
+    error = (state["momentum"].float() - momentum).norm() / momentum.norm()
+    assert float(error) < 0.01
+
+
+def test_an_average_keeps_what_rounding_to_nearest_would_lose():
+    """A gradient of 1/500 of the momentum: its share of a step is below half a unit in the last place."""
+    role = sf.Role("slow", sf.RMS(), view=sf.views.Vector(), momentum=sf.Momentum(0.99))
+    p = nn.Parameter(torch.zeros(4000))
+    optimizer = optimizer_of(p, sf.Precision(BF16), role)
+    p.grad = torch.full((4000,), 100.0)
+    optimizer.step()
+    start = float(optimizer.state[p]["momentum"].float().mean())
+    p.grad = torch.full((4000,), start * 1.2)
+    for _ in range(50):
+        optimizer.step()
+    expected = start * (1 + 0.2 * (1 - 0.99**50))
+    assert float(optimizer.state[p]["momentum"].float().mean()) == pytest.approx(expected, rel=1e-3)
+    assert torch.tensor(start, dtype=BF16).lerp(torch.tensor(start * 1.2, dtype=BF16), 0.01) == torch.tensor(
+        start, dtype=BF16
+    )
+
+
+def test_parameters_of_one_shape_have_noise_of_their_own():
+    ps = [nn.Parameter(pull(0)) for _ in range(2)]
+    optimizer = sf.SteepestDescent([{"params": ps, "role": "linear"}], lr=0.1, precision=sf.Precision(BF16))
+    for p in ps:
+        p.grad = pull(1)
+    optimizer.step()
+    one, other = (optimizer.state[p]["momentum"] for p in ps)
+    assert not torch.equal(one, other)
+    assert torch.allclose(one.float(), other.float(), rtol=2**-7)
+
+
+# --- weights
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("scheme", [sf.Free(), sf.PostClip(0.6)], ids=repr)
+def test_a_master_copy_trains_as_float32_does(dtype, scheme):
+    role = replace(sf.recipes.beyond_mup().role("linear"), stabiliser=scheme)
+    half = nn.Parameter((pull(0) / 4).to(dtype))
+    exact = nn.Parameter(half.detach().float())
+    one, other = optimizer_of(half, sf.Precision(weights=sf.MasterWeights()), role), optimizer_of(exact, None, role)
+    for i in range(20):
+        half.grad = pull(i).to(dtype)
+        exact.grad = half.grad.float()
+        one.step()
+        other.step()
+    assert torch.equal(one.state[half]["master"], exact)
+    assert torch.equal(half, exact.to(dtype))
+
+
+def test_small_steps_survive_in_a_master_copy_and_by_stochastic_rounding_and_not_to_nearest():
+    """Steps of 1/1000 of the weight, 200 times."""
+    found = {}
+    for rounding in (sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()):
+        p = nn.Parameter(torch.ones(8, 500, dtype=BF16))
+        role = sf.Role("plain", sf.MaxNorm(), view=sf.views.Vector())
+        optimizer = sf.SteepestDescent(
+            [{"params": [p], "role": role}], lr=1e-3, precision=sf.Precision(weights=rounding)
+        )
+        for _ in range(200):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        found[type(rounding)] = float(p.detach().float().mean())
+    assert found[sf.RoundToNearest] == 1.0
+    assert found[sf.StochasticRounding] == pytest.approx(0.8, abs=0.002)
+    assert found[sf.MasterWeights] == pytest.approx(0.8, abs=0.002)
+
+
+def test_a_master_copy_yields_to_who_writes_the_weight():
+    p = nn.Parameter(torch.ones(4, 4, dtype=BF16))
+    optimizer = optimizer_of(p, sf.Precision(weights=sf.MasterWeights()))
+    steps(p, optimizer, range(3))
+    with torch.no_grad():
+        p[0] = 5.0
+    kept = optimizer.state[p]["master"].clone()
+    p.grad = torch.zeros_like(p)
+    p.grad[0, 0] = 1e-30
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-9
+    optimizer.step()
+    master = optimizer.state[p]["master"]
+    assert torch.allclose(master[0], torch.tensor(5.0), atol=1e-6)
+    assert torch.allclose(master[1:], kept[1:], atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()], ids=repr)
+@pytest.mark.parametrize("momentum", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_storage_keeps_the_optimizers_laws(weights, momentum, dtype):
+    """No change for a zero gradient or lr = 0; a resume goes on bit for bit, a copy too."""
+    p = nn.Parameter(pull(0).to(dtype))
+    optimizer = optimizer_of(p, sf.Precision(momentum, weights))
+    before = p.detach().clone()
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert torch.equal(p, before)
+    steps(p, optimizer, range(3))
+    kept = p.detach().clone()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    p.grad = torch.zeros_like(p)
+    average = optimizer.state[p]["momentum"].clone()
+    optimizer.step()
+    assert torch.equal(p, kept)
+    assert torch.equal(optimizer.state[p]["momentum"], average)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    resumed = nn.Parameter(p.detach().clone())
+    again = optimizer_of(resumed, sf.Precision(momentum, weights))
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    copied = copy.deepcopy(optimizer)
+    (twin,) = copied.param_groups[0]["params"]
+    for each, its in ((p, optimizer), (resumed, again), (twin, copied)):
+        steps(each, its, range(3, 8))
+    assert torch.equal(p, resumed)
+    assert torch.equal(p, twin)
+    assert not torch.equal(p, kept)
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"), [(None, sf.Precision(BF16)), (sf.Precision(BF16, sf.MasterWeights()), None)]
+)
+def test_a_checkpoint_kept_otherwise_is_converted_to_what_is_asked_for(saved, wanted):
+    p = nn.Parameter(pull(0).to(BF16))
+    old = optimizer_of(p, saved)
+    steps(p, old, range(3))
+    new = optimizer_of(p, wanted)
+    new.load_state_dict(old.state_dict())
+    before, after = old.state[p], new.state[p]
+    assert after["momentum"].dtype == (wanted.momentum if wanted else torch.float32)
+    assert torch.allclose(after["momentum"].float(), before["momentum"].float(), rtol=2**-7)
+    assert ("master" in after, "rounds" in after) == (False, wanted is not None)
+    steps(p, new, range(3, 5))
+    assert new.state[p]["momentum"].dtype == after["momentum"].dtype
+
+
+def test_thousands_of_parameters_count_apart():
+    ps = [nn.Parameter(torch.ones(2)) for _ in range(2100)]
+    optimizer = sf.SteepestDescent([{"params": ps, "role": "bias"}], lr=0.1, precision=sf.Precision(BF16))
+    for p in ps:
+        p.grad = torch.ones(2)
+    optimizer.step()
+    counts = sorted(int(optimizer.state[p]["rounds"]) for p in ps)
+    assert min(b - a for a, b in pairwise(counts)) > 100_000
+
+
+def test_float64_parameters_keep_a_float64_momentum():
+    p = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+    optimizer = optimizer_of(p, sf.Precision(BF16))
+    steps(p, optimizer, range(2))
+    assert optimizer.state[p]["momentum"].dtype == torch.float64
+
+
+# --- refused
+
+
+def test_what_cannot_be_kept_is_refused():
+    with pytest.raises(ValueError, match=r"torch\.float32 or torch\.bfloat16, not torch\.float16"):
+        sf.Precision(torch.float16)
+    for rounding in (sf.MasterWeights, "nearest"):
+        with pytest.raises(ValueError, match="not "):
+            sf.Precision(weights=rounding)
+    with pytest.raises(ValueError, match="float8_e4m3fn cannot be stepped"):
+        optimizer_of(nn.Parameter(torch.ones(2, 2).to(torch.float8_e4m3fn)), None)
+    with pytest.raises(ValueError, match="take MasterWeights"):
+        optimizer_of(nn.Parameter(torch.ones(2, 2, dtype=torch.float16)), sf.Precision(weights=sf.StochasticRounding()))
+    wide = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    optimizer = optimizer_of(wide, sf.Precision(weights=sf.StochasticRounding()))
+    steps(wide, optimizer, range(1))
+    assert optimizer.state[wide]["momentum"].dtype == torch.float64
