@@ -34,8 +34,9 @@ test: setup  ## the test suite (no network, no GPU)
 test-all: setup-all  ## the same with the slow tests and those that need extras
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
 
-check: setup  ## format, lint, types, import direction
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m pytest -q tests/unit/test_imports.py
+check: setup  ## format, lint, docstrings, types, the house's limits and import direction
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
+	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house/test_imports.py tests/unit/house/test_limits.py
 
 format: setup  ## rewrite the sources in the house format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -17,14 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = "tests/laws/test_geometry.py"
 PROJECTION = "tests/laws/test_projection.py"
-MSIGN = "tests/laws/test_msign.py"
-OPS = "tests/laws/test_ops.py"
-OPTIM = "tests/unit/test_optim.py"
+MSIGN = "tests/laws/linalg/test_msign.py"
+OPS = "tests/laws/linalg/test_ops.py"
+OPTIM = "tests/unit/optim/test_optimizer.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
 GUARANTEE = "tests/laws/test_guarantee.py"
-TANGENT = "tests/laws/test_tangent.py"
-VIEWS = "tests/unit/test_views.py"
-SWEEP = "tests/unit/test_sweep.py"
+TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
+VIEWS = "tests/unit/core/test_views.py"
+SWEEP = "tests/unit/experiment/test_sweep.py"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ WIDE = 1.5
 """Width over height from which the steps go by the Gram matrix: then 23 m³ multiplications against 27 on x itself."""
 
 SHRINK = 0.96
-"""Takes back ripple and rounding: the largest singular value was at most 1.036 (tests/laws/test_half.py)."""
+"""Takes back ripple and rounding: the largest singular value was at most 1.036 (tests/laws/linalg)."""
 
 
 def express(x: Tensor, ops: Ops, bound: Callable[[Tensor], Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from surefoot.linalg import device
 
 SWEEPS = 8
-"""How often every pair is turned: to rounding for up to 18 rows, whatever the spectrum (tests/laws/test_jacobi.py)."""
+"""How often every pair is turned: to rounding for up to 18 rows, whatever the spectrum (tests/laws/linalg)."""
 
 
 def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from laws.inputs import gaussian
 from surefoot.linalg import ops
 from surefoot.linalg.coefficients import HALLEY, ZOLOTAREV
 from surefoot.linalg.ops import TORCH
-
-from .inputs import gaussian
 
 SHAPES = ((1, 1), (5, 9), (63, 2000), (64, 1024), (70, 1001), (128, 129), (129, 512), (258, 259))
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import surefoot
+from laws.inputs import gaussian
 from surefoot.linalg import backend, polar
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar_float16 import express
-
-from .inputs import gaussian
 
 SHAPES = ((1, 1), (5, 9), (31, 40), (32, 32), (33, 100), (70, 130))
 

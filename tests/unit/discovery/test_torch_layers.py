@@ -448,7 +448,7 @@ def test_a_table_of_as_many_rows_as_experts_is_no_router():
 
 
 def test_the_pages_examples_are_right():
-    page = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "layers.md").read_text()
     scope = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(code, scope)

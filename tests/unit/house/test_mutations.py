@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "mutations.py"
+SCRIPT = Path(__file__).parents[2] / "mutations.py"
 
 
 def test_every_mutation_has_its_text():

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from laws import oracle
+from laws.inputs import EMPTY, exact, gaussian
+from laws.linalg.test_msign import SHAPES, spectra, with_spectrum
 from surefoot.linalg.bounds import full_precision, is_below, upper_bound
-
-from . import oracle
-from .inputs import EMPTY, exact, gaussian
-from .test_msign import SHAPES, spectra, with_spectrum
 
 SQUARINGS = (1, 2, 6, 12)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

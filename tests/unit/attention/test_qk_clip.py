@@ -321,7 +321,7 @@ def test_batches_since_the_last_step_count_and_evaluation_does_not():
 
 
 def test_the_code_of_the_page():
-    page = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "stability.md").read_text(encoding="utf-8")
     section = page.split("\n## Attention logits\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     model = llama()

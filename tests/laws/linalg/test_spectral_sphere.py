@@ -5,13 +5,12 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
+from laws.inputs import exact, gaussian
 from surefoot.geometry import RMS, RowRMS, Spectral
 from surefoot.linalg import spectral_sphere
 from surefoot.linalg.polar import msign
 from surefoot.linalg.spectral_sphere import TOLERANCE, tangent_msign
 from surefoot.stabilise import Normalise, SpectralSphere
-
-from .inputs import exact, gaussian
 
 SHAPES = {"tall": (24, 8), "wide": (8, 24), "square": (16, 16), "row": (1, 9), "batched": (2, 3, 12, 7)}
 METHODS = {"auto": 0.96, "qdwh": 0.993, "svd": 0.995}

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from laws.inputs import gaussian
 from surefoot.linalg.small_eigh import jacobi
-
-from .inputs import gaussian
 
 
 def spectrum(rows: int, kind: str) -> torch.Tensor:

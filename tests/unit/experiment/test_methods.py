@@ -19,7 +19,7 @@ WIDTHS = (32, 64, 128, 256)
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
     """Real text that is the same on every machine: the licence."""
-    return load(Path(__file__).parents[2] / "LICENSE")
+    return load(Path(__file__).parents[3] / "LICENSE")
 
 
 def test_command_line_names_are_the_tables():

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import surefoot
+from laws.inputs import gaussian
+from laws.linalg.test_msign import with_spectrum
 from surefoot.linalg import coefficients, polar_float16
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar import _squared_norm_bound
-
-from .inputs import gaussian
-from .test_msign import with_spectrum
 
 
 def spectra(m, n):

@@ -27,7 +27,7 @@ Values = Callable[[int, int], float | None]
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
     """Real text that is the same on every machine: the licence."""
-    return load(Path(__file__).parents[2] / "LICENSE")
+    return load(Path(__file__).parents[3] / "LICENSE")
 
 
 def found(

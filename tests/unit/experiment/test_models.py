@@ -5,8 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from surefoot.experiment.models.layers import InNormLinear
-from surefoot.experiment.models.moe import MixtureOfExperts
 
 import surefoot as sf
 from surefoot.experiment.models import decoder
@@ -21,6 +19,8 @@ from surefoot.experiment.models.decoder import (
     published,
     reference,
 )
+from surefoot.experiment.models.layers import InNormLinear
+from surefoot.experiment.models.moe import MixtureOfExperts
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPTIONS = {
     "bounds": ["--rounds", "2"],
     "step": ["--rounds", "2", "--threads", "1", "1"],

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from laws import oracle
+from laws.inputs import exact, gaussian, generator
+from laws.linalg.test_msign import SHAPES, spectra, with_spectrum
 from surefoot.linalg.power_iteration import clip_leading, refine, start
-
-from . import oracle
-from .inputs import exact, gaussian, generator
-from .test_msign import SHAPES, spectra, with_spectrum
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 

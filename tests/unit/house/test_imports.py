@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "src" / "surefoot"
+ROOT = Path(__file__).parents[3] / "src" / "surefoot"
 
 LAYERS = (
     ("linalg",),

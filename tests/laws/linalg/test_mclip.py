@@ -5,11 +5,10 @@ import pytest
 import torch
 
 import surefoot
+from laws import oracle
+from laws.inputs import EMPTY, exact, gaussian, generator
+from laws.linalg.test_msign import SHAPES, spectra, with_spectrum
 from surefoot.linalg import clip
-
-from . import oracle
-from .inputs import EMPTY, exact, gaussian, generator
-from .test_msign import SHAPES, spectra, with_spectrum
 
 METHODS = ("svd", "gram", "auto")  # exact; msign's stated error, 2e-5 sigma_max, has its own tests
 # The largest entry of the error over the threshold: one rounding to the dtype, or 1e-16 (sigma_max/t)**2 for gram.

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 import surefoot
+from laws import oracle
+from laws.inputs import exact, gaussian, generator
 from surefoot.linalg.polar import choose
-
-from . import oracle
-from .inputs import exact, gaussian, generator
 
 METHODS = ("svd", "newton_schulz", "polar_express", "gram", "qdwh", "qdwh2", "halley", "zolotarev", "half", "auto")
 # Stated in msign's docstring, float32 on a CPU: how far sigma_max may pass 1, and how far any singular
