@@ -7,7 +7,7 @@ import torch
 import surefoot
 from laws import oracle
 from laws.inputs import EMPTY, exact, gaussian, generator
-from laws.linalg.test_msign import SHAPES, spectra, with_spectrum
+from laws.linalg.spectra import SHAPES, spectra, with_spectrum
 from surefoot.linalg import clip
 
 METHODS = ("svd", "gram", "auto")  # exact; msign's stated error, 2e-5 sigma_max, has its own tests
@@ -137,7 +137,7 @@ def test_auto_on_an_accelerator_clips_by_products_up_to_twice_the_threshold(monk
     seen = []
     eigh = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda x: seen.append(x.shape) or eigh(x))
-    monkeypatch.setattr(clip, "EIGEN", frozenset())
+    monkeypatch.setattr(clip, "EIGH_DEVICES", frozenset())
     w = gaussian((4, 8, 12), 13)
     w = w / torch.linalg.svdvals(w)[:, :1, None] * torch.tensor([0.9, 1.5, 1.9, 3.0])[:, None, None]
     clipped = surefoot.mclip(w, 1.0)
