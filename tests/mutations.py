@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = "tests/laws/test_geometry.py"
 PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/linalg/test_msign.py"
+PRECISION = "tests/laws/linalg/test_matmul_precision.py"
 OPS = "tests/laws/linalg/test_ops.py"
 OPTIM = "tests/unit/optim/test_optimizer.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
@@ -127,6 +128,7 @@ MUTATIONS = (
         "precise.dtype)",
         PROJECTION,
     ),
+    Mutation("flags restored too early", "linalg/matmul_precision.py", "if self._users:", "if False:", PRECISION),
     Mutation("few long rows in float32", "linalg/ops.py", "FLOAT64_ROWS = 16", "FLOAT64_ROWS = 0", MSIGN),
     Mutation(
         "one Gram matrix for few long rows",

@@ -150,9 +150,7 @@ def gram_is_below(gram: Tensor, limit: Tensor, columns: int) -> Tensor:
         `(...)`, bool.
     """
     m = gram.shape[-1]
-    limit = limit.clamp(
-        0, 2 * math.sqrt(m * columns)
-    )  # sigma_max(a) is below that, and an infinite limit would give NaN
+    limit = limit.clamp(0, 2 * math.sqrt(m * columns))  # above sigma_max(a); an infinite limit would give NaN
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     slack = (m + columns + 8) * 2.0**-52 * (m * limit**2 + trace)
     matrix = -gram

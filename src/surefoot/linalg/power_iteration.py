@@ -35,9 +35,8 @@ def random_vectors(x: Tensor, k: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     columns = x.shape[-1]
     v: Tensor = torch.linalg.qr(torch.randn(columns, min(k, columns), generator=generator, dtype=torch.float64)).Q
-    v = v.to(
-        x.device, torch.promote_types(x.dtype, torch.float32), non_blocking=True
-    )  # a blocking copy would synchronise
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    v = v.to(x.device, dtype, non_blocking=True)  # a blocking copy would synchronise
     return v.expand(*x.shape[:-2], *v.shape).contiguous()
 
 
@@ -85,10 +84,10 @@ def power_iteration(x: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, 
         for _ in range(iterations):
             rows = torch.linalg.qr((images @ a).mT).Q.mT
             images = rows @ a.mT
-        values, turn = small_eigh((images @ images.mT).double())
-        turn = turn.flip(-1)[..., : v.shape[-1]].to(dtype)
+        values, ritz = small_eigh((images @ images.mT).double())
+        ritz = ritz.flip(-1)[..., : v.shape[-1]].to(dtype)
         s = values.flip(-1)[..., : v.shape[-1]].clamp_min(0).sqrt().to(dtype) * peak[..., 0]
-        return (turn.mT @ rows).mT.contiguous(), s
+        return (ritz.mT @ rows).mT.contiguous(), s
 
 
 def clip_leading(x: Tensor, v: Tensor, s: Tensor, threshold: float | Tensor) -> Tensor:

@@ -47,9 +47,7 @@ def jacobi(a: Tensor) -> tuple[Tensor, Tensor]:
     n = a.shape[-1]
     odd = n % 2
     a = torch.nn.functional.pad(a, (0, odd, 0, odd))  # an odd n gets a row of zeros, whose rotation angle is 0
-    rows = torch.eye(n + odd, dtype=a.dtype, device=a.device).expand_as(
-        a
-    )  # a equals `rows a0 rowsᵀ` for the initial a0
+    rows = torch.eye(n + odd, dtype=a.dtype, device=a.device).expand_as(a)  # `rows a0 rowsᵀ = a`, a0 the initial a
     for _ in range(SWEEPS * max(1, n + odd - 1)):
         half = a.shape[-1] // 2
         first, second, cross = (

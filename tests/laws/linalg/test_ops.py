@@ -52,7 +52,7 @@ def test_batches_of_small_matrices_are_inverted_by_halves(monkeypatch):
 
 
 def test_a_tall_matrix_stays_tall():
-    """The direction of a tall weight lies in memory as the weight does."""
+    """The direction of a tall weight has the weight's memory layout."""
     tall, a = gaussian((3, 70, 20), 0), gaussian((3, 20, 20), 1)
     product = TORCH.apply(a + a.mT, tall.mT)
     assert product.mT.is_contiguous()

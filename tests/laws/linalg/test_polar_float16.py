@@ -1,4 +1,4 @@
-"""The float16 matrix sign: its bound and its alignment on the spectra that momenta have, and on hostile ones."""
+"""The float16 matrix sign: its bound and its alignment on the spectra of momenta, and on adversarial ones."""
 
 import pytest
 import torch
@@ -25,7 +25,11 @@ def spectra(m, n):
         yield name, torch.tensor(with_spectrum(m, n, values.numpy())).float(), least
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (200, 260), (64, 256), (160, 400), (224, 224)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 64), (200, 260), (64, 256), *(pytest.param(s, marks=pytest.mark.slow) for s in ((160, 400), (224, 224)))],
+    ids=str,
+)
 def test_the_bound_and_the_alignment(shape):
     names, matrices, least = zip(*spectra(*shape), strict=True)
     x = torch.stack(matrices)
@@ -57,7 +61,7 @@ def test_a_constant_matrix_of_many_columns_does_not_overflow():
 
 
 def test_wide_matrices_go_by_the_gram_matrix(monkeypatch):
-    """Five products with x on x itself; one of each kind at either end on the Gram matrix."""
+    """Five products with x where the steps are taken on x itself; two where they are taken on the Gram matrix."""
     for shape, applied in (((16, 23), 5), ((16, 24), 2)):
         calls = []
         ops = polar_float16.Ops(**{**vars(TORCH), "apply": lambda a, x: calls.append(x.shape) or torch.bmm(a, x)})  # noqa: B023

@@ -124,16 +124,16 @@ def test_a_graph_holds_the_kernels(monkeypatch):
     """`torch.compile` of the matrix sign is one graph with every symmetric product in it."""
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(backend, "_large_on_a_gpu", lambda x: True)
-    found = []
+    kernels = []
 
     def stop(graph, inputs):
-        found.extend(node.target for node in graph.graph.nodes if "surefoot.symmetric" in str(node.target))
+        kernels.extend(node.target for node in graph.graph.nodes if "surefoot.symmetric" in str(node.target))
         return lambda *inputs: (inputs[0],)  # the kernels cannot run here
 
     torch.compile(lambda x: surefoot.msign(x, "polar_express_fp16"), fullgraph=True, backend=stop)(
         gaussian((2, 40, 90))
     )
-    assert len(found) == 16
+    assert len(kernels) == 16
 
 
 def test_matrices_of_a_cpu_go_to_torch():
