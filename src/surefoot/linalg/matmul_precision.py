@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -20,14 +21,14 @@ class _ProcessFlags:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._replaced: dict[int, str] = {}  # by index of the backend
+        self._replaced: dict[Any, str] = {}  # settings to restore, by backend
 
     def acquire(self) -> None:
         with self._lock:
             self._users += 1
-            for index, backend in enumerate(_BACKENDS):
+            for backend in _BACKENDS:
                 if backend.fp32_precision != "ieee":
-                    self._replaced[index] = backend.fp32_precision
+                    self._replaced[backend] = backend.fp32_precision
                     backend.fp32_precision = "ieee"
 
     def release(self) -> None:
@@ -35,10 +36,10 @@ class _ProcessFlags:
             self._users -= 1
             if self._users:
                 return
-            for index, precision in self._replaced.items():
-                if _BACKENDS[index].fp32_precision == "ieee":  # else it was changed meanwhile, and stays so
-                    _BACKENDS[index].fp32_precision = precision
-            self._replaced.clear()
+            while self._replaced:
+                backend, precision = self._replaced.popitem()
+                if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so
+                    backend.fp32_precision = precision
 
 
 _FLAGS = _ProcessFlags()

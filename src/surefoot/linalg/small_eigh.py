@@ -49,12 +49,8 @@ def jacobi(a: Tensor) -> tuple[Tensor, Tensor]:
     a = torch.nn.functional.pad(a, (0, odd, 0, odd))  # an odd n gets a row of zeros, whose rotation angle is 0
     rows = torch.eye(n + odd, dtype=a.dtype, device=a.device).expand_as(a)  # `rows a0 rowsᵀ = a`, a0 the initial a
     for _ in range(SWEEPS * max(1, n + odd - 1)):
-        half = a.shape[-1] // 2
-        first, second, cross = (
-            a.diagonal(0, -2, -1)[..., :half],
-            a.diagonal(0, -2, -1)[..., half:],
-            a.diagonal(half, -2, -1),
-        )
+        first, second = a.diagonal(0, -2, -1).chunk(2, -1)
+        cross = a.diagonal(a.shape[-1] // 2, -2, -1)
         slope = (second - first) / (2 * torch.where(cross == 0, 1, cross))
         tangent = torch.where(slope < 0, -1.0, 1.0) / (slope.abs() + (1 + slope.square()).sqrt())
         tangent = torch.where(cross == 0, 0, tangent)[..., None]
