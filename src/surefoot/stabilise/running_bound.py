@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Eta, Geometry, expand
 from surefoot.linalg import device
-from surefoot.linalg.bounds import full_precision
+from surefoot.linalg.matmul_precision import full_precision
 
 log = logging.getLogger("surefoot")
 
