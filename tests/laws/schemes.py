@@ -15,6 +15,7 @@ from surefoot.stabilise import (
     StreamingPreDecay,
     WeightDecay,
 )
+from surefoot.stabilise.base import where_moved
 
 from .cases import CASES, Case
 
@@ -27,6 +28,13 @@ EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, *SPHERES, Stiefel(RADIUS))
 GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxNorm(), RMS())
 each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
 each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
+
+
+def moved(scheme, w, m, eta, geometry, cache=None):
+    """The next weight as a step makes it: the scheme's, and the old one where eta is 0."""
+    new, cache = scheme.move(w.clone(), m, eta, geometry, geometry, cache)
+    dims = () if scheme.independent else tuple(range(-geometry.ndim, 0))
+    return where_moved(eta, dims, new, w), cache
 
 
 def case_of(geometry) -> Case:

@@ -230,21 +230,23 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _side_by_side(states: list[State], name: str) -> Tensor:
-    """One entry of k states as `(k, ...)` in one piece of memory, which is laid out so at the first call."""
+    """One entry of k states as `(k, ...)`; entries with memory of their own are laid into one piece first.
+
+    The next step then stacks them without a copy. Where a gradient is missing, the others' entries are copied.
+    """
     tensors = [state[name] for state in states]
     first, size = tensors[0], tensors[0].numel() * tensors[0].element_size()
     if len(tensors) == 1:
         return first[None]
-    storage, start = first.untyped_storage().data_ptr(), first.data_ptr()
-    if not all(
-        x.is_contiguous() and x.data_ptr() == start + i * size and x.untyped_storage().data_ptr() == storage
-        for i, x in enumerate(tensors)
-    ):
-        together = torch.stack(tensors)
+    storages = {x.untyped_storage().data_ptr() for x in tensors}
+    places = [x.data_ptr() - first.data_ptr() for x in tensors]
+    if len(storages) == 1 and places == [i * size for i in range(len(tensors))] and first.is_contiguous():
+        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    together = torch.stack(tensors)
+    if all(x.untyped_storage().nbytes() == size for x in tensors):
         for state, x in zip(states, together.unbind(), strict=True):
             state[name] = x
-        return together
-    return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    return together
 
 
 def _write_(tensor: Tensor, value: Tensor) -> None:

@@ -1,9 +1,6 @@
 """Like parameters stepped together, pieces of large ones, and shapes and layouts: the step of each alone."""
 
 import math
-import platform
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,10 +8,8 @@ from optim_helpers import by_name, noise, one, small, stepped, weights
 from torch import nn
 
 import surefoot as sf
-import surefoot.optim.optimizer
-import surefoot.step
 from surefoot import Plan, SteepestDescent
-from surefoot.optim.batching import stack_adjacent
+from surefoot.optim import batching
 from surefoot.step import step as take
 
 
@@ -96,9 +91,9 @@ def states(optimizer):
 def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
     """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
     found = []
-    monkeypatch.setattr(surefoot.step, "LINE", 1)
+    monkeypatch.setattr(batching, "LINE", 1)
     for budget in (1 << 20, 40):
-        monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", budget)
+        monkeypatch.setitem(batching.PIECE_BYTES, "cpu", budget)
         model = small()
         optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=stabiliser), lr=0.1)
         for seed in range(3):
@@ -112,7 +107,7 @@ def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
 
 @pytest.mark.parametrize("role", ["embedding", "gain"])
 def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
-    monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(batching.PIECE_BYTES, "cpu", 64)
     w, optimizer = one(role, noise(64, 4) if role == "embedding" else noise(256))
     w.grad = torch.ones_like(w)
     optimizer.step()
@@ -139,16 +134,6 @@ def test_vectors_of_like_size_and_other_shapes():
             single.step()
         assert torch.equal(p, q)
         assert torch.equal(whole.state[p]["momentum"], single.state[q]["momentum"])
-
-
-def test_stacking_what_lies_side_by_side_copies_nothing():
-    whole = noise(3, 4, 2)
-    assert stack_adjacent(list(whole.unbind())).data_ptr() == whole.data_ptr()
-    assert torch.equal(stack_adjacent(list(whole.unbind())), whole)
-    for others in (whole[::2], whole.mT):
-        copied = stack_adjacent(list(others.unbind()))
-        assert torch.equal(copied, others)
-        assert copied.data_ptr() != others.data_ptr()
 
 
 def test_autograd_sees_a_write_to_weights_that_lie_side_by_side():
@@ -182,33 +167,27 @@ def test_momenta_of_like_parameters_lie_side_by_side():
             assert torch.equal(together.state[p]["momentum"], optimizer.state[q]["momentum"])
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc keeps memory")
-def test_a_step_fetches_no_pages():
-    """Temporaries stay in the process's heap; without the block that the optimizer frees, each is fetched anew."""
-    script = """
-import resource, sys, torch, surefoot as sf
-from surefoot.linalg import device
-if sys.argv[1] == "without":
-    device.keep_freed = lambda: None
-params = [torch.nn.Parameter(torch.randn(128, 128)) for _ in range(32)]
-optimizer = sf.SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
-for p in params:
-    p.grad = torch.randn(128, 128)
-for _ in range(5):
-    optimizer.step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    optimizer.step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
-"""
-    faults = [int(subprocess.check_output([sys.executable, "-c", script, how])) for how in ("with", "without")]
-    assert 10 * faults[0] < faults[1], faults
+def test_momenta_lie_side_by_side_again_after_loading_and_each_is_saved_alone():
+    params = [nn.Parameter(noise(4, 3, seed=i)) for i in range(3)]
+    optimizer = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+
+    def storages():
+        for p in params:
+            p.grad = noise(4, 3)
+        optimizer.step()
+        return {optimizer.state[p]["momentum"].untyped_storage().data_ptr() for p in params}
+
+    assert len(storages()) == 1
+    saved = optimizer.state_dict()
+    assert saved["state"][1]["momentum"].untyped_storage().nbytes() == 4 * 3 * 4, "one carries its whole bucket"
+    optimizer.load_state_dict(saved)
+    assert len(storages()) == 1
 
 
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
     """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
     calls = []
-    monkeypatch.setitem(surefoot.optim.optimizer._PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(batching.PIECE_BYTES, "cpu", 64)
     for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least
         calls.clear()
         w = nn.Parameter(noise(64, 4))
