@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
-from surefoot.initialise import AsBuilt, Initial, TransposedConvNormal
+from surefoot.initialise import AsBuilt, Initial, LinearNormal
 from surefoot.roles import Role
 from surefoot.views import (
     AlternatingStack,
@@ -62,7 +62,7 @@ class Kind:
         return replace(
             role,
             geometry=TransposedConvSpectral(role.geometry.method, self.stride),
-            initial=TransposedConvNormal(self.stride),
+            initial=LinearNormal(self.stride),
         )
 
 
