@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.attention.logits import logit_bound, logit_factors, size_bound
-from surefoot.discovery.known_classes import by_class, layouts_of
-from surefoot.discovery.torch_layers import by_type
+from surefoot.discovery.known_classes import kinds_by_class, layouts_of
+from surefoot.discovery.torch_layers import kinds_by_type
 from surefoot.views import Matrix, Transposed, Vector, View
 
 HEAD_SIZES = ("head_dim", "head_size", "attention_head_size")
@@ -149,4 +149,4 @@ def _shape(owner: Any) -> tuple[int, float] | None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return any(kind.name == "gain" for kind in (by_class(module) or by_type(module)).values())
+    return any(kind.name == "gain" for kind in (kinds_by_class(module) or kinds_by_type(module)).values())
