@@ -94,9 +94,8 @@ def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
     children = [module for module in owner.children() if next(module.parameters(recurse=False), None) is not None]
     counts = {_expert_count(module) for module in children} - {0}
     for module in children if counts else ():
-        weight = (
-            module._parameters.get("weight") if isinstance(module, nn.Linear) or not kinds_by_type(module) else None
-        )
+        other_kind = not isinstance(module, nn.Linear) and kinds_by_type(module)
+        weight = None if other_kind else module._parameters.get("weight")
         if weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
             yield module, Kind("router", f"router {type(module).__name__} beside {weight.shape[0]} experts")
 
@@ -113,7 +112,8 @@ def _resolve_uses(
 ) -> Kind | None:
     """The one kind of a parameter from its uses, `(name, kind)` for every module that owns it."""
     names = ", ".join(name for name, _ in uses)
-    candidates = [kind for _, kind in uses if kind and not kind.low_confidence] or [kind for _, kind in uses]
+    confident: list[Kind | None] = [kind for _, kind in uses if kind and not kind.low_confidence]
+    candidates = confident or [kind for _, kind in uses]
     kinds = {(kind.name, kind.view) if kind else None for kind in candidates}
     if len(kinds) == 1:
         kind = candidates[0]
