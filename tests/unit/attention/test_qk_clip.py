@@ -403,7 +403,7 @@ def test_attention_that_is_not_seen_is_an_error_and_no_silence():
     control = LogitControl(model)
     assert list(control.pairs) == ["0"]
     control.hold(sf.SteepestDescent(model, sf.Plan.of(model), lr=0.1))
-    with pytest.raises(RuntimeError, match="logits of 0 are not seen"):
+    with pytest.raises(RuntimeError, match="logits of 0 cannot be measured"):
         model(random(1, 3, 4))
     model.eval()(random(1, 3, 4))
 
