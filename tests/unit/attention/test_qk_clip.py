@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_helpers import TOKENS, Eager, gpt, llama, measured, random, train
 from torch import nn
 
 import surefoot as sf
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.qk_pairs import Projection, QueryKey
 from surefoot.views import Fused
-
-from .models import TOKENS, Eager, gpt, llama, measured, random, train
 
 
 @pytest.mark.parametrize("build", [lambda: llama(kv_heads=2), gpt], ids=["grouped, rotated", "biases"])

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
+from attention_helpers import Eager, llama, random
 from torch import nn
 
 from surefoot.attention import logits
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.qk_pairs import Projection, QueryKey, find_pairs
 from surefoot.views import Fused, Interleaved, Projections
-
-from .models import Eager, llama, random
 
 
 @pytest.mark.parametrize("width", [16, 64, 256])

@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
+from attention_helpers import random
 
 from surefoot.attention import logits
-
-from .models import random
 
 
 def by_loops(q, k, scale, allowed):

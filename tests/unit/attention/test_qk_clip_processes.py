@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+from attention_helpers import TOKENS, llama, measured
 
 import surefoot as sf
 from surefoot.attention.qk_clip import LogitControl
-
-from .models import TOKENS, llama, measured
 
 
 def replica(rank, file, results):
