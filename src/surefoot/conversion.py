@@ -10,7 +10,15 @@ from surefoot.scaling import Keller, Moonlight, Natural, Scale
 MUP_BASE_WIDTH = 64
 """Width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
 
-CONVENTIONS = ("natural", "keller", "moonlight", "adamw", "mup")
+_SCALES: dict[str, Scale] = {
+    "natural": Natural(),
+    "keller": Keller(),
+    "moonlight": Moonlight(),
+    "adamw": Moonlight(),
+    "mup": Moonlight(),
+}
+
+CONVENTIONS = tuple(_SCALES)
 """natural: steps of norm lr, decay by `lr rate`. keller, moonlight: Muon's published scales, decay by `lr wd`. adamw:
 an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate at the base width, `lr base_width / d_in` at
 fan-in d_in."""
@@ -126,14 +134,7 @@ def table(setting: Setting, source: str, d_in: int, d_out: int, base_width: int 
 
 def _factor(convention: str, d_in: int, d_out: int, base_width: int) -> float:
     """`s(d_in, d_out)`: natural learning rate divided by that of the convention."""
-    scales: dict[str, Scale] = {
-        "natural": Natural(),
-        "keller": Keller(),
-        "moonlight": Moonlight(),
-        "adamw": Moonlight(),
-    }
-    if convention == "mup":
-        return Moonlight()((d_out, d_in)) * base_width / d_in
-    if convention not in scales:
+    if convention not in CONVENTIONS:
         raise ValueError(f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}")
-    return scales[convention]((d_out, d_in))
+    factor = _SCALES[convention]((d_out, d_in))
+    return factor * base_width / d_in if convention == "mup" else factor

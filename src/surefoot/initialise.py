@@ -55,11 +55,8 @@ class NormalInitial(Initial):
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
         """Fill with normal values, drawn in float32 on the CPU: a seed gives the same weights on every device."""
-        block.copy_(
-            torch.empty(block.shape, dtype=torch.float32, device="cpu").normal_(
-                0, self.std(tuple(block.shape)), generator=generator
-            )
-        )
+        values = torch.empty(block.shape, dtype=torch.float32, device="cpu")
+        block.copy_(values.normal_(0, self.std(tuple(block.shape)), generator=generator))
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,7 @@ class LogitControl:
 
     def _record(self, name: str, largest: Tensor) -> None:
         """Update a layer's maxima over the batches since the last step."""
-        previous = self.largest.get(name, largest)
-        self.largest[name] = torch.fmax(previous, largest)  # fmax ignores NaN
+        self.largest[name] = torch.fmax(self.largest.get(name, largest), largest)  # fmax ignores NaN
 
     def _rescale(self, optimizer: SteepestDescent) -> None:
         """Rescale the heads above the threshold and start new maxima."""

@@ -108,11 +108,9 @@ class QueryKey:
         Returns:
             `(heads,)`, see `logit_bound`.
         """
-        query, key = (
-            head_norm_bound(rows["weight"], rows.get("bias"), self.head_dim, input_rms)
-            for rows in (self.query.rows(), self.key.rows())
-        )
-        return logit_bound(query, key, self.scale)
+        rows = self.query.rows(), self.key.rows()
+        norms = [head_norm_bound(x["weight"], x.get("bias"), self.head_dim, input_rms) for x in rows]
+        return logit_bound(norms[0], norms[1], self.scale)
 
     def factors(self, largest: Tensor, threshold: float) -> dict[Tensor, Tensor]:
         """Factors that multiply each head's logits by `min(1, threshold / largest)`.

@@ -228,18 +228,13 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
     if layout is None and not all(isinstance(vars(module).get(flag), bool) for flag in flags):
         return {}
     gated, transposed, concatenated = layout or tuple(getattr(module, flag) for flag in flags)
-    name = type(module).__name__
+    why = f"experts of {type(module).__name__}, a norm each"
     pair: View = FusedStack(2) if concatenated else AlternatingStack(2)
-    up: View = pair if gated else Stack()
-    views = {"gate_up_proj" if gated else "up_proj": up, "down_proj": Stack()}
-    kinds = {
-        key: Kind("experts", f"experts of {name}, a norm each", Transposed(view) if transposed else view)
-        for key, view in views.items()
-    }
-    biases = {"gate_up_proj_bias" if gated else "up_proj_bias": pair if gated else FusedStack(1)}
-    for key, view in (biases | {"down_proj_bias": FusedStack(1)}).items():
-        kinds[key] = Kind("bias", f"biases of the experts of {name}, a norm each", view)
-    return kinds
+    up = "gate_up_proj" if gated else "up_proj"
+    views: dict[str, View] = {up: pair if gated else Stack(), "down_proj": Stack()}
+    biases: dict[str, View] = {f"{up}_bias": pair if gated else FusedStack(1), "down_proj_bias": FusedStack(1)}
+    kinds = {key: Kind("experts", why, Transposed(view) if transposed else view) for key, view in views.items()}
+    return kinds | {key: Kind("bias", f"biases of the {why}", view) for key, view in biases.items()}
 
 
 def kind_by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:

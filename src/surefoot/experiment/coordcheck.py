@@ -188,7 +188,7 @@ def _outputs(model: nn.Module, tokens: Tensor, taps: dict[str, str]) -> dict[str
     layers = {module: layer for layer, module in taps.items()}
     found: dict[str, list[Tensor]] = {}
 
-    def see(module: str, _args: Any, _kwargs: Any, output: Any) -> None:
+    def see(module: str, _: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if (y := first_tensor(output)) is not None:
             found.setdefault(layers[module], []).append(y.flatten().clone())
 

@@ -46,8 +46,8 @@ LIPSCHITZ: dict[type[nn.Module], float] = {
 Numbers = dict[str, dict[str, float]]
 """Module name -> quantity -> value."""
 
-Observer = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with a module's name, positional arguments, keyword arguments and output."""
+Observer = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with a module's name, the module, its positional arguments, its keyword arguments and its output."""
 
 
 @torch.no_grad()
@@ -86,36 +86,17 @@ def measure(
     """
     selected = list(dict.fromkeys([*owners(model), *names]))
     modules, old_modules = _modules(model, selected, "the model"), _old_modules(before, model, selected)
-    numbers = _measured(model, batch, before, selected, old_modules)
-    if plan is not None:
-        _add_bounds(numbers, modules, old_modules, model, plan)
-    return {name: numbers[name] for name in selected if name in numbers}
-
-
-def _measured(
-    model: nn.Module, batch: Any, before: nn.Module | None, selected: list[str], old_modules: dict[str, nn.Module]
-) -> Numbers:
-    """Input, forward, dependency and update of the selected modules."""
     numbers: Numbers = {}
-
-    def observe(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        x, y = first_tensor((args, kwargs)), first_tensor(output)
-        if y is None:
-            return
-        values = {**_input(x), "forward": rms(y), **_dependency(x, y)}
-        if name in old_modules:
-            old = first_tensor(old_modules[name](*args, **kwargs))
-            assert old is not None
-            values["update"] = rms(y - old)
-        largest = numbers.setdefault(name, {})
-        largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
-
-    with ExitStack() as stack:
-        if before is not None:
-            stack.enter_context(forward_hooks(before, (), observe))
-        stack.enter_context(forward_hooks(model, selected, observe))
+    observe = partial(_observe, numbers, old_modules)
+    with forward_hooks(model if before is None else before, (), observe), forward_hooks(model, selected, observe):
         _forward(model, batch)
-    return numbers
+    if plan is not None:
+        multiplier = getattr(model, "output_multiplier", None) or 1.0
+        for name, values in numbers.items():
+            values |= _bounds(modules[name])
+        for name in numbers.keys() & lm_heads(model, plan):
+            numbers[name] |= _loss_bounds(modules[name], old_modules.get(name), multiplier)
+    return {name: numbers[name] for name in selected if name in numbers}
 
 
 def owners(model: nn.Module) -> list[str]:
@@ -170,16 +151,12 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
     """
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-
-    def hook(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        observe(name, args, kwargs, output)
-
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(list(devices)))
         for name in names:
-            handle = model.get_submodule(name).register_forward_hook(partial(hook, name), with_kwargs=True)
-            stack.callback(handle.remove)
+            hook = partial(observe, name)
+            stack.callback(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
         try:
             model.eval()
             yield
@@ -236,8 +213,21 @@ def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -
     return modules
 
 
-def _input(x: Tensor | None) -> dict[str, float]:
-    return {"input": rms(x)} if x is not None and x.is_floating_point() else {}
+def _observe(
+    numbers: Numbers, old_modules: dict[str, nn.Module], name: str, _: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    """Update a module's numbers, the maxima over its calls, after a forward pass; an `Observer` by `partial`."""
+    x, y = first_tensor((args, kwargs)), first_tensor(output)
+    if y is None:
+        return
+    values = {"input": rms(x)} if x is not None and x.is_floating_point() else {}
+    values |= {"forward": rms(y), **_dependency(x, y)}
+    if name in old_modules:
+        old = first_tensor(old_modules[name](*args, **kwargs))
+        assert old is not None
+        values["update"] = rms(y - old)
+    largest = numbers.setdefault(name, {})
+    largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
 
 
 def _dependency(x: Tensor | None, y: Tensor) -> dict[str, float]:
@@ -258,21 +248,6 @@ def _lipschitz(module: nn.Module) -> float | None:
         factors = [factor for part in module if (factor := _lipschitz(part)) is not None]
         return math.prod(factors) if len(factors) == len(module) else None
     return _norm(module.weight) if type(module) is nn.Linear else LIPSCHITZ.get(type(module))
-
-
-def _add_bounds(
-    numbers: Numbers,
-    modules: dict[str, nn.Module],
-    old_modules: dict[str, nn.Module],
-    model: nn.Module,
-    plan: Plan,
-) -> None:
-    """Add the bounds to the numbers of each module."""
-    multiplier = getattr(model, "output_multiplier", None) or 1.0
-    for name, values in numbers.items():
-        values |= _bounds(modules[name])
-    for name in numbers.keys() & lm_heads(model, plan):
-        numbers[name] |= _loss_bounds(modules[name], old_modules.get(name), multiplier)
 
 
 def _bounds(module: nn.Module) -> dict[str, float]:

@@ -73,9 +73,8 @@ class OneBlock(View):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("blocks", "split", "join"):
-            if getattr(cls, name) is not getattr(OneBlock, name):
-                raise TypeError(f"{cls.__name__}.{name}: a OneBlock is a reshape; to override {name}, subclass View")
+        if other := [name for name in ("blocks", "split", "join") if getattr(cls, name) is not getattr(OneBlock, name)]:
+            raise TypeError(f"{cls.__name__}.{other[0]}: a OneBlock is a reshape; to override it, subclass View")
 
     @abstractmethod
     def block(self, shape: Shape) -> Shape:

@@ -142,7 +142,9 @@ class FusedStack(OneBlock):
 
     def block(self, shape: Shape) -> Shape:
         """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        return _expert_block(self.parts, shape)
+        if not 2 <= len(shape) <= 3 or shape[1] % self.parts:
+            raise ValueError(f"experts of {self.parts} fused projections do not fit shape {tuple(shape)}")
+        return (shape[0] * self.parts, shape[1] // self.parts, *shape[2:])
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class AlternatingStack(View):
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        return (_expert_block(self.parts, shape),)
+        return FusedStack(self.parts).blocks(shape)
 
     def split(self, x: Tensor) -> list[Tensor]:
         """A copy, ordered by expert, then by projection."""
@@ -172,9 +174,3 @@ class AlternatingStack(View):
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """A copy with the projections' rows alternating again."""
         return blocks[0].reshape(shape[0], self.parts, -1, *shape[2:]).transpose(1, 2).reshape(shape)
-
-
-def _expert_block(parts: int, shape: Shape) -> Shape:
-    if not 2 <= len(shape) <= 3 or shape[1] % parts:
-        raise ValueError(f"experts of {parts} fused projections do not fit shape {tuple(shape)}")
-    return (shape[0] * parts, shape[1] // parts, *shape[2:])
