@@ -128,9 +128,9 @@ def page(monkeypatch):
 
 @pytest.mark.parametrize(("config", "recipe"), [("llama3_surefoot", "beyond_mup"), ("llama3_bounded", "moga_row")])
 def test_the_pages_configurations_are_torchtitans(page, config, recipe):
-    told = re.search(r"`torchtitan\.train (--module) your\.module (--config) \w+ (--optimizer\.lr)", page).groups()
+    flags = re.search(r"`torchtitan\.train (--module) your\.module (--config) \w+ (--optimizer\.lr)", page).groups()
     values = ("surefoot_page", config, "0.03")
-    parsed = ConfigManager().parse_args([word for pair in zip(told, values, strict=True) for word in pair])
+    parsed = ConfigManager().parse_args([word for pair in zip(flags, values, strict=True) for word in pair])
     json.dumps(parsed.optimizer.to_dict())  # torchtitan logs it
     model = build()
     optimizers = parsed.optimizer.build(model_parts=[model])

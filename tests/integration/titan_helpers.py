@@ -72,8 +72,8 @@ def train(model, optimizers, schedule=(), tokens=TOKENS, steps=3):
         loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizers.step()
-        for each in schedule:
-            each.step()
+        for scheduler in schedule:
+            scheduler.step()
         losses.append(float(loss))
     return losses
 

@@ -132,7 +132,7 @@ def test_a_view_that_overrides_split_or_join_alone_is_called_for_every_parameter
 
 
 def rows(n, start):
-    """`(n, 2)`, rows that are told apart by their value."""
+    """`(n, 2)`, rows with one distinct value per row."""
     return torch.arange(start, start + n).float()[:, None].expand(n, 2)
 
 
@@ -183,7 +183,7 @@ LAYOUTS = {
     ids=["linear", "head", "moonlight"],
 )
 def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabiliser, role):
-    """Unequal blocks: each its own norm, scale, radius unit and state; through a resume in the middle."""
+    """Unequal blocks: every block has its own norm, scale, radius unit and state; through a resume in the middle."""
     generator = torch.Generator().manual_seed(1)
     parts = [nn.Parameter(torch.randn(n, 12, generator=generator) / 4) for n in (16, 4, 4)]
     whole = nn.Parameter(fuse(*(p.detach() for p in parts)).clone())
