@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 
 class Scale(ABC):
-    """A positive factor that depends on a block's shape only."""
+    """A positive factor that depends on a block's shape only.
+
+    >>> class RootFanIn(Scale):
+    ...     def __call__(self, shape):
+    ...         return shape[-1] ** 0.5
+    >>> RootFanIn()((4, 16))
+    4.0
+    """
 
     @abstractmethod
     def __call__(self, shape: tuple[int, ...]) -> float:

@@ -19,6 +19,11 @@ class View(ABC):
 
     A new layout is a frozen dataclass that defines `blocks`, `split` and `join`; one whose `split` is a reshape derives
     from `OneBlock` instead and defines `block` only.
+
+    >>> import torch
+    >>> view, shape = Transposed(), (2, 3)
+    >>> [tuple(block.shape) for block in view.split(torch.zeros(shape))], view.blocks(shape)
+    ([(1, 3, 2)], ((1, 3, 2),))
     """
 
     @abstractmethod
@@ -69,6 +74,12 @@ class OneBlock(View):
 
     Raises:
         TypeError: a subclass overrides `blocks`, `split` or `join`.
+
+    >>> class Column(OneBlock):
+    ...     def block(self, shape):
+    ...         return (1, *shape, 1)
+    >>> Column().blocks((4,))
+    ((1, 4, 1),)
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
