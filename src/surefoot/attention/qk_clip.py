@@ -36,6 +36,11 @@ class LogitControl:
         pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model)`.
         group: processes with replicas of these layers; default: all.
 
+    Attributes:
+        threshold: the argument of this name.
+        pairs: attention layer -> W_q and W_k.
+        largest: attention layer -> largest logit per head, `(heads,)`, over the training batches since the last step.
+
     Raises:
         ValueError: the model has no such layers, or the threshold is not positive and finite.
 
@@ -69,7 +74,6 @@ class LogitControl:
         self.pairs = dict(find_pairs(model) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
-        """Attention layer -> largest logit per head, `(heads,)`, over the training batches since the last step."""
 
     def bounds(self, input_rms: float = 1.0) -> dict[str, Tensor]:
         """Upper bounds on the logits from the norms of W_q and W_k.

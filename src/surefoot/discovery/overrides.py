@@ -61,7 +61,7 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     """
     changes: dict[str, tuple[Change, str]] = {}
     for where, change in overrides:
-        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(model, where, name, p)]
+        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(where, name, p)]
         label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if not matched:
             raise ValueError(f"the override {label!r} matches no trainable parameter")
@@ -72,7 +72,7 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     return changes
 
 
-def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter) -> bool:
+def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
     if isinstance(where, str):
         return fnmatch.fnmatchcase(name, where)
     if isinstance(where, nn.Module):
