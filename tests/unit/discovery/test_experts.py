@@ -23,12 +23,12 @@ def test_experts_that_say_their_layout(transposed, whole, gated, view, count):
     plan = Plan.of(mixture(transposed, whole, gated))
     up = "experts.gate_up_proj" if gated else "experts.up_proj"
     assert plan[up].role.view == (Transposed(view) if transposed else view)
-    assert {name: (plan[name].role.name, plan[name].block) for name in plan} == {
-        up: ("experts", (count, 6, 5)),
-        "experts.down_proj": ("experts", (4, 5, 6)),
-        f"{up}_bias": ("bias", (count, 6)),
-        "experts.down_proj_bias": ("bias", (4, 5)),
-        "gate.weight": ("router", (1, 4, 5)),
+    assert {name: (plan[name].role.name, plan[name].blocks) for name in plan} == {
+        up: ("experts", ((count, 6, 5),)),
+        "experts.down_proj": ("experts", ((4, 5, 6),)),
+        f"{up}_bias": ("bias", ((count, 6),)),
+        "experts.down_proj_bias": ("bias", ((4, 5),)),
+        "gate.weight": ("router", ((1, 4, 5),)),
     }
 
 

@@ -36,7 +36,7 @@ def test_conv1d_is_stored_transposed():
     layer = conv1d(100, 900)
     plan = Plan.of(layer)
     assert plan["weight"].role.view == Transposed()
-    assert (plan["weight"].block, plan["bias"].block) == ((1, 900, 100), (1, 900))
+    assert (plan["weight"].blocks, plan["bias"].blocks) == (((1, 900, 100),), ((1, 900),))
     plan.initialise_(layer)
     assert layer.weight.std().item() == pytest.approx(3 / (10 + 30), rel=0.01)
 
@@ -61,8 +61,8 @@ def test_a_subclass_of_a_known_owner_is_known_and_a_namesake_is_not():
     known = type(of_class("transformers.models.phi3.modeling_phi3.Phi3MLP"))
     child = type("Mine", (known,), {})(gate_up_proj=nn.Linear(4, 12, bias=False))
     namesake = of_class("mine.Phi3MLP", gate_up_proj=nn.Linear(4, 12, bias=False))
-    assert Plan.of(child)["gate_up_proj.weight"].block == (2, 6, 4)
-    assert Plan.of(namesake)["gate_up_proj.weight"].block == (1, 12, 4)
+    assert Plan.of(child)["gate_up_proj.weight"].blocks == ((2, 6, 4),)
+    assert Plan.of(namesake)["gate_up_proj.weight"].blocks == ((1, 12, 4),)
 
 
 def test_a_known_owner_of_another_version_is_refused_and_resolved_by_an_override():

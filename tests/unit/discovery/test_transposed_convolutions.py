@@ -26,7 +26,7 @@ from surefoot import Plan, recipes
 def test_transposed_convolutions_by_group_and_effective_fan_in(layer, block, stride):
     plan = Plan.of(layer)
     assert plan["weight"].role.name == "conv"
-    assert plan["weight"].block == block
+    assert plan["weight"].blocks == (block,)
     assert getattr(plan["weight"].role.geometry, "stride", 1) == stride
     # the taps that make one output entry, counted: ones in, ones as weights
     ones = torch.ones(1, layer.in_channels, *[12] * (layer.weight.ndim - 2))
