@@ -24,7 +24,7 @@ from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import VALIDATION_SEED, Run, TrainConfig, build
-from surefoot.monitor.activations import first_tensor, heads, owners, rms, watching
+from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners, rms
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
@@ -173,7 +173,7 @@ def _judge(records: Sequence[Record], quantity: str, layer: str, band: float) ->
 
 def _taps(model: nn.Module) -> dict[str, str]:
     """Layer's name in the tables -> module's name."""
-    hidden = [name for name in owners(model) if name and name not in heads(model, Plan.of(model))]
+    hidden = [name for name in owners(model) if name and name not in lm_heads(model, Plan.of(model))]
     return {name: name for name in hidden} | {LOGITS: ""}
 
 
@@ -188,11 +188,11 @@ def _outputs(model: nn.Module, tokens: Tensor, taps: dict[str, str]) -> dict[str
     layers = {module: layer for layer, module in taps.items()}
     found: dict[str, list[Tensor]] = {}
 
-    def see(module: str, _args: Any, _kwargs: Any, output: Any) -> None:
+    def see(module: str, _: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if (y := first_tensor(output)) is not None:
             found.setdefault(layers[module], []).append(y.flatten().clone())
 
-    with watching(model, layers, see):
+    with forward_hooks(model, layers, see):
         model(tokens)
     return {layer: torch.cat(parts) for layer, parts in found.items()}
 
