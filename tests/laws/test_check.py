@@ -103,9 +103,47 @@ class LowUpperBound(RowRMS):
         return 0.5 * self.norm(w), 0.9 * self.norm(w), cache
 
 
+class SaysRowsAreIndependent(Spectral):
+    """A direction of whole matrices that is declared one of rows."""
+
+    couples = frozenset({-1})
+
+
+class SaysRowsAreCoupled(RowRMS):
+    couples = frozenset({-2, -1})
+
+
+class ScaledByRows(RowRMS):
+    """A width factor of the number of rows: a part of the table would step further than the whole."""
+
+    def scale(self, shape):
+        return super().scale(shape) / shape[-2]
+
+
+class NormOfEverything(RowRMS):
+    def norm(self, w):
+        return super().norm(w).amax()
+
+
+class LowCertificate(RowRMS):
+    def certificate(self, w):
+        return 0.9 * self.norm(w)
+
+
+class AlwaysBelow(RowRMS):
+    def is_below(self, w, limit):
+        return torch.ones_like(limit, dtype=torch.bool)
+
+
 @pytest.mark.parametrize(
     ("geometry", "law"),
     [
+        (SaysRowsAreIndependent("svd"), "independent"),
+        (SaysRowsAreCoupled(), "coupled"),
+        (ScaledByRows(), "cut"),
+        (NormOfEverything(), "shapes"),
+        (LowCertificate(), "bounds"),
+        (AlwaysBelow(), "bounds"),
         (WrongSign(), "maximal"),
         (WrongExponent(), "maximal"),
         (AdditiveEps(), "scale-free"),
@@ -123,6 +161,14 @@ class LowUpperBound(RowRMS):
 def test_each_broken_law_is_named(geometry, law):
     with pytest.raises(ValueError, match=law):
         surefoot.check(geometry)
+
+
+def test_a_coupled_dimension_that_the_norm_is_not_over_is_refused():
+    class Batch(RowRMS):
+        couples = frozenset({-3})
+
+    with pytest.raises(ValueError, match="couples dimension -3"):
+        surefoot.check(Batch())
 
 
 def test_check_leaves_the_global_generator_alone():

@@ -9,13 +9,15 @@ from surefoot.geometry.base import Geometry, dual_norm, expand
 
 
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
-    """Test the laws that bind a geometry's four methods, on random float64 data with a fixed seed.
+    """Test the laws that bind a geometry's methods, on random float64 data with a fixed seed.
 
-    unit: `norm(direction(g)) = 1`; maximal: no competitor of norm 1 has a larger product with g; feasible:
+    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`; maximal: no competitor of norm 1 has a larger product with g; feasible:
     `norm(project(w, r)) <= r`; nearest: `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the
     ball stays, bit for bit; homogeneous: `norm(c w) = c norm(w)`; scale-free: `direction(c g) = direction(g)`;
     zero-safe: `direction(0) = 0`; untouched: no method writes to its argument; own: a direction may be written to;
-    batch: a batch equals a loop; bounds: `lower <= norm <= upper`.
+    batch: a batch equals a loop; bounds: `lower <= norm <= upper <= certificate`, and `is_below` says so; independent:
+    what `couples` declares to be another problem does not change a direction; coupled: what it declares to be the same
+    problem does; cut: rows that are independent have the same direction in a part of the table.
 
     Args:
         geometry: yours.
@@ -26,7 +28,8 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
         The violation of each law, 0 being perfect.
 
     Raises:
-        ValueError: a law is broken; the message names it and by how much.
+        ValueError: a law is broken, the message names it and by how much; a dimension in `couples` that the norm is
+            not taken over.
 
     >>> from surefoot.geometry import RowRMS
     >>> max(check(RowRMS()).values()) < 1e-6
@@ -36,13 +39,52 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     generator = torch.Generator().manual_seed(0)
     g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     before = [x.clone() for x in (g, w, z)]
-    violations = _direction_laws(geometry, g, w) | _ball_laws(geometry, w, z)
+    if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
+        raise ValueError(f"{geometry} couples dimension {foreign[0]}; its norm is over {-geometry.ndim} to -1")
+    violations = {"shapes": _shapes(geometry, g, w)}
+    if not violations["shapes"]:
+        violations |= _direction_laws(geometry, g, w) | _ball_laws(geometry, w, z) | _problem_laws(geometry, g)
     same = all(torch.equal(x, y) for x, y in zip(before, (g, w, z), strict=True))
     violations["untouched"] = 0.0 if same else 1.0
     broken = {law: size for law, size in violations.items() if not size <= tolerance}
     if broken:
         raise ValueError(f"{geometry} breaks " + ", ".join(f"{law} by {size:.2g}" for law, size in broken.items()))
     return violations
+
+
+def _shapes(geometry: Geometry, g: Tensor, w: Tensor) -> float:
+    """0 if results have the shapes that they should, else 1."""
+    norm, direction, projected = geometry.norm(w), geometry.direction(g), geometry.project(w, 1.0)[0]
+    right = norm.shape == w.shape[: -geometry.ndim] and direction.shape == g.shape and projected.shape == w.shape
+    return 0.0 if right else 1.0
+
+
+def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
+    """Whether `couples` is true: of what lies outside a problem, of what lies inside, and of a part of the rows."""
+    d, dims = geometry.direction(g), range(-g.ndim, 0)
+    size = d.abs().max()
+    problem = tuple(slice(None) if dim in geometry.couples else 0 for dim in dims)
+    outside, other = torch.ones_like(g, dtype=torch.bool), g.clone()
+    outside[problem], other[problem] = False, -3 * g[problem].flip(tuple(range(g[problem].ndim)))
+    laws = {"independent": float(((geometry.direction(other) - d).abs() * outside).max() / size)}
+    changes = [_change(geometry, g, d, dim, end) for dim in geometry.couples for end in (0, -1)]
+    pairs = zip(changes[::2], changes[1::2], strict=True)
+    laws["coupled"] = 0.0 if all(max(pair) > 1e-9 * size for pair in pairs) else 1.0
+    rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2
+    if rows not in geometry.couples:
+        part = geometry.direction(g.narrow(rows, 0, half))
+        laws["cut"] = float((part - d.narrow(rows, 0, half)).abs().max() / size)
+    return laws
+
+
+def _change(geometry: Geometry, g: Tensor, d: Tensor, dim: int, end: int) -> float:
+    """What one huge entry at an end of dimension dim changes of the direction along the rest of that dimension."""
+    entry = tuple(end if each == dim else 0 for each in range(-g.ndim, 0))
+    rest = slice(1, None) if end == 0 else slice(-1)
+    line = tuple(rest if each == dim else 0 for each in range(-g.ndim, 0))
+    other = g.clone()
+    other[entry] = 1e3 * g.abs().max()
+    return float((geometry.direction(other)[line] - d[line]).abs().max())
 
 
 def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float]:
@@ -93,10 +135,14 @@ def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
     gains = [float((((w - nearest) * (c - nearest)).sum(dims) / (w * w).sum(dims)).max()) for c in competitors]
     stays, _ = geometry.project(w, 2 * float(norm.max()))
     lower, upper, _ = geometry.bounds(w)
+    certificate = geometry.certificate(w)
+    certain = geometry.is_below(w, 2 * norm).all() and not geometry.is_below(w, norm / 2).any()
     return {
         "feasible": max(0.0, float(geometry.norm(nearest).max()) / radius - 1),
         "nearest": max(0.0, *gains),
         "inside": 0.0 if torch.equal(stays, w) else 1.0,
         "homogeneous": float((geometry.norm(3 * w) / (3 * norm) - 1).abs().max()),
-        "bounds": max(0.0, float((lower / norm).max()) - 1, 1 - float((upper / norm).min())),
+        "bounds": max(0.0, *((float(x.max()) - 1) for x in (lower / norm, norm / upper, norm / certificate)))
+        if certain
+        else 1.0,
     }

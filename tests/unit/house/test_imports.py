@@ -16,7 +16,7 @@ LAYERS = (
     ("linalg",),
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
-    ("conversion", "initialise", "roles", "recipes"),
+    ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
     ("plan",),
     ("monitor", "step"),
