@@ -11,20 +11,20 @@ import time
 import pytest
 
 from surefoot.experiment.files import DirectoryInUse, Log, locked, read_lines, write_atomic
-from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.config import TrialResult
 from surefoot.experiment.sweep.progress import silent
 from surefoot.experiment.sweep.sweep import Grid, SweepConfig, SweepError, load, run
 
 SWEEP = """
 import os, sys, time
-from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.config import TrialResult
 from surefoot.experiment.sweep.sweep import Grid, SweepConfig, run
 
 def cell(cell):
     with open(os.path.join(cell.settings["log"], f"{os.getpid()}"), "a") as log:
         log.write(f"{cell.width} {cell.log2_lr}\\n")
     time.sleep(cell.settings["sleep"])
-    return CellResult(2.0, 2 + cell.log2_lr**2, 0.1)
+    return TrialResult(2.0, 2 + cell.log2_lr**2, 0.1)
 
 if __name__ == "__main__":
     config = SweepConfig(("a",), (8, 16), (0,), 1, Grid(tuple(range(-6, 7))),
@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 
 def quick(cell):
-    return CellResult(2.0, 2 + cell.log2_lr**2, 0.1)
+    return TrialResult(2.0, 2 + cell.log2_lr**2, 0.1)
 
 
 def failing(cell):

@@ -11,7 +11,8 @@ from surefoot.experiment.coordcheck import judge, observe
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.training import baselines, methods
-from surefoot.experiment.training.run import Run, TrainConfig
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.run import Run
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -35,7 +36,7 @@ def test_unknown_method_lists_the_known():
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_every_method_initialises_by_seed_and_takes_a_step(name, corpus):
-    runs = [Run(TrainConfig(method=name, width=32, depth=1, lr=1e-3, seed=seed), corpus) for seed in (0, 0, 1)]
+    runs = [Run(TrainConfig.of(method=name, width=32, depth=1, lr=1e-3, seed=seed), corpus) for seed in (0, 0, 1)]
     weights = [run.model.get_parameter("blocks.0.mlp.up.weight") for run in runs]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -130,7 +131,7 @@ def test_mup_refuses_a_tied_head_without_a_multiplier():
 
 def slopes(method: methods.Method, corpus: Corpus, seeds: int = 2) -> list[float]:
     """Of the change of every layer."""
-    configs = [TrainConfig(width=w, lr=2.0**-8, seed=s, steps=8) for w in WIDTHS for s in range(seeds)]
+    configs = [TrainConfig.of(width=w, lr=2.0**-8, seed=s, steps=8) for w in WIDTHS for s in range(seeds)]
     layers = judge([observe(config, corpus, method) for config in configs])["layers"]
     return [layer["change"]["slope"] for layer in layers]
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from surefoot.experiment.files import dumps
-from surefoot.experiment.sweep.config import CellResult
+from surefoot.experiment.sweep.config import TrialResult
 from surefoot.experiment.sweep.progress import on_stderr, silent
 from surefoot.experiment.sweep.sweep import Bracket, Grid, SweepConfig, load, run
 
@@ -23,15 +23,15 @@ def fake(cell):
     """A parabola whose level falls with width; three octaves above its optimum it diverges."""
     d = cell.log2_lr - known_optimum(cell.recipe, cell.width)
     if d > 3:
-        return CellResult(None, math.nan, 0.01)
+        return TrialResult(None, math.nan, 0.01)
     loss = 2 - 0.1 * math.log2(cell.width) + 0.1 * d**2 + 0.001 * cell.seed
-    return CellResult(loss, loss, 0.01 * cell.width)
+    return TrialResult(loss, loss, 0.01 * cell.width)
 
 
 def thread_count(cell):
     import torch
 
-    return CellResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
+    return TrialResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
 
 
 def config(**changes):
@@ -195,7 +195,7 @@ def test_wrong_searches_are_refused():
 
 
 def hopeless(cell):
-    return CellResult(None, None, 0.0) if cell.recipe == "falling" else fake(cell)
+    return TrialResult(None, None, 0.0) if cell.recipe == "falling" else fake(cell)
 
 
 def test_report_draws_and_prints_what_was_found(finished):
