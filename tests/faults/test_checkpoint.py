@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from surefoot.experiment.training import checkpoint
+from surefoot.experiment import files
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
@@ -66,7 +66,7 @@ def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, 
         moves.append(target)
         os.rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(OSError, match=r"cannot write .*a\.pt"):
         save(path, {"step": 2})
     assert load(path) == {"step": 1}
@@ -97,7 +97,7 @@ print(folder.newest()["step"])
 
 
 def test_dev_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_beside", lambda path: tmp_path / "full")
+    monkeypatch.setattr(files, "_temporary", lambda path: tmp_path / "full")
     (tmp_path / "full").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device; what was saved earlier is intact"):
         save(tmp_path / "a.pt", PAYLOAD)

@@ -11,42 +11,47 @@ import time
 import pytest
 
 from surefoot.experiment.files import DirectoryInUse, Log, locked, read_lines, write_atomic
-from surefoot.experiment.sweep.config import TrialResult
-from surefoot.experiment.sweep.progress import silent
-from surefoot.experiment.sweep.sweep import Grid, SweepConfig, SweepError, load, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import SweepError, load, run
 
 SWEEP = """
 import os, sys, time
-from surefoot.experiment.sweep.config import TrialResult
-from surefoot.experiment.sweep.sweep import Grid, SweepConfig, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import run
 
-def cell(cell):
-    with open(os.path.join(cell.settings["log"], f"{os.getpid()}"), "a") as log:
-        log.write(f"{cell.width} {cell.log2_lr}\\n")
-    time.sleep(cell.settings["sleep"])
-    return TrialResult(2.0, 2 + cell.log2_lr**2, 0.1)
+def trial(trial):
+    with open(os.path.join(trial.settings["log"], f"{os.getpid()}"), "a") as log:
+        log.write(f"{trial.width} {trial.log2_lr}\\n")
+    time.sleep(trial.settings["sleep"])
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
 
 if __name__ == "__main__":
     config = SweepConfig(("a",), (8, 16), (0,), 1, Grid(tuple(range(-6, 7))),
                          {"sleep": float(sys.argv[2]), "log": sys.argv[3]})
-    run(config, sys.argv[1], cell, workers=2)
+    run(config, sys.argv[1], trial, workers=2)
 """
 
 
-def quick(cell):
-    return TrialResult(2.0, 2 + cell.log2_lr**2, 0.1)
+def silent(progress):
+    pass
 
 
-def failing(cell):
-    if (cell.width, cell.log2_lr) == (8, 0.0):
+def quick(trial):
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
+
+
+def failing(trial):
+    if (trial.width, trial.log2_lr) == (8, 0.0):
         raise KeyError("no such layer")
-    return quick(cell)
+    return quick(trial)
 
 
-def dying(cell):
-    if (cell.width, cell.log2_lr) == (8, 0.0):
+def dying(trial):
+    if (trial.width, trial.log2_lr) == (8, 0.0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return quick(cell)
+    return quick(trial)
 
 
 def config(**changes):

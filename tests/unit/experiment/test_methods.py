@@ -9,8 +9,8 @@ from torch import nn
 from surefoot.cli import options
 from surefoot.experiment.coordcheck import judge, observe
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.models.decoder import reference
-from surefoot.experiment.training import baselines, methods
+from surefoot.experiment.models.decoder import REFERENCES, reference
+from surefoot.experiment.training import baselines, methods, names
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
@@ -24,9 +24,11 @@ def corpus() -> Corpus:
 
 
 def test_command_line_names_are_the_tables():
-    assert set(options.METHODS) == set(methods.METHODS)
-    assert set(options.LOG2_LR) == set(methods.METHODS)
-    assert {n for n, m in methods.METHODS.items() if isinstance(m, methods.Steepest)} == set(options.RECIPES)
+    assert tuple(methods.METHODS) == names.METHODS
+    assert tuple(n for n, m in methods.METHODS.items() if isinstance(m, methods.Steepest)) == names.RECIPES
+    for name in names.RECIPES:
+        assert methods.METHODS[name].recipe.name.split("(")[0] == name
+    assert tuple(REFERENCES) == options.MODELS
 
 
 def test_unknown_method_lists_the_known():

@@ -232,13 +232,13 @@ def test_a_cell_trains_as_the_loop_does(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"the quick brown fox jumps over the lazy dog, " * 100)
     settings = {"depth": 1, "batch_size": 4, "context": 16, "data": str(path), "text": "fox"}
-    cell = Trial("adamw", 16, -6.0, 1, 3, settings)
+    trial = Trial("adamw", 16, -6.0, 1, 3, settings)
     threads = torch.get_num_threads()
     try:
-        first, second = run_trial(cell), run_trial(cell)
+        first, second = run_trial(trial), run_trial(trial)
     finally:
         torch.set_num_threads(threads)
     assert first.val_loss == second.val_loss
     assert first.val_loss < 7
     with pytest.raises(ValueError, match=r"text\.txt has changed"):
-        run_trial(replace(cell, settings={**settings, "corpus": "0"}))
+        run_trial(replace(trial, settings={**settings, "corpus": "0"}))
