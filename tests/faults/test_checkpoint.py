@@ -72,27 +72,15 @@ def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, 
     assert load(path) == {"step": 1}
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
-    """A file-size limit in a process of its own: writing fails in the middle, as on a full disk."""
-    script = """
-import resource, sys, torch
-from pathlib import Path
-from surefoot.experiment.training.checkpoint import Checkpoints
-folder = Checkpoints(Path(sys.argv[1]))
-folder.save(1, {"step": 1, "w": torch.zeros(100)})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for _ in range(2):
-    try:
-        folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
-    except OSError as error:
-        print(error)
-print(folder.newest()["step"])
-"""
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    first, second, step = done.stdout.splitlines()
-    assert first == second
-    assert "step-00000002.pt: File too large; what was saved earlier is intact" in first
-    assert step == "1"
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, file_size_limit):
+    """A limit on the size of files: writing fails in the middle, as on a full disk."""
+    folder = Checkpoints(tmp_path)
+    folder.save(1, {"step": 1, "w": torch.zeros(100)})
+    file_size_limit(20_000)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"step-00000002\.pt: File too large; what was saved earlier is intact"):
+            folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
+    assert folder.newest()["step"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 

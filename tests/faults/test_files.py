@@ -1,7 +1,14 @@
 """Run directories without `fcntl`, as on Windows, and the public names before anything is imported."""
 
+import importlib
 import subprocess
 import sys
+import types
+from importlib.util import find_spec
+
+import pytest
+
+import surefoot
 
 WITHOUT_FCNTL = """
 import os, sys
@@ -40,13 +47,25 @@ def test_run_directories_need_nothing_that_windows_lacks(tmp_path):
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n'
 
 
-def test_modules_of_the_package_are_there_the_first_time():
+def test_modules_of_the_package_are_there_the_first_time(monkeypatch):
     code = """
 import sys, types, surefoot
-for name in ("cli", "experiment", "roles", "plan", "optim"):
+for name in ("cli", "experiment", "conversion"):
     assert isinstance(getattr(surefoot, name), types.ModuleType), name
-    assert name not in ("cli", "experiment") or "torch" not in sys.modules
-assert not hasattr(surefoot, "no_such_module")
+assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    for name in ("roles", "plan", "optim"):
+        module = importlib.import_module(f"surefoot.{name}")
+        monkeypatch.delattr(surefoot, name)
+        assert getattr(surefoot, name) is module
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_module'; it has RMS"):
+        _ = surefoot.no_such_module
+
+
+def test_public_names_that_are_modules_are_the_packages_modules():
+    for name in surefoot._api.__all__:
+        value = getattr(surefoot, name)
+        assert not isinstance(value, types.ModuleType) or value.__name__ == f"surefoot.{name}"
+        assert isinstance(value, types.ModuleType) or find_spec(f"surefoot.{name}") is None
