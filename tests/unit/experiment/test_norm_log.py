@@ -77,7 +77,7 @@ def test_a_line(corpus, tmp_path):
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
     del lines[0]
     assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
-    assert lines[0]["lr"] == TINY.lr * TINY.factor(5)
+    assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
     assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=1e-5)
     assert list(lines[0]["dependency"]) == ["embedding.weight"]
@@ -142,7 +142,7 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
 
     monkeypatch.setattr(norm_log, "Alarms", Spy)
     watched(TINY, corpus, tmp_path, log_every=6)
-    rates = [TINY.factor(step) for step in range(12)]
+    rates = [TINY.schedule.factor(step) for step in range(12)]
     assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
 
 

@@ -18,7 +18,7 @@ from surefoot.experiment.files import replace_files
 
 MANIFEST = ".sha256.json"
 """Suffix of the file beside a checkpoint that lists the digests it may have."""
-KEEP = 2
+RETAINED = 2
 """Number of checkpoints in a folder: the newest, and the one before it in case the newest is damaged."""
 
 
@@ -109,7 +109,7 @@ class Checkpoints:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         save(self.folder / f"step-{step:08d}.pt", payload)
-        for path in self._paths()[KEEP:]:
+        for path in self._paths()[RETAINED:]:
             path.unlink(missing_ok=True)
             _manifest(path).unlink(missing_ok=True)
 

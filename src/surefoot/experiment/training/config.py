@@ -101,6 +101,7 @@ _COOLDOWN = {
     "help": "last part of the steps, over which the rate falls linearly to 0; 1: all after the warm-up",
     "number": FRACTION,
     "flag": "--cooldown",
+    "metavar": "COOLDOWN",
 }
 
 

@@ -26,41 +26,40 @@ def train(
     eval_every: int = 0,
     checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
-    """Train a model, from its newest checkpoint if there is one; a run that diverges ends early.
+    """Train a model, from its newest checkpoint if there is one. A run that diverges ends early.
 
     Args:
-        config: see `Run`.
-        corpus: see `Run`.
-        method: see `Run`.
-        prepare: see `Run`.
-        on_step: called with a record (step, loss, lr, tokens, seconds) every `log_every` steps and at the end.
+        config: settings of the run.
+        corpus: the data.
+        method: overrides the method that `config` names.
+        prepare: called once with the model before its first step.
+        on_step: called with a record of `Run` every `log_every` steps and at the end.
         observe: called with the run before its first step and whenever `on_step` is.
         log_every: steps between two records.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: only at the end.
         checkpoints: folder to save to and to resume from.
 
     Returns:
-        The outcome.
+        The outcome, as the run has it after its last step.
 
     Raises:
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
     run = Run(config, corpus, method, prepare)
-    if checkpoints is not None and (saved := checkpoints.newest()) is not None:
+    if checkpoints and (saved := checkpoints.newest()):
         run.load_state(saved)
-    if observe is not None and run.step == 0:
+    if observe and run.step == 0:
         observe(run)
     start, diverged = time.perf_counter() - run.seconds, _diverged(run)
     while run.step < config.schedule.steps and not diverged:
         run.advance()
-        diverged = _diverged(run)
-        logs = diverged or _due(run, eval_every) or _due(run, log_every)
+        logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
         if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
             _stop_clock(run, start)
             if logs:
-                _log(run, on_step, observe, _due(run, eval_every))
-            if checkpoints is not None and _due(run, checkpoints.every):
+                _log(run, on_step, observe, evaluates=_due(run, eval_every))
+            if checkpoints and _due(run, checkpoints.every):
                 checkpoints.save(run.step, run.state())
             start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
     _stop_clock(run, start)
