@@ -27,13 +27,14 @@ from surefoot.experiment.data.corpus import load
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load as load_sweep
 from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.training.baselines import gpt2_, torch_
-from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import AdamW, Initialise, Method, Steepest
 from surefoot.geometry import Identity
 from surefoot.momentum import Adam, Momentum
@@ -267,15 +268,15 @@ STUDIES = {
 }
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_trial(cell: Trial) -> TrialResult:
     """Train one variant."""
     torch.set_num_threads(1)
     variant = STUDIES[cell.settings["study"]].variants()[cell.recipe]
-    config = TrainConfig(
+    config = TrainConfig.of(
         width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **dict(variant.training)
     )
     result = train(config, load(None), method=variant.method)
-    return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 def measure(name: str) -> None:
@@ -283,7 +284,7 @@ def measure(name: str) -> None:
     study = STUDIES[name]
     names = tuple(study.variants())
     search = Bracket(dict.fromkeys(names, study.centre), budget=7)
-    run(SweepConfig(names, study.widths, study.seeds, 120, search, {"study": name}), HERE / name, run_cell)
+    run(SweepConfig(names, study.widths, study.seeds, 120, search, {"study": name}), HERE / name, run_trial)
 
 
 def table(name: str) -> str:

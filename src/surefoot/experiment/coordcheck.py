@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from surefoot.experiment.files import Log, Record, claim, dumps, locked, write_a
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
-from surefoot.experiment.training.run import VALIDATION_SEED, Run, TrainConfig, build
+from surefoot.experiment.training.run import VALIDATION_SEED, Run, build
 from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners, rms
 from surefoot.plan import Plan
 
@@ -66,9 +66,9 @@ def check(
     if len(widths) < 2:
         raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
     for width in widths:  # what does not fit is said before anything runs
-        Plan.of(build(replace(config, width=width), corpus.vocab))
+        Plan.of(build(config.replace(width=width), corpus.vocab))
     directory.mkdir(parents=True, exist_ok=True)
-    made = {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}
+    made = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}
     asked = {key: value for key, value in made.items() if key not in ("width", "seed")}
     with locked(directory):
         claim(directory, asked, RESULTS)
@@ -76,7 +76,7 @@ def check(
             done = {(record["width"], record["seed"]): record for record in log.records}
             cells = [(width, seed) for width in sorted(widths) for seed in seeds]
             for width, seed in (cell for cell in cells if cell not in done):
-                done[width, seed] = record = observe(replace(config, width=width, seed=seed), corpus)
+                done[width, seed] = record = observe(config.replace(width=width, seed=seed), corpus)
                 log.append(record)
                 if say is not None:
                     say(record)
@@ -99,17 +99,17 @@ def observe(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
         layers whose outputs are logits.
     """
     run = Run(config, corpus, method)
-    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batch_size, config.context)
+    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
     taps = _taps(run.model)
     begun = time.perf_counter()
     before = _outputs(run.model, tokens.to(run.device), taps)
-    for _ in range(config.steps):
+    for _ in range(config.schedule.steps):
         run.advance()
     after = _outputs(run.model, tokens.to(run.device), taps)
     seconds = round(time.perf_counter() - begun, 3)
     start = {layer: _finite(rms(y)) for layer, y in before.items()}
     change = {layer: _finite(rms(after[layer] - y)) for layer, y in before.items()}
-    sizes = {"width": config.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
+    sizes = {"width": config.architecture.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
     return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change}
 
 

@@ -11,13 +11,14 @@ from surefoot.geometry.base import Geometry, dual_norm, expand
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
     """Test the laws that bind a geometry's methods, on random float64 data with a fixed seed.
 
-    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`; maximal: no competitor of norm 1 has a larger product with g; feasible:
-    `norm(project(w, r)) <= r`; nearest: `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the
-    ball stays, bit for bit; homogeneous: `norm(c w) = c norm(w)`; scale-free: `direction(c g) = direction(g)`;
-    zero-safe: `direction(0) = 0`; untouched: no method writes to its argument; own: a direction may be written to;
-    batch: a batch equals a loop; bounds: `lower <= norm <= upper <= certificate`, and `is_below` says so; independent:
-    what `couples` declares to be another problem does not change a direction; coupled: what it declares to be the same
-    problem does; cut: rows that are independent have the same direction in a part of the table.
+    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`;
+    maximal: no competitor of norm 1 has a larger product with g; feasible: `norm(project(w, r)) <= r`; nearest:
+    `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the ball stays, bit for bit; homogeneous:
+    `norm(c w) = c norm(w)`; scale-free: `direction(c g) = direction(g)`; zero-safe: `direction(0) = 0`; untouched: no
+    method writes to its argument; own: a direction may be written to; batch: a batch equals a loop; bounds:
+    `lower <= norm <= upper`, `norm <= certificate`, and `is_below` says so; independent: what `couples` declares to be
+    another problem does not change a direction; coupled: what it declares to be the same problem does; cut: rows that
+    are independent have the same direction in a part of the table.
 
     Args:
         geometry: yours.

@@ -7,9 +7,10 @@ import os
 import pytest
 
 from surefoot.experiment.files import dumps
-from surefoot.experiment.sweep.config import CellResult
-from surefoot.experiment.sweep.progress import on_stderr, silent
-from surefoot.experiment.sweep.sweep import Bracket, Grid, SweepConfig, load, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.progress import on_stderr
+from surefoot.experiment.sweep.search import Bracket, Grid
+from surefoot.experiment.sweep.sweep import load, run
 
 WIDTHS = (32, 64, 128)
 CENTRES = {"steady": -4.0, "falling": -6.0}
@@ -19,19 +20,23 @@ def known_optimum(recipe, width):
     return -4.3 if recipe == "steady" else -5.7 - math.log2(width / 32)
 
 
-def fake(cell):
+def silent(progress):
+    pass
+
+
+def fake(trial):
     """A parabola whose level falls with width; three octaves above its optimum it diverges."""
-    d = cell.log2_lr - known_optimum(cell.recipe, cell.width)
+    d = trial.log2_lr - known_optimum(trial.recipe, trial.width)
     if d > 3:
-        return CellResult(None, math.nan, 0.01)
-    loss = 2 - 0.1 * math.log2(cell.width) + 0.1 * d**2 + 0.001 * cell.seed
-    return CellResult(loss, loss, 0.01 * cell.width)
+        return TrialResult(None, math.nan, 0.01)
+    loss = 2 - 0.1 * math.log2(trial.width) + 0.1 * d**2 + 0.001 * trial.seed
+    return TrialResult(loss, loss, 0.01 * trial.width)
 
 
-def thread_count(cell):
+def thread_count(trial):
     import torch
 
-    return CellResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
+    return TrialResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
 
 
 def config(**changes):
@@ -42,10 +47,10 @@ def config(**changes):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sweep") / "new" / "run"
-    seen = []
+    shown = []
     facts = {"corpus_sha256": "abc"}
-    summary = run(config(), directory, fake, workers=2, progress=seen.append, environment=facts)
-    return directory, summary, seen
+    summary = run(config(), directory, fake, workers=2, progress=shown.append, environment=facts)
+    return directory, summary, shown
 
 
 def records(directory):
@@ -85,8 +90,8 @@ def test_results_are_strict_json_with_the_promised_keys(finished):
     keys = ["recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds"]
     for record in records(directory):
         assert list(record) == keys
-    cells = [(r["recipe"], r["width"], r["log2_lr"], r["seed"]) for r in records(directory)]
-    assert len(cells) == len(set(cells))
+    trials = [(r["recipe"], r["width"], r["log2_lr"], r["seed"]) for r in records(directory)]
+    assert len(trials) == len(set(trials))
     assert json.loads((directory / "summary.json").read_text()) == json.loads(dumps(summary))
     assert load(directory)[0] == json.loads(dumps(summary))
     environment = summary["environment"]
@@ -110,10 +115,10 @@ def test_widest_runs_start_first(finished):
 
 
 def test_progress_counts_up_and_time_left_ends_at_zero(finished):
-    seen = finished[2]
-    assert [p.finished for p in seen] == list(range(1, len(seen) + 1))
-    assert (seen[-1].expected, seen[-1].seconds_left) == (len(seen), 0)
-    assert 0.4 < seen[0].expected / len(seen) < 1.6
+    shown = finished[2]
+    assert [p.finished for p in shown] == list(range(1, len(shown) + 1))
+    assert (shown[-1].expected, shown[-1].seconds_left) == (len(shown), 0)
+    assert 0.4 < shown[0].expected / len(shown) < 1.6
 
 
 def test_a_rerun_runs_nothing_and_says_the_same(finished):
@@ -129,9 +134,9 @@ def test_a_rerun_fills_in_exactly_what_is_missing(finished, tmp_path):
     lines = (directory / "results.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     (tmp_path / "results.jsonl").write_text("".join(lines[::3]) + lines[1][:40])  # and a torn line
-    seen = []
-    again = run(config(), tmp_path, fake, workers=2, progress=seen.append)
-    assert len(seen) == len(lines) - len(lines[::3])
+    shown = []
+    again = run(config(), tmp_path, fake, workers=2, progress=shown.append)
+    assert len(shown) == len(lines) - len(lines[::3])
     assert sorted(map(str, records(tmp_path))) == sorted(map(str, records(directory)))
     assert again["recipes"] == summary["recipes"]
 
@@ -194,8 +199,8 @@ def test_wrong_searches_are_refused():
         Bracket({}, budget=2)
 
 
-def hopeless(cell):
-    return CellResult(None, None, 0.0) if cell.recipe == "falling" else fake(cell)
+def hopeless(trial):
+    return TrialResult(None, None, 0.0) if trial.recipe == "falling" else fake(trial)
 
 
 def test_report_draws_and_prints_what_was_found(finished):

@@ -100,7 +100,7 @@ class NormLog:
         self._watch = Watch(run, self._limit)
         layers = {name: asdict(layer) for name, layer in self._watch.layers.items()}
         write_atomic(self._directory / LAYERS, dumps(layers, indent=2) + "\n")
-        self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
+        self._times = [*accumulate(map(run.config.schedule.factor, range(run.config.schedule.steps)), initial=0.0)]
         self._alarms = Alarms(self._watch.layers, self._times[-1])
         log = self._files.enter_context(continued(self._directory / NORMS, run.step))
         for line in log.records:  # what was told before the run was resumed is not told again
@@ -118,7 +118,8 @@ def _line(run: Run, watch: Watch) -> Record:
     numbers = watch.look()
     norms = {name: _pair(row, "forward") for name, row in numbers.items()}
     dependency = {name: _pair(row, "dependency") for name, row in numbers.items()}
-    line: Record = {"step": run.step, "lr": run.config.lr * run.config.factor(run.step), "norms": norms}
+    lr = run.config.optimisation.lr * run.config.schedule.factor(run.step)
+    line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
     if watch.steps:
