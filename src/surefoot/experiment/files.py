@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import stat
 import tempfile
@@ -210,3 +211,12 @@ def differences(found: Any, wanted: Any, key: str = "") -> list[str]:
         nested = [differences(found.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return [line for lines in nested for line in lines]
     return [] if found == wanted else [f"{key}: there {json.dumps(found)}, now {json.dumps(wanted)}"]
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None (JSON's null) where it is NaN or infinite.
+
+    >>> finite_or_none(1.5), finite_or_none(float("inf"))
+    (1.5, None)
+    """
+    return value if math.isfinite(value) else None
