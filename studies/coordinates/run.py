@@ -77,7 +77,12 @@ def main() -> None:
         for folder, (name, model, widths, seeds) in PARTS.items():
             config = TrainConfig(model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0)
             check(
-                config, corpus, HERE / folder, widths, seeds, say=lambda record: print(record["width"], file=sys.stderr)
+                config,
+                corpus,
+                HERE / folder,
+                widths,
+                seeds,
+                on_record=lambda record: print(record["width"], file=sys.stderr),
             )
     print(table())
 

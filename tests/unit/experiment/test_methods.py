@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surefoot.cli import options
-from surefoot.experiment.coordcheck import judge, observe
+from surefoot.experiment.coordcheck import evaluate, measure
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.training import baselines, methods
@@ -131,7 +131,7 @@ def test_mup_refuses_a_tied_head_without_a_multiplier():
 def slopes(method: methods.Method, corpus: Corpus, seeds: int = 2) -> list[float]:
     """Of the change of every layer."""
     configs = [TrainConfig(width=w, lr=2.0**-8, seed=s, steps=8) for w in WIDTHS for s in range(seeds)]
-    layers = judge([observe(config, corpus, method) for config in configs])["layers"]
+    layers = evaluate([measure(config, corpus, method) for config in configs])["layers"]
     return [layer["change"]["slope"] for layer in layers]
 
 
