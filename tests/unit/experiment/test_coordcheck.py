@@ -57,7 +57,7 @@ def worst(slopes: dict[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def test_the_default_recipe_keeps_its_scale(corpus):
-    slopes = slopes_of("beyond_mup", corpus, (32, 256), seeds=2)
+    slopes = slopes_of("beyond_mup", corpus, FEW, seeds=2)
     assert max(worst(slopes)) <= BAND, slopes
     assert slopes[LOGITS][0] == pytest.approx(-0.5, abs=0.05)
 
@@ -68,7 +68,14 @@ def test_standard_adamw_does_not(corpus):
     assert change > 0.5
 
 
-@pytest.mark.parametrize(("role", "layer"), [("linear", "blocks.0.mlp.up"), ("head", LOGITS), ("embedding",) * 2])
+@pytest.mark.parametrize(
+    ("role", "layer"),
+    [
+        ("linear", "blocks.0.mlp.up"),
+        pytest.param("head", LOGITS, marks=pytest.mark.slow),
+        pytest.param("embedding", "embedding", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rate_without_its_width_factor_is_found(role, layer, corpus):
     assert slopes_of("moga_row", corpus, FEW, **{role: {"lr_scale": FanIn()}})[layer][1] > 0.25
 

@@ -100,8 +100,15 @@ def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     assert layers["embedding.weight"]["limit"] == 10.0
 
 
-@pytest.mark.parametrize("method", ["beyond_mup", "adamw"])
-@pytest.mark.parametrize("lr", [1e9, 1e30])
+@pytest.mark.parametrize(
+    ("method", "lr"),
+    [
+        ("beyond_mup", 1e9),
+        ("adamw", 1e30),
+        pytest.param("beyond_mup", 1e30, marks=pytest.mark.slow),
+        pytest.param("adamw", 1e9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     config = replace(TINY, method=method, lr=lr, steps=40)
     result, lines, warned = logged(config, corpus, tmp_path, log_every=100)
