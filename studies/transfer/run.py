@@ -181,11 +181,11 @@ def time_steps(rounds: int = 20) -> None:
     timed beside AdamW, and scaled by AdamW's old time over its new one.
     """
     torch.set_num_threads(1)
-    known = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
+    earlier = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
         name: Run(TrainConfig(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
         for name, (method, centre) in METHODS.items()
-        if name not in known or name == "adamw"
+        if name not in earlier or name == "adamw"
     }
     least = dict.fromkeys(running, float("inf"))
     for turn in range(rounds + 2):
@@ -194,8 +194,8 @@ def time_steps(rounds: int = 20) -> None:
             training.advance()
             if turn >= 2:  # the first steps allocate memory
                 least[name] = min(least[name], time.perf_counter() - start)
-    unit = known.get("adamw", least["adamw"]) / least["adamw"]
-    least = {name: known.get(name, seconds * unit) for name, seconds in (least | known).items()}
+    unit = earlier.get("adamw", least["adamw"]) / least["adamw"]
+    least = {name: earlier.get(name, seconds * unit) for name, seconds in (least | earlier).items()}
     write_atomic(STEP_SECONDS, dumps({"width": WIDTHS[-1], "threads": 1, "seconds": least}, indent=2) + "\n")
     for name, seconds in least.items():
         print(f"{name}: {1000 * seconds:.1f} ms, {seconds / least['adamw']:.2f} of adamw")

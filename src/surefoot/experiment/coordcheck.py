@@ -47,7 +47,7 @@ def check(
     """Run the widths and seeds that are missing in `directory`, fit the slopes, and write `coordcheck.json`.
 
     Args:
-        config: of every run, except for its width and seed.
+        config: of every run, except for width and seed.
         corpus: the data.
         directory: created if missing; its finished runs are reused, also with more widths, more seeds, another band.
         widths: two or more.
@@ -56,36 +56,41 @@ def check(
         on_record: called with the record of each new run.
 
     Returns:
-        The content of `coordcheck.json`: that of `evaluate`, with `config` and `environment`.
+        The content of `coordcheck.json`: `evaluate`'s, with `config` and `environment`.
 
     Raises:
-        ValueError: fewer than two widths, one that does not fit the model, a model with parameters that cannot be
-            placed or with other layers at another width, a directory of another configuration.
+        ValueError: fewer than two widths, one that does not fit the model, a model that has no plan or has other layers
+            at another width, a directory of another configuration.
         DirectoryInUse: another check writes there.
         OSError: a file cannot be written.
     """
-    check_list("widths", widths)
-    if len(widths) < 2:
-        raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
-    for width in widths:  # raises for a width that does not fit before any run starts
-        Plan.of(build(replace(config, width=width), corpus.vocab))
+    _check_widths(config, corpus, widths)
     directory.mkdir(parents=True, exist_ok=True)
-    common = {key: value for key, value in asdict(config).items() if key not in ("width", "seed")}
-    common |= {"text": corpus.name, "corpus": corpus.sha256}
+    common = {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}
+    del common["width"], common["seed"]
     with locked(directory):
         claim(directory, common, RESULTS)
         with Log(directory / RESULTS) as log:
             done = {(record["width"], record["seed"]): record for record in log.records}
-            runs = [(width, seed) for width in sorted(widths) for seed in seeds]
-            for width, seed in (run for run in runs if run not in done):
-                done[width, seed] = record = measure(replace(config, width=width, seed=seed), corpus)
+            runs = [replace(config, width=width, seed=seed) for width in sorted(widths) for seed in seeds]
+            for run in (run for run in runs if (run.width, run.seed) not in done):
+                done[run.width, run.seed] = record = measure(run, corpus)
                 log.append(record)
                 if on_record is not None:
                     on_record(record)
-        slopes = evaluate([done[run] for run in runs], band)
+        slopes = evaluate([done[run.width, run.seed] for run in runs], band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:
+    """Raise ValueError for widths that cannot be run, before any run starts."""
+    check_list("widths", widths)
+    if len(widths) < 2:
+        raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
+    for width in widths:
+        Plan.of(build(replace(config, width=width), corpus.vocab))
 
 
 def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -> Record:

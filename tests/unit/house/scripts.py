@@ -3,6 +3,7 @@
 import contextlib
 import io
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,3 +54,10 @@ def run(script: str, *options: str) -> Done:
             finally:
                 torch.set_num_threads(threads)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def run_in_shell(script: str, *options: str) -> Done:
+    """Run a script in a process of its own."""
+    command = [sys.executable, str(ROOT / script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)

@@ -3,12 +3,10 @@
 import importlib
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
-from scripts import ROOT, importable, run
+from scripts import ROOT, importable, run, run_in_shell
 
 OPTIONS = {
     "bounds": ["--rounds", "2"],
@@ -164,7 +162,6 @@ def test_a_missing_gpu_is_reported(script):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*OPTIONS, "gpu", "report"])
 def test_a_benchmark_starts_from_a_shell(name):
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout
+    done = run_in_shell(f"benchmarks/{name}.py", "--help")
+    assert done.code == 0, done.err
+    assert "usage" in done.out

@@ -1,10 +1,7 @@
 """The pages that the studies write agree with the committed results, and every script of the studies starts."""
 
-import subprocess
-import sys
-
 import pytest
-from scripts import ROOT, run
+from scripts import ROOT, run, run_in_shell
 
 SCRIPTS = ["report.py", *(f"{name}/run.py" for name in ("coordinates", "defaults", "paired", "stability", "transfer"))]
 
@@ -33,7 +30,6 @@ def test_the_search_for_the_defaults_prints_its_tables():
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [*SCRIPTS, "transfer/gpu.py"])
 def test_a_script_starts_from_a_shell(script):
-    command = [sys.executable, str(ROOT / "studies" / script), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout
+    done = run_in_shell(f"studies/{script}", "--help")
+    assert done.code == 0, done.err
+    assert "usage" in done.out

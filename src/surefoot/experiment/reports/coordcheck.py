@@ -42,11 +42,11 @@ def statement(summary: Mapping[str, Any]) -> str:
 
 def verdict(summary: Mapping[str, Any]) -> str:
     """Say in one line whether the check passes, and how many of the failures may be noise."""
-    judged = list(_all(summary))
-    wrong = [slope for slope in judged if slope["status"] not in ("inside", "zero")]
+    slopes = list(_all(summary))
+    wrong = [slope for slope in slopes if slope["status"] not in ("inside", "zero")]
     if summary["passes"]:
-        return f"passes: all {len(judged)} slopes within ±{summary['band']:g}"
-    line = f"FAILS: {len(wrong)} of {len(judged)} slopes leave ±{summary['band']:g}"
+        return f"passes: all {len(slopes)} slopes within ±{summary['band']:g}"
+    line = f"FAILS: {len(wrong)} of {len(slopes)} slopes leave ±{summary['band']:g}"
     reaching = [slope for slope in wrong if slope["ci"] and max(slope["ci"][0], -slope["ci"][1]) <= summary["band"]]
     more = f"; {len(reaching)} may be noise, their intervals reach into the band: more --seeds would tell"
     return line + (more if reaching else "")
