@@ -232,21 +232,21 @@ def test_a_mixture_is_the_weighted_sum_of_its_best_experts():
 
 def test_the_mixture_is_placed_expert_by_expert():
     plan = sf.Plan.of(reference("moe", 32))
-    found = {name.removeprefix("blocks.0."): plan[name] for name in plan if name.startswith("blocks.0.")}
-    assert found["mlp.router.weight"].role.name == "router"
-    assert found["mlp.experts.gate_up_proj"].blocks == ((8, 88, 32),)  # gate and up of four experts
-    assert found["mlp.experts.down_proj"].blocks == ((4, 32, 88),)
-    assert found["attention.query_norm.weight"].role.name == "gain"
+    placements = {name.removeprefix("blocks.0."): plan[name] for name in plan if name.startswith("blocks.0.")}
+    assert placements["mlp.router.weight"].role.name == "router"
+    assert placements["mlp.experts.gate_up_proj"].blocks == ((8, 88, 32),)  # gate and up of four experts
+    assert placements["mlp.experts.down_proj"].blocks == ((4, 32, 88),)
+    assert placements["attention.query_norm.weight"].role.name == "gain"
     assert sf.Plan.of(reference("tied", 32))["embedding.weight"].role.name == "embedding"
 
 
 def test_queries_and_keys_of_qwen_have_rms_one_before_the_gain():
-    model, seen = reference("qwen", 32), []
+    model, mean_squares = reference("qwen", 32), []
     for norm in (model.blocks[0].attention.query_norm, model.blocks[0].attention.key_norm):
-        norm.register_forward_hook(lambda _m, _i, y: seen.append(y.square().mean(-1)))
+        norm.register_forward_hook(lambda _m, _i, y: mean_squares.append(y.square().mean(-1)))
     model(torch.zeros(1, 5, dtype=torch.int64))
-    assert len(seen) == 2
-    assert all(torch.allclose(y, torch.ones_like(y), atol=1e-3) for y in seen)
+    assert len(mean_squares) == 2
+    assert all(torch.allclose(y, torch.ones_like(y), atol=1e-3) for y in mean_squares)
 
 
 def test_experts_that_cannot_be_are_refused():
