@@ -42,7 +42,10 @@ def symbols_of(name: str) -> int:
 
 
 def entropy() -> float:
-    """Compute the entropy rate in nats per symbol.
+    """Compute the entropy rate.
+
+    Returns:
+        Nats per symbol.
 
     >>> round(entropy(), 4)
     2.3589
