@@ -1,4 +1,4 @@
-"""One matrix's learning rate and weight decay in every published convention."""
+"""Learning rate and weight decay of one matrix, converted between the published conventions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,36 @@ from dataclasses import dataclass
 from surefoot.scaling import Keller, Moonlight, Natural, Scale
 
 MUP_BASE_WIDTH = 64
-"""The width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
+"""Width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
 
-CONVENTIONS = ("natural", "keller", "moonlight", "adamw", "mup")
+_SCALES: dict[str, Scale] = {
+    "natural": Natural(),
+    "keller": Keller(),
+    "moonlight": Moonlight(),
+    "adamw": Moonlight(),
+    "mup": Moonlight(),
+}
+
+CONVENTIONS = tuple(_SCALES)
 """natural: steps of norm lr, decay by `lr rate`. keller, moonlight: Muon's published scales, decay by `lr wd`. adamw:
-an AdamW rate, which Moonlight's scale reuses. mup: AdamW's at the base width, `lr base_width / d_in` at this one."""
+an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate at the base width, `lr base_width / d_in` at
+fan-in d_in."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A learning rate and a weight decay as one convention writes them."""
+    """A learning rate and a weight decay in one convention.
+
+    Args:
+        lr: learning rate, positive.
+        weight_decay: decay per step is `lr * weight_decay`; 0 is none.
+
+    Raises:
+        ValueError: a learning rate that is not positive and finite, a weight decay that is negative or not finite.
+
+    >>> Setting(lr=3e-4, weight_decay=0.1)
+    Setting(lr=0.0003, weight_decay=0.1)
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -32,16 +52,21 @@ class Setting:
 def convert(
     setting: Setting, source: str, target: str, d_in: int, d_out: int, base_width: int = MUP_BASE_WIDTH
 ) -> Setting:
-    """The same steps and the same decay of a `(d_out, d_in)` matrix, written in another convention.
+    """Convert a setting for a `(d_out, d_in)` matrix so that its steps and its decay stay the same.
 
-    A convention writes the step as `lr s(d_in, d_out) sqrt(d_out/d_in) msign(G)` and decays by `lr wd`, so the natural
-    rate is `lr s` and the natural decay `wd / s`: what bounds the norm by `1/rate` is `s / wd`.
+    In each convention the step is `lr s(d_in, d_out) sqrt(d_out/d_in) msign(G)` and the decay `lr wd`, so the natural
+    rate is `lr s` and the natural decay `wd / s`; the decay bounds the norm by `s / wd`.
 
     Args:
-        setting: in the source's convention.
-        source, target: of `CONVENTIONS`.
-        d_in, d_out: fan-in and fan-out, at least 1.
-        base_width: where muP's rates equal AdamW's.
+        setting: learning rate and weight decay in the source convention.
+        source: convention of `setting`, one of `CONVENTIONS`.
+        target: convention of the result, one of `CONVENTIONS`.
+        d_in: fan-in of the matrix, at least 1.
+        d_out: fan-out of the matrix, at least 1.
+        base_width: width at which muP's rates equal AdamW's, at least 1.
+
+    Returns:
+        Learning rate and weight decay in the target convention.
 
     Raises:
         ValueError: an unknown convention, a size below 1.
@@ -52,42 +77,64 @@ def convert(
     Setting(lr=0.04, weight_decay=0.05)
     """
     sizes = {"d_in": d_in, "d_out": d_out, "base_width": base_width}
-    if wrong := next((name for name, size in sizes.items() if size < 1), None):
-        raise ValueError(f"{wrong} must be at least 1, not {sizes[wrong]}")
+    if wrong := [name for name, size in sizes.items() if size < 1]:
+        raise ValueError(f"{wrong[0]} must be at least 1, not {sizes[wrong[0]]}")
     ratio = _factor(source, d_in, d_out, base_width) / _factor(target, d_in, d_out, base_width)
     return Setting(setting.lr * ratio, setting.weight_decay / ratio)
 
 
 def from_adamw(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:
-    """Natural rate and decay for a `(d_out, d_in)` matrix that AdamW trains well with these.
+    """Natural learning rate and decay of a `(d_out, d_in)` matrix from those tuned for AdamW, to twelve digits.
 
-    Its steps' entries have RMS 0.2 lr, as AdamW's have in practice: `lr * 0.2 sqrt(max(d_in, d_out) d_in / d_out)`. A
-    starting point, not a law: AdamW's best rate falls with width, and this carries its fall along.
+    The rate is `lr * 0.2 sqrt(max(d_in, d_out) d_in / d_out)`: the step's entries have RMS 0.2 lr, as AdamW's have in
+    practice. It is a starting point: AdamW's best rate falls with width, so the result falls with width, too.
 
     Source: J. Liu et al., "Muon is scalable for LLM training", 2025.
+
+    Args:
+        lr: AdamW's learning rate, positive.
+        weight_decay: AdamW's weight decay.
+        d_in: fan-in of the matrix, at least 1.
+        d_out: fan-out of the matrix, at least 1.
+
+    Returns:
+        Learning rate and weight decay in natural units.
+
+    Raises:
+        ValueError: a rate or decay that `Setting` refuses, a size below 1.
 
     >>> from_adamw(3e-4, 0.1, d_in=1024, d_out=1024)
     Setting(lr=0.00192, weight_decay=0.015625)
     """
-    found = convert(Setting(lr, weight_decay), "adamw", "natural", d_in, d_out)
-    return Setting(float(f"{found.lr:.12g}"), float(f"{found.weight_decay:.12g}"))
+    natural = convert(Setting(lr, weight_decay), "adamw", "natural", d_in, d_out)
+    return Setting(float(f"{natural.lr:.12g}"), float(f"{natural.weight_decay:.12g}"))
 
 
 def table(setting: Setting, source: str, d_in: int, d_out: int, base_width: int = MUP_BASE_WIDTH) -> dict[str, Setting]:
-    """The setting in every convention."""
+    """Convert a setting to every convention.
+
+    Args:
+        setting: learning rate and weight decay in the source convention.
+        source: convention of `setting`, one of `CONVENTIONS`.
+        d_in: fan-in of the matrix, at least 1.
+        d_out: fan-out of the matrix, at least 1.
+        base_width: width at which muP's rates equal AdamW's, at least 1.
+
+    Returns:
+        Convention -> setting, in the order of `CONVENTIONS`.
+
+    Raises:
+        ValueError: an unknown convention, a size below 1.
+
+    >>> round(table(Setting(0.02), "keller", d_in=100, d_out=100)["moonlight"].lr, 6)
+    0.01
+    """
     return {name: convert(setting, source, name, d_in, d_out, base_width) for name in CONVENTIONS}
 
 
 def _factor(convention: str, d_in: int, d_out: int, base_width: int) -> float:
-    """s: natural rate over the convention's."""
-    scales: dict[str, Scale] = {
-        "natural": Natural(),
-        "keller": Keller(),
-        "moonlight": Moonlight(),
-        "adamw": Moonlight(),
-    }
-    if convention == "mup":
-        return Moonlight()((d_out, d_in)) * base_width / d_in
-    if convention not in scales:
+    """`s(d_in, d_out)`: natural learning rate divided by that of the convention."""
+    if convention not in CONVENTIONS:
         raise ValueError(f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}")
-    return scales[convention]((d_out, d_in))
+    factor = _SCALES[convention]((d_out, d_in))
+    return factor * base_width / d_in if convention == "mup" else factor

@@ -12,35 +12,62 @@ from torch import Tensor
 
 
 class Initial(ABC):
-    """How a role's weights start."""
+    """Initial values of a role's weights.
+
+    >>> LinearNormal().describe((1, 4, 4)), Fill(1.0).describe((1, 4))
+    ('std 0.25', '1')
+    """
 
     @abstractmethod
     def describe(self, shape: tuple[int, ...]) -> str:
-        """In a word or two, for the plan's table."""
+        """Short text for the plan's table.
+
+        Args:
+            shape: shape of a block, `(n, out, in)` or `(n, size)`.
+
+        Returns:
+            The values in a word or two, for example "std 0.25".
+        """
 
     @abstractmethod
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """Write the values into a block `(n, out, in)` or `(n, size)`."""
+        """Write the initial values into a block.
+
+        Args:
+            block: `(n, out, in)` or `(n, size)`, on any device.
+            generator: source of random numbers, on the CPU.
+        """
 
 
 class NormalInitial(Initial):
-    """Normal values with mean 0 and a standard deviation that depends on the block's shape."""
+    """Normal values with mean 0 and a standard deviation that depends on the block's shape.
+
+    >>> class Published(NormalInitial):
+    ...     def std(self, shape):
+    ...         return 0.02
+    >>> Published().describe((1, 4, 4))
+    'std 0.02'
+    """
 
     @abstractmethod
     def std(self, shape: tuple[int, ...]) -> float:
-        """The standard deviation for blocks `(n, out, in)`."""
+        """Standard deviation of the entries.
+
+        Args:
+            shape: shape of a block, `(n, out, in)` or `(n, size)`.
+
+        Returns:
+            The standard deviation, a positive number.
+        """
 
     def describe(self, shape: tuple[int, ...]) -> str:
-        """The standard deviation."""
+        """The standard deviation to three digits, for example "std 0.25"."""
         return f"std {self.std(shape):.3g}"
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """Drawn in float32 on the CPU, so that a seed gives the same weights on every device."""
-        block.copy_(
-            torch.empty(block.shape, dtype=torch.float32, device="cpu").normal_(
-                0, self.std(tuple(block.shape)), generator=generator
-            )
-        )
+        """Fill with normal values, drawn in float32 on the CPU: a seed gives the same weights on every device."""
+        values = torch.empty(block.shape, dtype=torch.float32, device="cpu")
+        block.copy_(values.normal_(0, self.std(tuple(block.shape)), generator=generator))
 
 
 @dataclass(frozen=True)
@@ -49,37 +76,32 @@ class LinearNormal(NormalInitial):
 
     Source: "Beyond MuP 2", initialisation.
 
-    >>> LinearNormal().std((1, 4, 4))
-    0.25
-    """
+    Args:
+        stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`; its fan-in
+            is `d_in / stride`, so the std is `sqrt(stride)` times larger.
 
-    def std(self, shape: tuple[int, ...]) -> float:
-        """See above."""
-        d_out, d_in = max(1, shape[-2]), max(1, shape[-1])
-        return math.sqrt(d_out / d_in) / (math.sqrt(d_in) + math.sqrt(d_out))
-
-
-@dataclass(frozen=True)
-class TransposedConvNormal(LinearNormal):
-    """`LinearNormal` for a fan-in of `d_in / stride`, see `TransposedConvSpectral`: its norm is about 1.
-
-    >>> TransposedConvNormal(4).std((1, 4, 4))
-    0.5
+    >>> LinearNormal().std((1, 4, 4)), LinearNormal(stride=4).std((1, 4, 4))
+    (0.25, 0.5)
     """
 
     stride: int = 1
 
     def std(self, shape: tuple[int, ...]) -> float:
-        """`sqrt(stride)` times the linear one."""
-        return super().std(shape) * math.sqrt(self.stride)
+        """`sqrt(stride d_out/d_in) / (sqrt(d_in) + sqrt(d_out))`."""
+        d_out, d_in = max(1, shape[-2]), max(1, shape[-1])
+        return math.sqrt(d_out / d_in) / (math.sqrt(d_in) + math.sqrt(d_out)) * math.sqrt(self.stride)
 
 
 @dataclass(frozen=True)
 class UnitNormal(NormalInitial):
-    """Std 1: the rows of an embedding have RMS 1."""
+    """Std 1: the rows of an embedding have RMS 1.
+
+    >>> UnitNormal().std((1, 50257, 768))
+    1.0
+    """
 
     def std(self, shape: tuple[int, ...]) -> float:
-        """1."""
+        """1 at every shape."""
         return 1.0
 
 
@@ -88,41 +110,69 @@ class HeadNormal(NormalInitial):
     """Std `1/d`: the LM head's norm is about 1, its initial logits shrink as `1/sqrt(d)`.
 
     Source: "Beyond MuP 3", LM head (its table gives the variance).
+
+    >>> HeadNormal().std((1, 50257, 512))
+    0.001953125
     """
 
     def std(self, shape: tuple[int, ...]) -> float:
-        """`1/d`."""
+        """`1/d`, d being the last dimension of the shape."""
         return 1 / max(1, shape[-1])
 
 
 @dataclass(frozen=True)
 class Fill(Initial):
-    """One value: 1 for gains, 0 for biases."""
+    """One value for all entries: 1 for gains, 0 for biases.
+
+    Args:
+        value: the value.
+
+    >>> gain = torch.empty(1, 2)
+    >>> Fill(1.0).fill_(gain, torch.Generator())
+    >>> gain
+    tensor([[1., 1.]])
+    """
 
     value: float
 
     def describe(self, shape: tuple[int, ...]) -> str:
-        """The value."""
+        """The value, for example "1"."""
         return f"{self.value:g}"
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """The value everywhere."""
+        """Set every entry to the value; draws no random number."""
         block.fill_(self.value)
 
 
 @dataclass(frozen=True)
 class AsBuilt(Initial):
-    """The value that the model's constructor gave it."""
+    """The values that the model's constructor wrote.
+
+    >>> AsBuilt().describe((1, 8))
+    'as built'
+    """
 
     def describe(self, shape: tuple[int, ...]) -> str:
-        """As built."""
+        """The text "as built"."""
         return "as built"
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """Nothing."""
+        """Leave the block unchanged."""
 
 
 def generator_for(name: str, seed: int) -> torch.Generator:
-    """A CPU generator that depends on the parameter's name and the seed only, not on the order of parameters."""
+    """Random generator of one parameter; independent of the other parameters and of their order.
+
+    Args:
+        name: name of the parameter.
+        seed: any integer.
+
+    Returns:
+        A generator on the CPU, seeded by a hash of both.
+
+    >>> a, b = (torch.rand(1, generator=generator_for("head.weight", 0)) for _ in range(2))
+    >>> bool(a == b)
+    True
+    """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

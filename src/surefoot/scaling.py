@@ -1,6 +1,6 @@
 """Named functions of a block's shape: learning-rate scales and radius units.
 
-The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other conventions are factors on it.
+The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other conventions multiply it by a factor.
 """
 
 from __future__ import annotations
@@ -11,16 +11,36 @@ from dataclasses import dataclass
 
 
 class Scale(ABC):
-    """A positive factor that depends on a block's shape only."""
+    """A positive factor that depends on a block's shape only.
+
+    >>> class RootFanIn(Scale):
+    ...     def __call__(self, shape):
+    ...         return shape[-1] ** 0.5
+    >>> RootFanIn()((4, 16))
+    4.0
+    """
 
     @abstractmethod
     def __call__(self, shape: tuple[int, ...]) -> float:
-        """The factor for blocks of `shape`, `(..., d_out, d_in)`."""
+        """Evaluate the factor.
+
+        Args:
+            shape: shape of a block, `(..., d_out, d_in)`.
+
+        Returns:
+            A positive number.
+        """
 
 
 @dataclass(frozen=True)
 class Constant(Scale):
-    """The same factor at every width.
+    """The same factor at every shape.
+
+    Args:
+        value: the factor.
+
+    Raises:
+        ValueError: a factor that is not positive and finite.
 
     >>> Constant(16.0)((50257, 768))
     16.0
@@ -33,7 +53,7 @@ class Constant(Scale):
             raise ValueError(f"a scale must be positive and finite, not {self.value}")
 
     def __call__(self, shape: tuple[int, ...]) -> float:
-        """value."""
+        """The value, at every shape."""
         return self.value
 
 
@@ -46,7 +66,7 @@ class Natural(Scale):
     """
 
     def __call__(self, shape: tuple[int, ...]) -> float:
-        """1."""
+        """1 at every shape."""
         return 1.0
 
 
@@ -70,7 +90,7 @@ class Keller(Scale):
 class Moonlight(Scale):
     """`0.2 sqrt(max(d_out, d_in) d_in / d_out)`, so that the step is `0.2 lr sqrt(max(d_out, d_in)) msign`.
 
-    Its entries have RMS about 0.2 lr, as AdamW's: it reuses a rate tuned for AdamW.
+    The step's entries have RMS about 0.2 lr, as AdamW's have, so a rate tuned for AdamW can be reused.
 
     Source: J. Liu et al., "Muon is scalable for LLM training", 2025.
 
@@ -86,7 +106,7 @@ class Moonlight(Scale):
 
 @dataclass(frozen=True)
 class FanIn(Scale):
-    """`d_in`: undoes the width factor of `MeanOperator(1, inf)`, for sign methods as they were published.
+    """`d_in`: cancels the width factor of `MeanOperator(1, inf)`, for sign methods as published.
 
     >>> FanIn()((10, 64))
     64.0
@@ -99,7 +119,7 @@ class FanIn(Scale):
 
 @dataclass(frozen=True)
 class LogRows(Scale):
-    """`log V` of a table `(V, d)`: the unit of a radius for the LM head and the router, whose logits it bounds.
+    """`log V` of a table `(V, d)`, at least log 2: the unit of radii of LM heads and routers, whose logits they bound.
 
     >>> round(LogRows()((50257, 768)), 3)
     10.825

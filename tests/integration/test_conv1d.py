@@ -70,14 +70,14 @@ def test_conv1d_and_linear_are_trained_alike():
             optimizer.zero_grad()
             cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
             optimizer.step()
-    found = dict(theirs.attention.inner.named_parameters())
+    trained = dict(theirs.attention.inner.named_parameters())
     for name, expected in stored(ours.attention).items():
         same = torch.ones(expected.shape[-1], dtype=torch.bool)
         if (
             name == "c_attn.bias"
         ):  # softmax does not see the keys' bias: its gradient is rounding, whose direction differs
             same[D : 2 * D] = False
-        torch.testing.assert_close(found[name][..., same], expected[..., same], rtol=0, atol=1e-5)
+        torch.testing.assert_close(trained[name][..., same], expected[..., same], rtol=0, atol=1e-5)
     for name in ("embedding", "norm", "head"):
         for a, b in zip(getattr(ours, name).parameters(), getattr(theirs, name).parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

@@ -193,9 +193,9 @@ def test_every_class_of_the_registry_exists_and_has_the_attribute():
 
 def test_the_norms_centred_on_zero_are_all_there_are():
     """`1 + weight` in the forward method of a class that is named a norm."""
-    found = set()
+    centred = set()
     for path in Path(ROOT, "models").glob("*/modeling_*.py"):
         for name, body in re.findall(r"^class (\w*Norm\w*)\b(.*?)(?=^class |\Z)", path.read_text(), re.M | re.S):
             if re.search(r"1\.0 \+ self\.weight|self\.weight \+ 1\.0", body):
-                found.add(f"{path.parent.name}.{name}")
-    assert found == set(known_classes._CENTRED.split())
+                centred.add(f"{path.parent.name}.{name}")
+    assert centred == set(known_classes._CENTRED.split())

@@ -33,7 +33,7 @@ def build(family, options, attention="sdpa"):
     return model
 
 
-def seen(model, control):
+def measured(model, control):
     handles = control.hold(sf.SteepestDescent(model, lr=0.0))
     control.largest = {}
     model(torch.arange(24).reshape(2, 12) % 32)
@@ -46,16 +46,16 @@ def seen(model, control):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_heads_logits_come_back_to_the_threshold_and_no_further(name):
     model = build(*CONFIGS[name])
-    before = seen(model, LogitControl(model))
+    before = measured(model, LogitControl(model))
     assert before.shape == (4,)
     control = LogitControl(model, threshold=float(before.median()))
     (layer,) = control.pairs
     bias = [p for p_name, p in model.named_parameters() if layer in p_name and p.ndim == 1]
     for p in bias:
         torch.nn.init.normal_(p)
-    before = seen(model, control)
+    before = measured(model, control)
     sf.SteepestDescent(model, lr=0.0).scale_(control.factors({layer: before}))
-    torch.testing.assert_close(seen(model, control), before.clamp(max=control.threshold), rtol=1e-4, atol=0)
+    torch.testing.assert_close(measured(model, control), before.clamp(max=control.threshold), rtol=1e-4, atol=0)
     assert before.max() > 1.01 * control.threshold
 
 

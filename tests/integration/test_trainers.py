@@ -126,11 +126,11 @@ def test_accelerate(tmp_path):
     assert not torch.equal(before["lm_head.weight"], model.lm_head.weight)
     assert space["optimizer"].optimizer.stability()["lm_head.weight"]["forward_lower"] > 0
     accelerator.save_state(str(tmp_path / "state"))
-    kept = weights(model)
+    saved = weights(model)
     with torch.no_grad():
         model.lm_head.weight.zero_()
     accelerator.load_state(str(tmp_path / "state"))
-    assert_equal(kept, weights(model))
+    assert_equal(saved, weights(model))
 
 
 def test_lightning_and_its_resume(tmp_path):

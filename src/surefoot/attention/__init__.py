@@ -1,1 +1,1 @@
-"""Attention logits: `qk_clip` scales heads back, `qk_pairs` finds W_q and W_k, `logits` measures and bounds."""
+"""Attention logits: `logits` measures and bounds them, `qk_pairs` finds W_q and W_k, `qk_clip` rescales heads."""

@@ -1,4 +1,4 @@
-"""Control of attention logits while a model trains: each head's rows of W_q and W_k, scaled back together."""
+"""QK-clip: attention logits are measured while a model trains, and heads above a threshold are rescaled."""
 
 from __future__ import annotations
 
@@ -19,25 +19,32 @@ from surefoot.optim.optimizer import SteepestDescent
 
 
 class LogitControl:
-    """Measures every head's largest attention logit, and scales heads back whose logits exceed a threshold.
+    """Measure the largest attention logit of every head and rescale the heads that exceed a threshold.
 
-    After a step, a head whose largest logit `S` of the batches since the last step, on all processes, was above the
-    threshold has its rows of W_q and W_k scaled so that its logits are multiplied by `threshold / S`. Momentum stays.
+    Let `S` be a head's largest logit over the training batches since the last step, on all processes. If S exceeds the
+    threshold, the head's rows of W_q and W_k are rescaled after the step so that its logits are multiplied by
+    `threshold / S`. Momentum is unchanged.
+
+    Measuring costs one of the two matrix products of attention, in the forward pass only. After a step one number per
+    layer is read on the host, one vector is reduced over the processes, and W_q and W_k of the layers above the
+    threshold are written.
 
     Args:
         model: its attention must call `torch.nn.functional.scaled_dot_product_attention` (transformers:
             `attn_implementation="sdpa"`), uncompiled, for logits to be measured.
-        threshold: what logits are scaled back to; 100 in the published form.
-        pairs: the layers, by name in the model; default: `find_pairs(model)`.
-        group: the processes that hold replicas of these layers; default: all.
+        threshold: upper limit of the logits after rescaling; the published value is 100.
+        pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model)`.
+        group: processes with replicas of these layers; default: all.
+
+    Attributes:
+        threshold: the argument of this name.
+        pairs: attention layer -> W_q and W_k.
+        largest: attention layer -> largest logit per head, `(heads,)`, over the training batches since the last step.
 
     Raises:
-        ValueError: no such layers, or a threshold that is no positive number.
+        ValueError: the model has no such layers, or the threshold is not positive and finite.
 
-    Cost: measuring takes one of the two products of attention, forward only; after a step one number a layer is read
-    on the host (and one vector reduced over processes), and W_q and W_k are written where it exceeds the threshold.
-
-    Source: "QK-Clip" of Kimi K2, https://arxiv.org/abs/2507.20534, section 2.1; there a shared key is left alone.
+    Source: "QK-Clip" of Kimi K2, https://arxiv.org/abs/2507.20534, section 2.1, which does not rescale shared keys.
 
     >>> from surefoot.experiment.models.decoder import reference
     >>> model = reference("llama", width=32, depth=1, head_dim=16, vocab=8)
@@ -62,99 +69,120 @@ class LogitControl:
         if not 0 < threshold < math.inf:
             raise ValueError(f"the threshold of attention logits must be positive and finite, not {threshold}")
         if pairs is not None and not pairs:
-            raise ValueError("no pairs, nothing to control: leave them out, and they are found")
+            raise ValueError("no pairs, nothing to control: omit the argument for those that find_pairs(model) gives")
         self.threshold, self._group = threshold, group
         self.pairs = dict(find_pairs(model) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
-        """Each layer's largest logits by head, `(heads,)`, over the batches of training since the last step."""
 
     def bounds(self, input_rms: float = 1.0) -> dict[str, Tensor]:
-        """What no logit of a head exceeds, by the norms of W_q and W_k, for inputs of at most this RMS."""
+        """Upper bounds on the logits from the norms of W_q and W_k.
+
+        Args:
+            input_rms: largest RMS of the layers' inputs.
+
+        Returns:
+            Attention layer -> bound per head, `(heads,)`.
+        """
         return {name: pair.bound(input_rms) for name, pair in self.pairs.items()}
 
     @torch.no_grad()
     def factors(self, largest: Mapping[str, Tensor]) -> dict[Tensor, Tensor]:
-        """What `SteepestDescent.scale_` takes to bring these largest logits back to the threshold.
+        """Factors that reduce logits to the threshold, for `SteepestDescent.scale_`.
 
-        Of `self.bounds()` it makes a guarantee: no input of that RMS gives a larger logit.
+        Given `self.bounds(input_rms)` in place of measured logits, the rescaled layers have no larger logit for any
+        input of at most that RMS.
+
+        Args:
+            largest: attention layer -> largest logit per head, `(heads,)`.
+
+        Returns:
+            Parameter -> factors of its shape, in [0, 1], for the layers above the threshold.
         """
-        found: dict[Tensor, Tensor] = {}
+        factors: dict[Tensor, Tensor] = {}
         for name, logits in largest.items():
             if bool((logits > self.threshold).any()):
                 for p, factor in self.pairs[name].factors(logits, self.threshold).items():
-                    found[p] = torch.minimum(found[p], factor) if p in found else factor  # layers may share weights
-        return found
+                    factors[p] = torch.minimum(factors[p], factor) if p in factors else factor  # layers may share p
+        return factors
 
     def hold(self, optimizer: SteepestDescent) -> list[RemovableHandle]:
-        """Measure from now on, and scale back after each of the optimizer's steps; the handles undo it.
+        """Register hooks that measure logits in every forward pass and rescale heads after every step.
+
+        In training, the forward pass raises RuntimeError if a layer does not call `scaled_dot_product_attention`.
+
+        Args:
+            optimizer: the optimizer of W_q and W_k.
+
+        Returns:
+            Handles whose `remove()` unregisters the hooks.
 
         Raises:
-            ValueError: W_q or W_k of a layer is not the optimizer's (frozen, for example).
-            RuntimeError: in training, where a layer's attention is not seen.
+            ValueError: W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen.
         """
-        held = {p for group in optimizer.param_groups for p in group["params"]}
+        optimized = {p for group in optimizer.param_groups for p in group["params"]}
         for name, pair in self.pairs.items():
-            if not {p for side in (pair.query, pair.key) for p in side.layer.parameters(recurse=False)} <= held:
+            if not {p for side in (pair.query, pair.key) for p in side.layer.parameters(recurse=False)} <= optimized:
                 raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
-        handles = [optimizer.register_step_post_hook(lambda *_: self._after(optimizer))]
+        handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
-            watch = _Watch(name, self._see)
-            handles.append(layer.register_forward_pre_hook(watch.enter))
-            handles.append(layer.register_forward_hook(watch.leave, always_call=True))
+            recorder = _LogitRecorder(name, self._record)
+            handles.append(layer.register_forward_pre_hook(recorder.start))
+            handles.append(layer.register_forward_hook(recorder.stop, always_call=True))
         return handles
 
-    def _see(self, name: str, largest: Tensor) -> None:
-        before = self.largest.get(name, largest)
-        self.largest[name] = torch.fmax(before, largest)  # a batch that is not finite says nothing
+    def _record(self, name: str, largest: Tensor) -> None:
+        """Update a layer's maxima over the batches since the last step."""
+        self.largest[name] = torch.fmax(self.largest.get(name, largest), largest)  # fmax ignores NaN
 
-    def _after(self, optimizer: SteepestDescent) -> None:
-        optimizer.scale_(self.factors(self._everywhere()))
+    def _rescale(self, optimizer: SteepestDescent) -> None:
+        """Rescale the heads above the threshold and start new maxima."""
+        optimizer.scale_(self.factors(self._global_largest()))
         self.largest = {}
 
-    def _everywhere(self) -> dict[str, Tensor]:
-        """The largest logits over all processes: replicas must scale alike, whatever batches they had."""
+    def _global_largest(self) -> dict[str, Tensor]:
+        """The largest logits over all processes: replicas must be rescaled alike, whatever their batches."""
         if not (dist.is_available() and dist.is_initialized()):
             return self.largest
-        unseen = {name: pair.bound().zero_() for name, pair in self.pairs.items() if name not in self.largest}
-        parts = [(unseen | self.largest)[name].float() for name in self.pairs]
-        together = torch.cat(parts)
-        dist.all_reduce(together, dist.ReduceOp.MAX, group=self._group)
-        return dict(zip(self.pairs, torch.split(together, [len(part) for part in parts]), strict=True))
+        missing = {name: pair.bound().zero_() for name, pair in self.pairs.items() if name not in self.largest}
+        per_layer = [(missing | self.largest)[name].float() for name in self.pairs]
+        reduced = torch.cat(per_layer)
+        dist.all_reduce(reduced, dist.ReduceOp.MAX, group=self._group)
+        return dict(zip(self.pairs, torch.split(reduced, [len(x) for x in per_layer]), strict=True))
 
 
-class _Watch(TorchFunctionMode):
-    """Entered while a layer's forward runs; sees the queries and keys of its attention."""
+class _LogitRecorder(TorchFunctionMode):
+    """Measures the logits of one attention layer while its forward method runs, if it trains."""
 
-    def __init__(self, name: str, tell: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, name: str, record: Callable[[str, Tensor], None]) -> None:
         super().__init__()
-        self.name, self.tell, self.calls, self.trains = name, tell, 0, False
+        self.name, self.record, self.calls, self.measures = name, record, 0, False
 
-    def enter(self, layer: nn.Module, inputs: Any) -> None:
-        """Before the forward."""
-        self.calls, self.trains = 0, layer.training and torch.is_grad_enabled()
+    def start(self, layer: nn.Module, inputs: Any) -> None:
+        """Forward pre-hook: intercept torch functions from here on."""
+        self.calls, self.measures = 0, layer.training and torch.is_grad_enabled()
         super().__enter__()  # type: ignore[no-untyped-call]
 
-    def leave(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        """After it, or after its failure (output None)."""
+    def stop(self, layer: nn.Module, inputs: Any, output: Any) -> None:
+        """Forward hook, called after an exception, too, with output None: stop intercepting."""
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(
-                f"the attention logits of {self.name} are not seen: it does not call scaled_dot_product_attention. Use "
-                "that implementation (transformers: attn_implementation='sdpa'), or measure them yourself and call "
-                "optimizer.scale_(control.factors({name: largest}))"
+                f"the attention logits of {self.name} cannot be measured: it does not call "
+                "scaled_dot_product_attention. Use that implementation (transformers: attn_implementation='sdpa'), or "
+                "measure them yourself and call optimizer.scale_(control.factors({name: largest}))"
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.calls += 1
-            if self.trains:
-                self._see(*args, **kwargs)
+            if self.measures:
+                self._measure(*args, **kwargs)
         return func(*args, **kwargs)
 
     @torch.no_grad()
-    def _see(
+    def _measure(
         self,
         query: Tensor,
         key: Tensor,
@@ -165,6 +193,6 @@ class _Watch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        """The arguments of `scaled_dot_product_attention`."""
+        """Record the largest logits; the arguments are those of `scaled_dot_product_attention`."""
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        self.tell(self.name, largest_logits(query, key, scale, attn_mask, is_causal))
+        self.record(self.name, largest_logits(query, key, scale, attn_mask, is_causal))

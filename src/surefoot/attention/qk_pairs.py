@@ -1,4 +1,4 @@
-"""The pair (W_q, W_k) of an attention layer: where its rows are, what bounds its logits, how they are scaled."""
+"""The pair (W_q, W_k) of an attention layer: its rows, the bound on its logits, the factors that rescale it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.attention.logits import logit_bound, logit_factors, size_bound
-from surefoot.discovery.known_classes import by_class, layouts_of
-from surefoot.discovery.torch_layers import by_type
+from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
+from surefoot.discovery.known_classes import kinds_by_class, layouts_of
+from surefoot.discovery.torch_layers import kinds_by_type
 from surefoot.views import Matrix, Transposed, Vector, View
 
-HEAD_SIZES = ("head_dim", "head_size", "attention_head_size")
-SEPARATE = (("q_proj", "k_proj"), ("query", "key"))
-FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv")
-"""Attributes of attention modules that hold W_q and W_k; a fused one has the queries first, then the keys."""
+_HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
+_SEPARATE = (("q_proj", "k_proj"), ("query", "key"))
+_FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv")
+"""Attributes of attention modules whose layers are W_q and W_k; a fused layer has queries first, then keys."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """W_q or W_k and its bias: a linear layer, or one of several that share one.
+    """W_q or W_k and its bias: a linear layer, or one of the projections fused in one.
 
     Args:
-        layer: has `weight` and perhaps `bias`.
-        view: how its weight is laid out.
-        part: which of the view's matrices, counted over its blocks.
+        layer: module with `weight` and possibly `bias`.
+        view: layout of its weight.
+        part: index of the projection among the view's matrices, counted over its blocks.
+
+    >>> Projection(nn.Linear(4, 8)).rows()["weight"].shape
+    torch.Size([8, 4])
     """
 
     layer: nn.Module
@@ -35,29 +38,41 @@ class Projection:
     part: int = 0
 
     def rows(self) -> dict[str, Tensor]:
-        """`(heads * head_dim, in)` as "weight", `(heads * head_dim,)` as "bias" if there is one; float32 or better."""
-        found = {}
+        """Rows of the projection, at least in float32.
+
+        Returns:
+            "weight": `(heads * head_dim, in)`, and "bias": `(heads * head_dim,)` if the layer has one.
+        """
+        rows = {}
         for name, p in self.layer.named_parameters(recurse=False):
             wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
-            found[name] = self._own(self._layout(p).split(wide))
-        return found
+            rows[name] = self._select(self._view_of(p).split(wide))
+        return rows
 
-    def spread(self, factors: Tensor) -> dict[Tensor, Tensor]:
-        """A factor for each row, `(heads * head_dim,)`, as `{parameter: factors in its shape}`."""
-        found: dict[Tensor, Tensor] = {}
+    def expand(self, factors: Tensor) -> dict[Tensor, Tensor]:
+        """Expand factors per row to factors per entry of the layer's parameters.
+
+        Args:
+            factors: one per row of the projection, `(heads * head_dim,)`.
+
+        Returns:
+            Parameter -> factors of its shape, 1 in the rows of other projections.
+        """
+        expanded: dict[Tensor, Tensor] = {}
         for p in self.layer.parameters(recurse=False):
-            layout = self._layout(p)
-            blocks = [block.clone() for block in layout.split(torch.ones_like(p))]
-            rows = self._own(blocks)
+            view = self._view_of(p)
+            blocks = [block.clone() for block in view.split(torch.ones_like(p))]
+            rows = self._select(blocks)
             rows.mul_(factors.reshape(-1, *(1,) * (rows.ndim - 1)))
-            found[p] = layout.join(blocks, tuple(p.shape))
-        return found
+            expanded[p] = view.join(blocks, tuple(p.shape))
+        return expanded
 
-    def _own(self, blocks: Sequence[Tensor]) -> Tensor:
+    def _select(self, blocks: Sequence[Tensor]) -> Tensor:
+        """The projection's own matrix or vector among the blocks of the layer's weight or bias."""
         return [rows for block in blocks for rows in block.unbind()][self.part]
 
-    def _layout(self, p: Tensor) -> View:
-        """The view, of the weight or of the bias."""
+    def _view_of(self, p: Tensor) -> View:
+        """The view of the weight, or the one that it implies for the bias."""
         if p.ndim > 1:
             return self.view
         inner = self.view.inner if isinstance(self.view, Transposed) else self.view
@@ -66,13 +81,17 @@ class Projection:
 
 @dataclass(frozen=True)
 class QueryKey:
-    """The pair `(W_q, W_k)` of an attention layer whose logits are `scale <W_q x, W_k y>`, perhaps rotated.
+    """The pair `(W_q, W_k)` of an attention layer with logits `scale <W_q x, W_k y>`, with or without rotary embedding.
 
     Args:
-        query: rows of W_q, head by head.
-        key: rows of W_k; heads that share a key lie together.
-        head_dim: rows of a head.
+        query: W_q, its rows ordered by head.
+        key: W_k, its rows ordered by head; consecutive query heads share a key.
+        head_dim: number of rows of a head.
         scale: factor on the products.
+
+    >>> pair = QueryKey(Projection(nn.Linear(8, 8)), Projection(nn.Linear(8, 4)), head_dim=4, scale=0.5)
+    >>> pair.bound().shape
+    torch.Size([2])
     """
 
     query: Projection
@@ -81,72 +100,95 @@ class QueryKey:
     scale: float
 
     def bound(self, input_rms: float = 1.0) -> Tensor:
-        """Upper bound on each head's logits for inputs of at most this RMS, `(heads,)`; see `logits`."""
-        query, key = self.query.rows(), self.key.rows()
-        sizes = [size_bound(x["weight"], x.get("bias"), self.head_dim, input_rms) for x in (query, key)]
-        return logit_bound(sizes[0], sizes[1], self.scale)
+        """Upper bound on the absolute value of each head's logits.
+
+        Args:
+            input_rms: largest RMS of the layer's inputs.
+
+        Returns:
+            `(heads,)`, see `logit_bound`.
+        """
+        rows = self.query.rows(), self.key.rows()
+        norms = [head_norm_bound(x["weight"], x.get("bias"), self.head_dim, input_rms) for x in rows]
+        return logit_bound(norms[0], norms[1], self.scale)
 
     def factors(self, largest: Tensor, threshold: float) -> dict[Tensor, Tensor]:
-        """`{parameter: factors}` that scale each head's logits by `min(1, threshold / largest)`."""
-        found: dict[Tensor, Tensor] = {}
-        both = logit_factors(largest, threshold, len(self.key.rows()["weight"]) // self.head_dim)
-        for side, by_head in zip((self.query, self.key), both, strict=True):
-            for p, factor in side.spread(by_head.repeat_interleave(self.head_dim)).items():
-                found[p] = found[p] * factor if p in found else factor  # fused: one parameter has both
-        return found
+        """Factors that multiply each head's logits by `min(1, threshold / largest)`.
+
+        Args:
+            largest: largest logit per head, `(heads,)`.
+            threshold: upper limit of the logits after scaling.
+
+        Returns:
+            Parameter -> factors of its shape, in [0, 1], for `SteepestDescent.scale_`.
+        """
+        factors: dict[Tensor, Tensor] = {}
+        per_head = logit_factors(largest, threshold, len(self.key.rows()["weight"]) // self.head_dim)
+        for projection, factor in zip((self.query, self.key), per_head, strict=True):
+            for p, expanded in projection.expand(factor.repeat_interleave(self.head_dim)).items():
+                factors[p] = factors[p] * expanded if p in factors else expanded  # W_q and W_k may be one parameter
+        return factors
 
 
 def find_pairs(model: nn.Module) -> dict[str, QueryKey]:
-    """The pairs of a model's attention layers, by the layers' names; none for a layer that normalises its queries.
+    """Find the query-key pairs of a model's attention layers; layers with a norm layer (QK-norm) are left out.
 
-    A layer is known by its attributes: `q_proj` and `k_proj`, `query` and `key`, or fused ones whose layout
-    `Plan.of` knows; and by the size and scale of its heads, as transformers' layers or the reference models have them.
+    An attention layer is a module with the attributes `q_proj` and `k_proj`, or `query` and `key`, or a fused
+    projection of a class that discovery lists, and with attributes for head size and scale as transformers' layers and
+    the reference models have them.
+
+    Args:
+        model: any module.
+
+    Returns:
+        Name of the attention layer -> pair.
 
     Raises:
-        ValueError: there is no such layer, or one that does not say its heads.
+        ValueError: there is no such layer, or one without attributes for head size and scale.
     """
-    found = {}
+    pairs = {}
     for name, owner in model.named_modules():
-        sides, shape = _sides(owner), _shape(owner)
-        if sides is None or any(_is_norm(child) for child in owner.children()):
+        projections, heads = _projections_of(owner), _heads_of(owner)
+        if projections is None or any(_is_norm(child) for child in owner.children()):
             continue
-        if shape is None:
+        if heads is None:
             raise ValueError(
-                f"{name} ({type(owner).__name__}) has W_q and W_k and does not say the size and scale of its heads; "
-                f"give pairs={{{name!r}: QueryKey(...), ...}}"
+                f"{name} ({type(owner).__name__}) has W_q and W_k, but no attributes for the size and scale of its "
+                f"heads; give pairs={{{name!r}: QueryKey(...), ...}}"
             )
-        found[name] = QueryKey(*sides, *shape)
-    if not found:
+        pairs[name] = QueryKey(*projections, *heads)
+    if not pairs:
         raise ValueError(
             f"{type(model).__name__} has no attention layer with W_q and W_k that this finds (layers with a norm on "
             "their queries need no control: the norm's gain bounds their logits); give pairs={name: QueryKey(...)}"
         )
-    return found
+    return pairs
 
 
-def _sides(owner: nn.Module) -> tuple[Projection, Projection] | None:
-    for names in SEPARATE:
+def _projections_of(owner: nn.Module) -> tuple[Projection, Projection] | None:
+    """(W_q, W_k) of a module, or None."""
+    for names in _SEPARATE:
         layers = [getattr(owner, name, None) for name in names]
         if all(isinstance(layer, nn.Linear) for layer in layers):
             return Projection(layers[0]), Projection(layers[1])  # type: ignore[arg-type]
     for name, view in layouts_of(owner).items():
         layer = getattr(owner, name, None)
-        if name in FUSED and view is not None and isinstance(layer, nn.Module):
+        if name in _FUSED and view is not None and isinstance(layer, nn.Module):
             view = view if isinstance(layer, nn.Linear) else Transposed(view)
             if sum(block[0] for block in view.blocks(tuple(layer.get_parameter("weight").shape))) >= 3:
                 return Projection(layer, view, 0), Projection(layer, view, 1)
     return None
 
 
-def _shape(owner: Any) -> tuple[int, float] | None:
-    """(head_dim, scale)."""
+def _heads_of(owner: Any) -> tuple[int, float] | None:
+    """(head_dim, scale) of an attention module, or None."""
     heads: Any = getattr(owner, "heads", None)
     if hasattr(heads, "dim") and hasattr(heads, "scale"):
         return heads.dim, heads.scale
-    sizes = (getattr(owner, name, None) for name in HEAD_SIZES)
+    sizes = (getattr(owner, name, None) for name in _HEAD_DIMS)
     size, scale = next((size for size in sizes if size), None), getattr(owner, "scaling", None)
     return (size, scale) if isinstance(size, int) and isinstance(scale, float) else None
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return any(kind.name == "gain" for kind in (by_class(module) or by_type(module)).values())
+    return any(kind.name == "gain" for kind in (kinds_by_class(module) or kinds_by_type(module)).values())

@@ -1,4 +1,4 @@
-"""Finding every parameter's kind: by module type, by how the model is wired, never by a parameter's name."""
+"""The kind of every parameter of a model: by module type, class and wiring, never by a parameter's name."""
 
 from __future__ import annotations
 
@@ -8,115 +8,126 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.discovery.known_classes import by_class, kinds_below, layouts_of
-from surefoot.discovery.torch_layers import Kind, by_shape, by_type, linear
+from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
+from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
 from surefoot.views import View
 
 
 def find_kinds(
     model: nn.Module,
     head: str | Sequence[str] | None = None,
-    settled: Container[str] = (),
+    overridden: Container[str] = (),
     tied: str | None = None,
 ) -> dict[str, Kind | None]:
-    """Every trainable parameter's kind, by name, in the model's order; None where none can be told.
+    """Kind of every trainable parameter.
 
     Args:
-        model: any module.
-        head: names of the modules that are LM heads; `()` says there is none; None finds it by the wiring.
-        settled: names that an override decides, whatever is found.
-        tied: the kind of a matrix that is embedding and head, see `Plan.of`.
+        model: any module, on any device.
+        head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
+        overridden: names of parameters that have an override, which resolves conflicting kinds.
+        tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
+
+    Returns:
+        Name -> kind in the order of `model.named_parameters()`; None where no rule applies.
 
     Raises:
-        ValueError: a parameter with two kinds, two parameters at one address, an ambiguous or missing head.
+        ValueError: a parameter with two kinds and no override, two parameters that share memory, an ambiguous or
+            missing head, an unknown policy for tied matrices.
+
+    >>> {name: kind.name for name, kind in find_kinds(nn.LayerNorm(4)).items()}
+    {'weight': 'gain', 'bias': 'bias'}
     """
     if tied not in (None, "head", "embedding", "error"):
         raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
     heads, wiring = _find_heads(model, head), _Wiring()
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
     for path, module in model.named_modules():
-        wiring.visit(module)
-        table = wiring.table(module)
+        wiring.register(module)
+        kinds = wiring.kinds_of(module)
         for name, parameter in module.named_parameters(recurse=False):
-            kind = table[name] if name in table else by_shape(module, parameter)
+            kind = kinds[name] if name in kinds else kind_by_shape(module, parameter)
             if name == "weight" and module in heads:
                 kind = Kind("head", heads[module])
             uses[id(parameter)].append((f"{path}.{name}" if path else name, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
-    return {name: _one_kind(model, uses[id(p)], name in settled, tied) for name, p in trainable.items()}
+    return {name: _resolve_uses(model, uses[id(p)], name in overridden, tied) for name, p in trainable.items()}
 
 
 class _Wiring:
-    """What the modules above tell of those below; `named_modules` gives owners first."""
+    """Kinds and layouts that a module determines for its descendants; owners are registered before their children."""
 
     def __init__(self) -> None:
-        self.layouts: dict[nn.Module, View | None] = {}
-        self.told: dict[nn.Module, dict[str, Kind]] = defaultdict(dict)
+        self._layouts: dict[nn.Module, View | None] = {}
+        self._assigned: dict[nn.Module, dict[str, Kind]] = defaultdict(dict)
 
-    def visit(self, owner: nn.Module) -> None:
-        """Note what an owner tells."""
+    def register(self, owner: nn.Module) -> None:
+        """Record the kinds and layouts that a module determines for its descendants."""
         for attribute, view in layouts_of(owner).items():
             child = getattr(owner, attribute, None)
             if isinstance(child, nn.Module):
-                self.layouts[child] = view
-        for path, kind in kinds_below(owner):
-            below, _, name = path.rpartition(".")
-            module = getattr(owner, below, None) if below else owner
+                self._layouts[child] = view
+        for path, kind in descendant_kinds(owner):
+            child_name, _, name = path.rpartition(".")
+            module = getattr(owner, child_name, None) if child_name else owner
             if isinstance(module, nn.Module):
-                self.told[module][name] = kind
+                self._assigned[module][name] = kind
         for module, kind in _routers(owner):
-            self.told[module]["weight"] = kind
+            self._assigned[module]["weight"] = kind
 
-    def table(self, module: nn.Module) -> dict[str, Kind | None]:
-        """Parameter name -> kind; what is not listed goes by its shape."""
-        layout = self.layouts.get(module)
-        if module in self.layouts and layout is None:
+    def kinds_of(self, module: nn.Module) -> dict[str, Kind | None]:
+        """Parameter name -> kind for one module; a parameter that is absent is to be judged by its shape."""
+        layout = self._layouts.get(module)
+        if module in self._layouts and layout is None:
             return {"weight": None, "bias": None}
         if isinstance(module, nn.Linear) and layout:
-            found = linear(module, layout)
+            kinds = linear(module, layout)
         else:
-            found = by_class(module, layout) or by_type(module)
-        if "weight" in self.told[module] and "bias" not in found:
-            found = {**found, "bias": Kind("bias", f"bias of {type(module).__name__}")}
-        return {**found, **self.told[module]}
+            kinds = kinds_by_class(module, layout) or kinds_by_type(module)
+        if "weight" in self._assigned[module] and "bias" not in kinds:
+            kinds = {**kinds, "bias": Kind("bias", f"bias of {type(module).__name__}")}
+        return {**kinds, **self._assigned[module]}
 
 
 def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
-    """Matrices `(E, d)` that stand beside a stack of E experts."""
+    """Sibling modules of a stack of E experts whose weight is a matrix `(E, d)`, with the kind of that weight."""
     children = [module for module in owner.children() if next(module.parameters(recurse=False), None) is not None]
-    stacks = {module: _experts_in(module) for module in children}
-    counts = {count for count in stacks.values() if count}
+    counts = {_expert_count(module) for module in children} - {0}
     for module in children if counts else ():
-        weight = module._parameters.get("weight") if isinstance(module, nn.Linear) or not by_type(module) else None
+        other_kind = not isinstance(module, nn.Linear) and kinds_by_type(module)
+        weight = None if other_kind else module._parameters.get("weight")
         if weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
             yield module, Kind("router", f"router {type(module).__name__} beside {weight.shape[0]} experts")
 
 
-def _experts_in(module: nn.Module) -> int:
-    """How many experts a module stacks."""
-    table = by_class(module) or by_type(module)
+def _expert_count(module: nn.Module) -> int:
+    """Number of experts whose matrices a module stacks; 0 if it stacks none."""
+    kinds = kinds_by_class(module) or kinds_by_type(module)
     own = module.named_parameters(recurse=False)
-    return next((p.shape[0] for name, p in own if name in table and table[name].name == "experts"), 0)
+    return next((p.shape[0] for name, p in own if name in kinds and kinds[name].name == "experts"), 0)
 
 
-def _one_kind(model: nn.Module, uses: list[tuple[str, Kind | None]], settled: bool, tied: str | None) -> Kind | None:
+def _resolve_uses(
+    model: nn.Module, uses: list[tuple[str, Kind | None]], overridden: bool, tied: str | None
+) -> Kind | None:
+    """The one kind of a parameter from its uses, `(name, kind)` for every module that owns it."""
     names = ", ".join(name for name, _ in uses)
-    known_uses = [(name, kind) for name, kind in uses if kind and not kind.weak] or uses
-    kinds = {(kind.name, kind.view) if kind else None: kind for _, kind in known_uses}
+    confident: list[Kind | None] = [kind for _, kind in uses if kind and not kind.low_confidence]
+    candidates = confident or [kind for _, kind in uses]
+    kinds = {(kind.name, kind.view) if kind else None for kind in candidates}
     if len(kinds) == 1:
-        kind = known_uses[0][1]
+        kind = candidates[0]
         return replace(kind, why=f"{kind.why}; shared by {names}") if kind and len(uses) > 1 else kind
     if {key[0] if key else None for key in kinds} == {"embedding", "head"}:
-        return _tied_kind(model, names, None if settled else tied)
-    if settled:
+        return _tied_kind(model, names, None if overridden else tied)
+    if overridden:
         return None
-    found = ", ".join(f"{name}: {kind.name if kind else 'unknown'}" for name, kind in uses)
-    raise ValueError(f"one parameter has two roles ({found}); give it one with an override")
+    described = ", ".join(f"{name}: {kind.name if kind else 'unknown'}" for name, kind in uses)
+    raise ValueError(f"one parameter has two roles ({described}); give it one with an override")
 
 
 def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
-    """The kind of a matrix that is embedding and head; `Plan.of` says why each."""
+    """Kind of a matrix that is embedding and head; `Plan.of` explains the policies."""
     multiplied = getattr(model, "output_multiplier", None) is not None
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
@@ -131,6 +142,7 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
 
 
 def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:
+    """Raise ValueError if two parameters start at the same address."""
     owners: dict[int, str] = {}
     for name, parameter in parameters.items():
         address = 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.data_ptr()
@@ -144,6 +156,7 @@ def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:
 
 
 def _require_weight(source: str, module: nn.Module) -> None:
+    """Raise ValueError if the module that `source` gives as the head has no weight of its own."""
     if not isinstance(getattr(module, "weight", None), nn.Parameter):
         raise ValueError(
             f"{source} is a {type(module).__name__} without a weight of its own; name the layer inside it with "
@@ -152,7 +165,7 @@ def _require_weight(source: str, module: nn.Module) -> None:
 
 
 def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Module, str]:
-    """The LM heads and the reason for each."""
+    """LM heads of a model: module -> reason. Raises ValueError if the wiring leaves the head ambiguous."""
     modules = dict(model.named_modules())
     if head is not None:
         names = (head,) if isinstance(head, str) else tuple(head)
@@ -172,10 +185,12 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
     if tied or declared or not tables or not linears:
         return tied
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
-    found = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
-    if len(found) == 1:
-        return {modules[found[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
-    problem = f"{', '.join(found)} could each be" if found else "no Linear(d, V) beside the Embedding(V, d) is"
+    candidates = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
+    if len(candidates) == 1:
+        return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
+    problem = (
+        f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside the Embedding(V, d) is"
+    )
     raise ValueError(
         f"{problem} the LM head; name it with head='path.to.module', or head=() if this is no language model "
         "(on the command line --head), or give the model a get_output_embeddings() that returns it"

@@ -1,6 +1,6 @@
-"""Modules of `transformers` and torchtitan that cannot be told by their structure: exact class names, none imported.
+"""Modules of `transformers` and torchtitan whose structure is ambiguous: tables of exact class names, none imported.
 
-A row holds for subclasses, too; a class that is not listed is placed by its structure, a fused projection of it as
+A row covers subclasses, too. Classes that are not listed are placed by their structure, and their fused projections as
 one matrix.
 """
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from torch import nn
 
 from surefoot.discovery import fused_projections as layouts
-from surefoot.discovery.torch_layers import Kind, by_type, conv1d, experts
+from surefoot.discovery.torch_layers import Kind, conv1d, experts, kinds_by_type
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.views import AlternatingStack, FusedStack, Transposed, View
 
@@ -32,12 +32,12 @@ def _titan(name: str) -> str:
 
 
 def _by_owner(rows: tuple[tuple[str, T, str], ...], full: Callable[[str], str]) -> dict[str, list[tuple[str, T]]]:
-    """Rows of (what, value, owners) as owner's full name -> its (what, value) pairs."""
-    found: dict[str, list[tuple[str, T]]] = {}
-    for what, value, owners in rows:
+    """Rows of (attribute, value, owners) as owner's full class name -> its (attribute, value) pairs."""
+    table: dict[str, list[tuple[str, T]]] = {}
+    for attribute, value, owners in rows:
         for owner in owners.split():
-            found.setdefault(full(owner), []).append((what, value))
-    return found
+            table.setdefault(full(owner), []).append((attribute, value))
+    return table
 
 
 _MAMBA = "mamba.MambaMixer falcon_mamba.FalconMambaMixer jamba.JambaMambaMixer"
@@ -101,7 +101,7 @@ _LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
     ("in_proj_qkv", layouts.delta_qkv, """qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet
      qwen4_exp.Qwen4ExpTextGatedDeltaNet"""),
 )  # fmt: skip
-"""Projections fused in one linear layer: the attribute that holds it, how its rows are shared, its owners."""
+"""Fused projections: attribute of the linear layer, function from the owner to the layout, owners."""
 
 _WINDOWS = """sam.SamVisionAttention sam_hq.SamHQVisionAttention got_ocr2.GotOcr2VisionAttention
  vitdet.VitDetAttention seggpt.SegGptAttention"""
@@ -140,7 +140,7 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("classifier.weight", _ROUTER, """switch_transformers.SwitchTransformersTop1Router nllb_moe.NllbMoeTop2Router
      longcat_flash.LongcatFlashTopkRouter"""),
 )  # fmt: skip
-"""Parameters whose use their shape does not tell: path below the owner, kind, owners."""
+"""Parameters whose kind cannot be inferred from their shape: path below the owner, kind, owners."""
 
 _CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gemma.T5GemmaRMSNorm
  t5gemma2.T5Gemma2RMSNorm vaultgemma.VaultGemmaRMSNorm recurrent_gemma.RecurrentGemmaRMSNorm
@@ -148,13 +148,13 @@ _CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gem
  minimax_m3_vl.MiniMaxM3VLRMSNorm qwen4_exp.Qwen4ExpTextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm
  muse_spark.MuseSparkTextCenteredRMSNorm muse_spark.MuseSparkTextInputScaledRMSNorm nemotron.NemotronLayerNorm1P
  videoprism.VideoPrismLayerNorm"""
-"""Norms that multiply by `1 + weight`."""
+"""Norm layers that multiply by `1 + weight`."""
 
 _EXPERTS = {
     "llama4.Llama4TextExperts": (True, True, True),
     "step3p7.Step3p7Experts": (True, False, True),
 }
-"""Experts that do not say their layout: (has_gate, is_transposed, is_concatenated)."""
+"""Experts without attributes for their layout: (has_gate, is_transposed, is_concatenated)."""
 
 
 _TITAN_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
@@ -162,7 +162,7 @@ _TITAN_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
     ("wkv_a", layouts.latent, "deepseek_v3.model.Attention"),
     ("wkv_b", layouts.from_latent("n_heads"), "deepseek_v3.model.Attention"),
 )
-"""Projections fused in one linear layer of torchtitan, read from its release 0.3."""
+"""Fused projections of torchtitan, read from its release 0.3; columns as in `_LAYOUTS`."""
 
 _EXPERT = Kind("experts", "experts, a norm each")
 _TITAN_KINDS: tuple[tuple[str, Kind, str], ...] = (
@@ -177,7 +177,7 @@ _TITAN_KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("mlp2_bias_ED", Kind("bias", "biases of experts, a norm each", FusedStack(1)),
      "gpt_oss.moe.GptOssGroupedExperts"),
 )  # fmt: skip
-"""Parameters of torchtitan whose use their shape does not tell."""
+"""Parameters of torchtitan whose kind cannot be inferred from their shape; columns as in `_KINDS`."""
 
 _CONV1D = "transformers.pytorch_utils.Conv1D"
 _LAYOUTS_OF = _by_owner(_LAYOUTS, _full) | _by_owner(_TITAN_LAYOUTS, _titan)
@@ -187,33 +187,49 @@ _EXPERTS_OF = {_full(name): layout for name, layout in _EXPERTS.items()}
 
 
 def _names(module: nn.Module) -> list[str]:
-    """The full names of a module's class and its bases."""
-    return [f"{each.__module__}.{each.__qualname__}" for each in type(module).__mro__]
+    """Full names of a module's class and its bases, in method resolution order."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
 
 
 def layouts_of(owner: nn.Module) -> dict[str, View | None]:
-    """Attribute of a module -> how the rows of the linear layer there are shared; None where this version differs."""
+    """Layouts of the fused projections that a module owns.
+
+    Args:
+        owner: any module.
+
+    Returns:
+        Attribute of the linear layer -> its view; None for a class of another version than the one that the table was
+        read from. Empty if the class is not listed.
+    """
     rows = next((_LAYOUTS_OF[name] for name in _names(owner) if name in _LAYOUTS_OF), [])
-    found: dict[str, View | None] = {}
+    views: dict[str, View | None] = {}
     for attribute, layout in rows:
         try:
-            found[attribute] = layout(owner)
+            views[attribute] = layout(owner)
         except AttributeError:
-            found[attribute] = None
-    return found
+            views[attribute] = None
+    return views
 
 
-def kinds_below(owner: nn.Module) -> list[tuple[str, Kind]]:
-    """Paths of parameters below a module, and their kinds."""
+def descendant_kinds(owner: nn.Module) -> list[tuple[str, Kind]]:
+    """Kinds of parameters below a module of a listed class, as (path below the module, kind)."""
     return next((_KINDS_OF[name] for name in _names(owner) if name in _KINDS_OF), [])
 
 
-def by_class(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
-    """Parameter name -> kind for modules of a class that is known here."""
+def kinds_by_class(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
+    """Kinds of a module's own parameters by its class: `Conv1D`, norms centred on 0, experts of known layout.
+
+    Args:
+        module: any module.
+        layout: view of the projections that share the rows of a `Conv1D`; None for one projection.
+
+    Returns:
+        Parameter name -> kind; empty if the class is not listed.
+    """
     names = set(_names(module))
     if _CONV1D in names:
         return conv1d(module, layout)
     if names & _CENTRED_NAMES:
         why = f"gain of {type(module).__name__}, centred on 0 (1 + weight)"
-        return {**by_type(module), "weight": Kind("gain", why, initial=Fill(0.0))}
+        return {**kinds_by_type(module), "weight": Kind("gain", why, initial=Fill(0.0))}
     return next((experts(module, _EXPERTS_OF[name]) for name in names & _EXPERTS_OF.keys()), {})

@@ -1,4 +1,4 @@
-"""Overrides: what a user says of parameters, against what was found."""
+"""Overrides: changes that a user makes to the roles that discovery gives parameters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ from surefoot.views import PerHead
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
-"""`(where, change)`: where is a name pattern, a module or a test of `(name, parameter)`; change is a role's name, a
-`Role`, or a function of the role that was found."""
+"""`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name,
+a `Role`, or a function from the discovered role to another."""
 
 
 def per_head(head_dim: int) -> Callable[[Role], Role]:
-    """A change for `overrides`: a norm for each head of `head_dim` rows, in whatever layout was found.
+    """Change for the `overrides` of `Plan.of`: one norm per head, within the discovered layout.
 
-    For W_q, W_k, W_v and their biases, fused or not; the heads of the output projection are columns.
+    For W_q, W_k, W_v and their biases, fused or not. Not for the output projection, whose heads are columns.
+
+    Args:
+        head_dim: number of rows of a head.
+
+    Returns:
+        A function from a role to the same role with its view cut into heads.
 
     Raises:
-        ValueError: no whole number; and of `Plan.of`, where the rows are no whole number of heads.
+        ValueError: head_dim is no positive whole number. `Plan.of` raises it where the number of rows is no multiple of
+            head_dim.
 
     >>> from surefoot.plan import Plan
     >>> plan = Plan.of(nn.ModuleDict({"query": nn.Linear(8, 16)}), overrides=[("query.*", per_head(4))])
@@ -40,10 +47,21 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
-    """Parameter name -> the change that an override makes, and why; every override must match something."""
+    """Match overrides with the parameters of a model.
+
+    Args:
+        model: any module.
+        overrides: pairs `(where, change)`, see `Override`.
+
+    Returns:
+        Parameter name -> (change, reason), for the parameters that an override matches.
+
+    Raises:
+        ValueError: an override that matches no trainable parameter, a parameter that two overrides match.
+    """
     changes: dict[str, tuple[Change, str]] = {}
     for where, change in overrides:
-        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(model, where, name, p)]
+        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(where, name, p)]
         label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if not matched:
             raise ValueError(f"the override {label!r} matches no trainable parameter")
@@ -54,7 +72,7 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     return changes
 
 
-def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter) -> bool:
+def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
     if isinstance(where, str):
         return fnmatch.fnmatchcase(name, where)
     if isinstance(where, nn.Module):
@@ -65,12 +83,21 @@ def _matches(model: nn.Module, where: Where, name: str, parameter: nn.Parameter)
 def decide(
     name: str, kind: Kind | None, change: Change | None, recipe: Recipe, stabiliser: Stabiliser | None
 ) -> Role | None:
-    """A parameter's role: the one found, or the override's; None where neither tells one.
+    """Role of a parameter from its kind and its override.
 
-    One given in full, or made by a function, keeps its own stabiliser.
+    Args:
+        name: the parameter's name, for error messages.
+        kind: the discovered kind, or None.
+        change: the override's change, or None.
+        recipe: role table.
+        stabiliser: replaces the role's stabiliser; a `Role` given by an override keeps its own, and a function given by
+            an override is applied after it.
+
+    Returns:
+        The role; None if there is neither a kind nor an override.
 
     Raises:
-        ValueError: a function of the role that was found, where none was; a recipe that has no such role.
+        ValueError: the override is a function of the discovered role and there is none; the recipe has no such role.
     """
     if isinstance(change, Role):
         return change

@@ -1,4 +1,4 @@
-"""What the parameters of a module are, told by its type or its structure alone."""
+"""Kinds of a module's parameters by its type or structure alone: torch's layers, norms, experts, bare parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
-from surefoot.initialise import AsBuilt, Initial, TransposedConvNormal
+from surefoot.initialise import AsBuilt, Initial, LinearNormal
 from surefoot.roles import Role
 from surefoot.views import (
     AlternatingStack,
@@ -27,15 +27,19 @@ from surefoot.views import (
 
 @dataclass(frozen=True)
 class Kind:
-    """What a parameter was found to be.
+    """What a parameter is, from which a recipe derives its role.
 
     Args:
-        name: the kind of a recipe's table.
-        why: the reason.
-        view: its layout; None: the kind's own.
-        initial: its initial value; None: the kind's own.
-        stride: of a transposed convolution, how many columns share an output entry's fan-in (`TransposedConvSpectral`).
-        weak: told by the shape alone; whatever else knows the parameter is right.
+        name: key of a recipe's role table: linear, embedding, head, gain, bias, conv, experts, router, positions or
+            scalar.
+        why: reason, for the plan's table.
+        view: layout; None takes the role's default.
+        initial: initial values; None takes the role's default.
+        stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
+        low_confidence: inferred from the shape only; any other rule overrides it.
+
+    >>> Kind("bias", "bias of Linear").name
+    'bias'
     """
 
     name: str
@@ -43,13 +47,19 @@ class Kind:
     view: View | None = None
     initial: Initial | None = None
     stride: int = 1
-    weak: bool = False
+    low_confidence: bool = False
 
     def adapt(self, role: Role) -> Role:
-        """A recipe's role of this kind, in the layout that was found.
+        """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
+
+        Args:
+            role: the recipe's role of this kind.
+
+        Returns:
+            The role with this kind's view, initial values and stride in place of its defaults.
 
         Raises:
-            ValueError: a stride, under a recipe whose linear geometry does not know one.
+            ValueError: a stride above 1 and a role whose geometry is not spectral.
         """
         role = replace(role, view=self.view or role.view, initial=self.initial or role.initial)
         if self.stride == 1:
@@ -62,18 +72,34 @@ class Kind:
         return replace(
             role,
             geometry=TransposedConvSpectral(role.geometry.method, self.stride),
-            initial=TransposedConvNormal(self.stride),
+            initial=LinearNormal(self.stride),
         )
 
 
 def linear(module: nn.Linear, layout: View | None = None) -> dict[str, Kind]:
-    """A linear layer; `layout` says how several projections share its rows."""
+    """Kinds of a linear layer's parameters.
+
+    Args:
+        module: the layer.
+        layout: view of the projections that share its rows; None for one projection.
+
+    Returns:
+        Parameter name -> kind.
+    """
     shape = f"Linear({module.in_features}, {module.out_features})" + (", a norm per projection" if layout else "")
     return {"weight": Kind("linear", f"weight of {shape}", layout), "bias": Kind("bias", f"bias of {shape}", layout)}
 
 
 def conv1d(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
-    """Hugging Face's `Conv1D`: a linear layer whose weight is stored `(in, out)`."""
+    """Kinds of the parameters of Hugging Face's `Conv1D`, a linear layer whose weight is stored `(in, out)`.
+
+    Args:
+        module: the layer.
+        layout: view of the projections that share its columns; None for one projection.
+
+    Returns:
+        Parameter name -> kind.
+    """
     shape = "Conv1D, stored (in, out)" + (", a norm per projection" if layout else "")
     weight = Transposed(layout) if layout else Transposed()
     return {"weight": Kind("linear", f"weight of {shape}", weight), "bias": Kind("bias", f"bias of {shape}", layout)}
@@ -85,18 +111,18 @@ def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
 
 
 def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
-    """Gates are stacked along dimension 0; `weight_hr` is the projection of an LSTM that has one."""
+    """Kinds for recurrent layers: gates are stacked along dimension 0; `weight_hr` is an LSTM's output projection."""
     name = type(module).__name__
     gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
-    found = {}
+    kinds = {}
     for key, parameter in module.named_parameters(recurse=False):
         if key.startswith("weight_hr"):
-            found[key] = Kind("linear", f"projection of {name}")
+            kinds[key] = Kind("linear", f"projection of {name}")
         elif parameter.ndim == 2:
-            found[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
+            kinds[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
         else:
-            found[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
-    return found
+            kinds[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
+    return kinds
 
 
 def _norm(module: nn.Module) -> dict[str, Kind]:
@@ -111,7 +137,10 @@ def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Kind]:
 
 
 def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> dict[str, Kind]:
-    """An output entry is made by `k` taps out of `k * stride`: of those the kernel reaches, dilation included."""
+    """Kinds for transposed convolutions.
+
+    Along a dimension, `min(k, stride / gcd(stride, dilation))` disjoint sets of the k taps reach different outputs.
+    """
     steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
     stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
     name = f"{type(module).__name__}, groups={module.groups}, fan-in over {stride}"
@@ -140,23 +169,33 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]]
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _norm),
     ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _norm),
 )
-"""Module types and what their parameters are; the first match wins."""
+"""Module types and the function that gives the kinds of their parameters; the first match wins."""
 
 
-def by_type(module: nn.Module) -> dict[str, Kind]:
-    """Parameter name -> kind for torch's own layers, norm layers of any class, and experts that tell their layout."""
+def kinds_by_type(module: nn.Module) -> dict[str, Kind]:
+    """Kinds of a module's own parameters, for torch's layers, norm layers of any class and experts of known layout.
+
+    Args:
+        module: any module.
+
+    Returns:
+        Parameter name -> kind, possibly with names that the module lacks; empty if no rule applies.
+
+    >>> {name: kind.name for name, kind in kinds_by_type(nn.Linear(4, 8)).items()}
+    {'weight': 'linear', 'bias': 'bias'}
+    """
     rule = next((rule for types, rule in _RULES if isinstance(module, types)), None)
-    return rule(module) if rule else _foreign_norm(module) or experts(module)
+    return rule(module) if rule else _norm_by_structure(module) or experts(module)
 
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps", "norm_epsilon")
 _GAINS, _BIASES = ("weight", "gain", "scale", "gamma"), ("bias", "beta", "shift")
 
 
-def _foreign_norm(module: nn.Module) -> dict[str, Kind]:
-    """A norm layer of unknown class: no children, a small epsilon, one vector as gain and perhaps one as bias.
+def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
+    """Kinds for a norm layer of any class: no children, a small epsilon, one vector as gain and at most one as bias.
 
-    Its gain stays as built: it may be centred on 0, as Gemma's `1 + weight`.
+    The gain's initial value stays as built, since it may be centred on 0, as Gemma's `1 + weight`.
     """
     own = dict(module.named_parameters(recurse=False))
     gains, biases = [n for n in own if n in _GAINS], [n for n in own if n in _BIASES]
@@ -175,47 +214,63 @@ def _foreign_norm(module: nn.Module) -> dict[str, Kind]:
 
 
 def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[str, Kind]:
-    """Experts `(E, out, in)`; transformers' say themselves how gate and up share a parameter.
+    """Kinds of the parameters of stacked experts, `(E, out, in)` or `(E, in, out)`.
 
     Args:
         module: any module.
-        layout: (has_gate, is_transposed, is_concatenated) of experts that do not say.
+        layout: (has_gate, is_transposed, is_concatenated); None reads the attributes of these names, which
+            transformers' experts have.
+
+    Returns:
+        Parameter name -> kind; empty if the layout is unknown.
     """
     flags = ("has_gate", "is_transposed", "is_concatenated")
     if layout is None and not all(isinstance(vars(module).get(flag), bool) for flag in flags):
         return {}
-    gated, transposed, whole = layout or tuple(getattr(module, flag) for flag in flags)
-    name = type(module).__name__
-    pair: View = FusedStack(2) if whole else AlternatingStack(2)
-    up: View = pair if gated else Stack()
-    views = {"gate_up_proj" if gated else "up_proj": up, "down_proj": Stack()}
-    found = {
-        key: Kind("experts", f"experts of {name}, a norm each", Transposed(view) if transposed else view)
-        for key, view in views.items()
-    }
-    biases = {"gate_up_proj_bias" if gated else "up_proj_bias": pair if gated else FusedStack(1)}
-    for key, view in (biases | {"down_proj_bias": FusedStack(1)}).items():
-        found[key] = Kind("bias", f"biases of the experts of {name}, a norm each", view)
-    return found
+    gated, transposed, concatenated = layout or tuple(getattr(module, flag) for flag in flags)
+    why = f"experts of {type(module).__name__}, a norm each"
+    pair: View = FusedStack(2) if concatenated else AlternatingStack(2)
+    up = "gate_up_proj" if gated else "up_proj"
+    views: dict[str, View] = {up: pair if gated else Stack(), "down_proj": Stack()}
+    biases: dict[str, View] = {f"{up}_bias": pair if gated else FusedStack(1), "down_proj_bias": FusedStack(1)}
+    kinds = {key: Kind("experts", why, Transposed(view) if transposed else view) for key, view in views.items()}
+    return kinds | {key: Kind("bias", f"biases of the {why}", view) for key, view in biases.items()}
 
 
-def by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
-    """A parameter that no rule knows: vectors act entry by entry; a bare matrix has no known side."""
+def kind_by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
+    """Kind of a parameter that no other rule covers: vectors and channel scales, tables with a leading dimension of 1.
+
+    Args:
+        module: owner of the parameter.
+        parameter: any of its parameters.
+
+    Returns:
+        A kind of low confidence; None for matrices and stacks, whose input side is unknown, and for parametrizations.
+    """
     owner, shape = type(module).__name__, tuple(parameter.shape)
     if isinstance(module, ParametrizationList) or (isinstance(module, nn.Bilinear) and parameter.ndim > 1):
         return None
     if parameter.ndim <= 1:
-        return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}", weak=True)
+        return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}", low_confidence=True)
     if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
-        return Kind("scalar", f"one entry per channel of {owner}", weak=True)
+        return Kind("scalar", f"one entry per channel of {owner}", low_confidence=True)
     if parameter.ndim >= 3 and shape[0] == 1:
         why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
-        return Kind("positions", why, weak=True)
+        return Kind("positions", why, low_confidence=True)
     return None
 
 
 def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
-    """What to do about a parameter that has no kind."""
+    """Advice for the error about a parameter without a kind.
+
+    Args:
+        module: owner of the parameter.
+        name: the parameter's name in the model.
+        parameter: the parameter.
+
+    Returns:
+        One or more sentences: what is unknown, and which override or change resolves it.
+    """
     frozen = "freeze it with requires_grad_(False)"
     if isinstance(module, ParametrizationList):
         made = ", ".join(type(part).__name__ for part in module)

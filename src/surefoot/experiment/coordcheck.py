@@ -23,7 +23,7 @@ from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import VALIDATION_SEED, Run, TrainConfig, build
-from surefoot.monitor.activations import first_tensor, heads, owners, rms, watching
+from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners, rms
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
@@ -182,7 +182,7 @@ def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) ->
 
 def _layers(model: nn.Module) -> dict[str, str]:
     """Return the layers' names in the tables -> names of the modules."""
-    hidden = [name for name in owners(model) if name and name not in heads(model, Plan.of(model))]
+    hidden = [name for name in owners(model) if name and name not in lm_heads(model, Plan.of(model))]
     return {name: name for name in hidden} | {LOGITS: ""}
 
 
@@ -197,10 +197,10 @@ def _outputs(model: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[s
     names = {module: layer for layer, module in layers.items()}
     outputs: dict[str, list[Tensor]] = {}
 
-    def record(module: str, _args: Any, _kwargs: Any, output: Any) -> None:
+    def record(module: str, _: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if (y := first_tensor(output)) is not None:
             outputs.setdefault(names[module], []).append(y.flatten().clone())
 
-    with watching(model, names, record):
+    with forward_hooks(model, names, record):
         model(tokens)
     return {layer: torch.cat(parts) for layer, parts in outputs.items()}

@@ -1,1 +1,4 @@
-"""Other libraries' models; each file needs its library, and nothing else in the package needs these files."""
+"""Integrations: `config` builds Hugging Face models from their configuration, `torchtitan` is for its trainer.
+
+Each module needs its library; nothing else in the package imports these modules at the top.
+"""

@@ -1,4 +1,4 @@
-"""Hugging Face models from their configuration alone, on the meta device: a model of any size in seconds."""
+"""Hugging Face models from a configuration or a checkpoint on disk; without weights on the meta device, in seconds."""
 
 from __future__ import annotations
 
@@ -10,52 +10,58 @@ from torch import nn
 
 
 def is_config(name: str) -> bool:
-    """Whether a name is a configuration file, or a directory with a `config.json`."""
+    """True if the name has the suffix .json or is a directory with a `config.json`."""
     path = Path(name)
     return path.suffix == ".json" or (path / "config.json").is_file()
 
 
 def from_config(name: str) -> nn.Module:
-    """The model that a configuration describes, on the meta device; of its own class where it names one.
+    """Build the model of a configuration on the meta device.
 
     Args:
-        name: a `config.json`, or the directory that holds one. Nothing is downloaded.
+        name: a `config.json`, or the directory with one. Nothing is downloaded.
+
+    Returns:
+        The model, of the first class in the configuration's `architectures`, by default an `AutoModelForCausalLM`.
 
     Raises:
-        ValueError: no such file, or one that describes no model that transformers knows.
+        ValueError: the file does not exist, or describes no model of transformers.
         RuntimeError: transformers is not installed.
     """
-    config, make = _described(name)
+    config, model_class = _read_config(name)
     with torch.device("meta"):
-        model = getattr(make, "from_config", make)(config)  # AutoModel..., or the class itself
+        model = getattr(model_class, "from_config", model_class)(config)  # AutoModel..., or the class itself
     assert isinstance(model, nn.Module)
     return model
 
 
 def from_checkpoint(name: str) -> nn.Module:
-    """The same model with the weights that lie beside its configuration, all of them in memory, in their own dtype.
+    """Load a model with its weights into memory, in their own dtype.
 
     Args:
         name: a directory with `config.json` and weights, as `save_pretrained` writes it. Nothing is downloaded.
 
+    Returns:
+        The model, of the same class as from `from_config`.
+
     Raises:
-        ValueError: as `from_config`; no weights there, or damaged ones, or not those of this model.
+        ValueError: as `from_config`; or the weights are missing, damaged, or of another model.
         RuntimeError: transformers is not installed.
     """
-    _, make = _described(name)
+    _, model_class = _read_config(name)
     try:
-        model, told = make.from_pretrained(name, dtype="auto", local_files_only=True, output_loading_info=True)
-    except Exception as error:  # OSError, SafetensorError, RuntimeError, ...: one for each format
+        model, loaded = model_class.from_pretrained(name, dtype="auto", local_files_only=True, output_loading_info=True)
+    except Exception as error:  # OSError, SafetensorError, RuntimeError, ...: one per format
         raise ValueError(f"{name} has no weights that can be read: {error}") from None
     for keys, problem in (("missing_keys", "lack"), ("unexpected_keys", "hold, and its configuration has not,")):
-        if told[keys]:
-            raise ValueError(f"the weights of {name} {problem} {', '.join(sorted(told[keys])[:5])}")
+        if loaded[keys]:
+            raise ValueError(f"the weights of {name} {problem} {', '.join(sorted(loaded[keys])[:5])}")
     assert isinstance(model, nn.Module)
     return model
 
 
-def _described(name: str) -> tuple[Any, Any]:
-    """The configuration and the class of its model."""
+def _read_config(name: str) -> tuple[Any, Any]:
+    """(configuration, class of its model)."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a model's config.json, or the directory that holds it")
@@ -67,8 +73,8 @@ def _described(name: str) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"{path} is no configuration that transformers knows: {error}") from None
-    for named in (config.architectures or [])[:1]:
-        if not hasattr(transformers, named):
-            raise ValueError(f"{path} names the architecture {named}, which this transformers does not have")
-        return config, getattr(transformers, named)
+    for architecture in (config.architectures or [])[:1]:
+        if not hasattr(transformers, architecture):
+            raise ValueError(f"{path} names the architecture {architecture}, which this transformers does not have")
+        return config, getattr(transformers, architecture)
     return config, transformers.AutoModelForCausalLM

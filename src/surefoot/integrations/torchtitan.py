@@ -1,4 +1,4 @@
-"""torchtitan: `SteepestDescent` in its trainer, as the container of optimizers that a configuration names."""
+"""torchtitan: `SteepestDescent` in its trainer, as the container of optimizers that a configuration selects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from surefoot.plan import Plan
 
 
 def plan_of(part: nn.Module, *args: Any, **options: Any) -> Plan:
-    """`Plan.of` for a torchtitan model, or for the part of it that a pipeline stage holds.
+    """`Plan.of` for a torchtitan model, or for the part of it that belongs to a pipeline stage.
 
-    The head is the module `lm_head`; a stage without one has none, which its wiring alone does not tell.
+    The head is the module `lm_head`; a stage whose `lm_head` is None has no head, which its wiring does not show.
 
     Args:
-        part: the model, before or after torchtitan has wrapped it.
-        args: those of `Plan.of`: a recipe.
-        options: likewise: `stabiliser`, `overrides`, ...
+        part: the model or a stage of it, before or after torchtitan has wrapped it.
+        *args: positional arguments of `Plan.of` after the model: a recipe.
+        **options: keyword arguments of `Plan.of`: `stabiliser`, `overrides`, ...
+
+    Returns:
+        The plan of the part.
     """
     if hasattr(part, "lm_head"):
         options.setdefault("head", () if part.lm_head is None else "lm_head")
@@ -33,28 +36,29 @@ def plan_of(part: nn.Module, *args: Any, **options: Any) -> Plan:
 
 
 class SteepestDescentContainer(OptimizersContainer):
-    """One `SteepestDescent` for each model part, under torchtitan's schedules, hooks and checkpoints.
+    """One `SteepestDescent` per model part, under torchtitan's schedules, hooks and checkpoints.
 
-    torchtitan makes every parameter a `DTensor`, on one device too. Where every device holds the whole of it, the step
-    is taken on the plain tensor inside, by each device alike.
+    torchtitan makes every parameter a `DTensor`, on one device too. The parameters must be replicated; every device
+    takes the same step on the local tensor of each.
 
     Args:
-        config: see `Config`.
-        model_parts: the model, or the stages of a pipeline that this process runs.
+        config: learning rate, plan and seed, see `Config`.
+        model_parts: the model, or the pipeline stages of this process.
 
     Raises:
-        ValueError: a parameter that is split over devices, or that the plan lacks; an option of torchtitan's own
-            optimizers.
+        ValueError: a parameter that is split over devices or that the plan lacks; an option of torchtitan's own
+            optimizers in the configuration.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
-        """What the trainer's configuration says of the optimizer.
+        """Section of the trainer's configuration for the optimizer.
 
         Args:
-            lr: learning rate in natural units; torchtitan's schedule acts on it.
-            plan: from a model part to its roles.
-            seed: of the plan's initial values; None keeps the model's own. A checkpoint is loaded after either.
+            lr: learning rate in natural units; torchtitan's schedule scales it.
+            plan: function from a model part to its plan.
+            seed: seed of the plan's initial values; None leaves the model's initial values. Checkpoints are loaded
+                after initialisation.
         """
 
         lr: float
@@ -68,20 +72,21 @@ class SteepestDescentContainer(OptimizersContainer):
             raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr, plan and seed instead")
         self.model_parts = model_parts
         self.optimizers = []
-        self._inside: list[tuple[Any, nn.Parameter]] = []  # each DTensor and the plain tensor inside
+        self._local: list[tuple[Any, nn.Parameter]] = []  # (DTensor, its local tensor)
         for part in model_parts:
-            found = config.plan(part)
-            plan = Plan(found.recipe, {canonical_fqn(name): placement for name, placement in found.placements.items()})
+            wrapped = config.plan(part)
+            placements = {canonical_fqn(name): placement for name, placement in wrapped.placements.items()}
+            plan = Plan(wrapped.recipe, placements)
             trainable = [(canonical_fqn(name), p) for name, p in part.named_parameters() if p.requires_grad]
-            plain = {name: self._plain(name, p) for name, p in trainable}
+            local = {name: self._local_tensor(name, p) for name, p in trainable}
             if config.seed is not None:
-                for name, p in plain.items():
+                for name, p in local.items():
                     plan[name].fill_(p, name, config.seed)
-            self.optimizers.append(SteepestDescent(plain.items(), plan, lr=config.lr))
+            self.optimizers.append(SteepestDescent(local.items(), plan, lr=config.lr))
         self._post_init([p for part in model_parts for p in part.parameters() if p.requires_grad])
 
-    def _plain(self, name: str, p: nn.Parameter) -> nn.Parameter:
-        """The parameter; of a `DTensor` the plain tensor inside, over the same memory."""
+    def _local_tensor(self, name: str, p: nn.Parameter) -> nn.Parameter:
+        """The parameter, or the local tensor of a `DTensor`, over the same memory."""
         if not isinstance(p, DTensor):
             return p
         axes = zip(p.placements, p.device_mesh.shape, strict=True)
@@ -91,22 +96,30 @@ class SteepestDescentContainer(OptimizersContainer):
                 "takes whole parameters: set parallelism.data_parallel_replicate_degree to the number of devices, "
                 "data_parallel_shard_degree to 1, and no tensor, context or expert parallelism"
             )
-        plain = nn.Parameter(p.to_local().detach())
-        self._inside.append((p, plain))
-        return plain
+        local = nn.Parameter(p.to_local().detach())
+        self._local.append((p, local))
+        return local
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One step of every part."""
+        """Take one step of every part's optimizer.
+
+        Args:
+            closure: None; torchtitan's trainer has no closures.
+        """
         assert closure is None, "torchtitan's trainer has no closures"
-        for p, plain in self._inside:
-            plain.data = p.to_local()  # where a wrapper has moved it to
-            plain.grad = None if p.grad is None else p.grad.redistribute(p.device_mesh, p.placements).to_local()
+        for p, local in self._local:
+            local.data = p.to_local()  # a wrapper may have moved it
+            local.grad = None if p.grad is None else p.grad.redistribute(p.device_mesh, p.placements).to_local()
         for optimizer in self.optimizers:
             optimizer.step()
-        for _, plain in self._inside:
-            plain.grad = None
+        for _, local in self._local:
+            local.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Those of the model's parameters, which the optimizers need not hold themselves."""
+        """Reset the gradients of the model's parameters, which are not the local tensors that the optimizers step.
+
+        Args:
+            set_to_none: set gradients to None instead of zero.
+        """
         Optimizer.zero_grad(self, set_to_none)

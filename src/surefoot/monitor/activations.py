@@ -1,4 +1,24 @@
-"""The three stability numbers as a model has them, on real activations, by forward hooks."""
+"""Stability numbers measured on real activations, with forward hooks.
+
+For a module f with weights w, its inputs x on a batch, and its weights w_0 from before some steps:
+
+- forward: `rms(f(x; w))`.
+- dependency: `rms(f(x1) - f(x2)) / rms(x1 - x2)` over neighbouring samples x1, x2 of the batch; for discrete inputs
+  `rms(f(x1) - f(x2))`.
+- update: `rms(f(x; w) - f(x; w_0))`, both at the present x, so that only the module's own steps count.
+
+Each should be Theta(1) in the width. For a linear layer, forward is at most its norm times `input = rms(x)`, dependency
+at most its norm, update at most the norm of the increment times `input`.
+
+Upper bounds from the weights, for inputs of RMS at most 1:
+
+- dependency_bound: of an `nn.Linear` its norm; of an `nn.Sequential` of such layers and of modules in `LIPSCHITZ` the
+  product, which bounds forward, too, if there are no biases.
+- forward_bound: `sqrt(heads) |W_v| |W_o|` of an `nn.MultiheadAttention` without biases.
+- loss_forward_bound `log V + 2 r`, loss_dependency_bound `4 r` and loss_update_bound `2 r'`: of the cross entropy over
+  V classes behind an LM head without bias; r is the head's norm and r' that of its increment, both times the model's
+  `output_multiplier` if it has one.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +41,13 @@ LIPSCHITZ: dict[type[nn.Module], float] = {
     nn.Identity: 1.0,
     nn.Dropout: 1.0,  # in eval mode
 }
-"""Largest slope of an activation; a block's bound is the product of these and its layers' norms."""
+"""Largest slope of an activation function."""
 
-See = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
+Numbers = dict[str, dict[str, float]]
+"""Module name -> quantity -> value."""
+
+Observer = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with a module's name, the module, its positional arguments, its keyword arguments and its output."""
 
 
 @torch.no_grad()
@@ -34,82 +58,72 @@ def measure(
     before: nn.Module | None = None,
     plan: Plan | None = None,
     names: Iterable[str] = (),
-) -> dict[str, dict[str, float]]:
-    """Measure `f`'s three stability numbers on the inputs x and outputs f(x) that a batch gives it.
+) -> Numbers:
+    """Measure forward, dependency and update of a model's modules; `surefoot.monitor.activations` defines them.
 
-    forward: `rms(f(x))`. dependency: `rms(f(x1) - f(x2)) / rms(x1 - x2)`, x1 and x2 being neighbours in the batch; the
-    plain difference for discrete inputs. update: `rms(f(x; w) - f(x; w_before))`, both at the present x, so that only
-    the layer's own step counts. Each should be Theta(1) in width. A linear layer's forward is at most its norm times
-    `input = rms(x)`, its dependency at most its norm, its update at most the increment's norm times `input`.
-
-    The model runs in eval mode without gradients. Training flags, gradients and random states are as before
-    afterwards, and the hooks are gone, also when the forward pass raises.
+    The model runs once, in eval mode without gradients. Training flags, gradients and random states are restored, also
+    after an exception.
 
     Args:
         model: any module.
         batch: its input: a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments.
-        before: `copy.deepcopy(model)` from before the step or steps; adds update.
-        plan: the model's plan; adds bounds that hold for inputs of RMS at most 1. dependency_bound: the norm of an
-            `nn.Linear`; for an `nn.Sequential` of such and of `LIPSCHITZ` the product, which without biases bounds
-            forward too. forward_bound: `sqrt(heads) |W_v| |W_o|` of an `nn.MultiheadAttention` without biases. Of the
-            cross entropy behind an LM head of norm r, without bias, over V classes: loss_forward_bound `log V + 2 r`,
-            loss_dependency_bound `4 r`; with `before`, loss_update_bound `2 r'`, r' being the increment's norm.
+        before: `copy.deepcopy(model)` from before the steps; adds "update".
+        plan: the model's plan; adds the bounds.
         names: modules to measure besides those that own parameters; `""` is the model itself.
 
     Returns:
-        Module name -> `input` (not for discrete ones), `forward`, `dependency` (if the batch holds two different
-        inputs), `update` and bounds: plain numbers. Of a module that is called several times, the largest; one that
-        is never called is absent. Of several inputs or outputs the first tensor counts.
+        Module name -> "input" (of floating-point inputs), "forward", "dependency" (if the batch has two different
+        samples), "update" and bounds, as floats: the largest over the calls of a module, of the first tensor among
+        its inputs and outputs. Modules that are not called are absent.
 
     Raises:
-        ValueError: a name that is no module's, a `before` that lacks a module or shares parameters with the model.
+        ValueError: an unknown module name, or a `before` that lacks a module or shares parameters with the model.
 
     >>> layer = nn.Linear(2, 2, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
     >>> measure(layer, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
     {'': {'input': 1.0, 'forward': 2.0, 'dependency': 2.0}}
     """
-    watched = list(dict.fromkeys([*owners(model), *names]))
-    modules, old = _modules(model, watched, "the model"), {}
-    if before is not None:
-        old = _modules(before, watched, "before")
-        if {id(p) for p in model.parameters()} & {id(p) for p in before.parameters()}:
-            raise ValueError("before shares parameters with the model: take copy.deepcopy(model) before the step")
-    found: dict[str, dict[str, float]] = {}
-
-    def see(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        x, y = first_tensor((args, kwargs)), first_tensor(output)
-        if y is None:
-            return
-        numbers = {**_of_input(x), "forward": rms(y), **_dependency(x, y)}
-        if name in old:
-            then = first_tensor(old[name](*args, **kwargs))
-            assert then is not None
-            numbers["update"] = rms(y - then)
-        known = found.setdefault(name, {})
-        known.update({key: max(value, known.get(key, 0.0)) for key, value in numbers.items()})
-
-    with ExitStack() as stack:
-        if before is not None:
-            stack.enter_context(watching(before, (), see))
-        stack.enter_context(watching(model, watched, see))
-        call(model, batch)
+    selected = list(dict.fromkeys([*owners(model), *names]))
+    modules, old_modules = _modules(model, selected, "the model"), _old_modules(before, model, selected)
+    numbers: Numbers = {}
+    observe = partial(_observe, numbers, old_modules)
+    with forward_hooks(model if before is None else before, (), observe), forward_hooks(model, selected, observe):
+        _forward(model, batch)
     if plan is not None:
         multiplier = getattr(model, "output_multiplier", None) or 1.0
-        for name in found:
-            found[name] |= _bounds(modules[name])
-        for name in found.keys() & heads(model, plan):
-            found[name] |= _loss_bounds(modules[name], old.get(name), multiplier)
-    return {name: found[name] for name in watched if name in found}
+        for name, values in numbers.items():
+            values |= _bounds(modules[name])
+        for name in numbers.keys() & lm_heads(model, plan):
+            numbers[name] |= _loss_bounds(modules[name], old_modules.get(name), multiplier)
+    return {name: numbers[name] for name in selected if name in numbers}
 
 
 def owners(model: nn.Module) -> list[str]:
-    """Names of the modules with parameters of their own; a head that shares the embedding's is one."""
+    """Names of the modules that own parameters, a head that shares its weight with an embedding included.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The names, in the order of `model.named_modules()`.
+    """
     return [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
 
 
-def heads(model: nn.Module, plan: Plan) -> set[str]:
-    """Names of the modules that are LM heads under the plan, those that share an embedding's table included."""
+def lm_heads(model: nn.Module, plan: Plan) -> set[str]:
+    """Names of the LM heads, a head that shares its weight with an embedding included.
+
+    Args:
+        model: any module.
+        plan: the model's plan.
+
+    Returns:
+        Names of the modules whose weight has the role head or is an embedding's, embeddings excluded.
+
+    Raises:
+        ValueError: a trainable parameter that the plan lacks.
+    """
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = {id(p) for name, p in trained if plan[name].role.name == "head"} | tables
@@ -122,10 +136,18 @@ def heads(model: nn.Module, plan: Plan) -> set[str]:
 
 
 @contextmanager
-def watching(model: nn.Module, names: Iterable[str], see: See) -> Iterator[None]:
-    """Call `see(name, args, kwargs, output)` after each forward pass of the named modules.
+def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> Iterator[None]:
+    """Context in which the model is in eval mode without gradients, and named modules are observed.
 
-    In eval mode and without gradients; training flags and random states come back, the hooks go.
+    On exit the hooks are removed, and training flags and random states are restored.
+
+    Args:
+        model: any module.
+        names: modules to observe, by name in the model.
+        observe: called after every forward pass of a named module.
+
+    Yields:
+        Nothing.
     """
     flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
@@ -133,7 +155,7 @@ def watching(model: nn.Module, names: Iterable[str], see: See) -> Iterator[None]
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(list(devices)))
         for name in names:
-            hook = partial(_hook, see, name)
+            hook = partial(observe, name)
             stack.callback(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
         try:
             model.eval()
@@ -143,11 +165,7 @@ def watching(model: nn.Module, names: Iterable[str], see: See) -> Iterator[None]
                 module.training = flag
 
 
-def _hook(see: See, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    see(name, args, kwargs, output)
-
-
-def call(model: nn.Module, batch: Any) -> Any:
+def _forward(model: nn.Module, batch: Any) -> Any:
     """The model's output for a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -155,7 +173,11 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor in nested tuples, lists and mappings."""
+    """First tensor in nested tuples, lists and mappings, depth first; None if there is none.
+
+    >>> first_tensor([None, {"y": torch.ones(1)}])
+    tensor([1.])
+    """
     if isinstance(value, Tensor):
         return value
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -163,7 +185,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def rms(x: Tensor) -> float:
-    """`sqrt(mean(x**2))`, in float32 or better; 0 of no entries.
+    """`sqrt(mean(x**2))`, computed at least in float32; 0 for an empty tensor.
 
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     2.5
@@ -174,19 +196,42 @@ def rms(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(wide)) / math.sqrt(x.numel())
 
 
-def _modules(model: nn.Module, names: list[str], who: str) -> dict[str, nn.Module]:
+def _modules(model: nn.Module, names: list[str], source: str) -> dict[str, nn.Module]:
     try:
         return {name: model.get_submodule(name) for name in names}
     except AttributeError as error:
-        raise ValueError(f"{who} has no such module: {error}") from None
+        raise ValueError(f"{source} has no such module: {error}") from None
 
 
-def _of_input(x: Tensor | None) -> dict[str, float]:
-    return {"input": rms(x)} if x is not None and x.is_floating_point() else {}
+def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -> dict[str, nn.Module]:
+    """The modules from before the steps, by name; empty without `before`."""
+    if before is None:
+        return {}
+    modules = _modules(before, names, "before")
+    if {id(p) for p in model.parameters()} & {id(p) for p in before.parameters()}:
+        raise ValueError("before shares parameters with the model: take copy.deepcopy(model) before the step")
+    return modules
+
+
+def _observe(
+    numbers: Numbers, old_modules: dict[str, nn.Module], name: str, _: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    """Update a module's numbers, the maxima over its calls, after a forward pass; an `Observer` by `partial`."""
+    x, y = first_tensor((args, kwargs)), first_tensor(output)
+    if y is None:
+        return
+    values = {"input": rms(x)} if x is not None and x.is_floating_point() else {}
+    values |= {"forward": rms(y), **_dependency(x, y)}
+    if name in old_modules:
+        old = first_tensor(old_modules[name](*args, **kwargs))
+        assert old is not None
+        values["update"] = rms(y - old)
+    largest = numbers.setdefault(name, {})
+    largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
 
 
 def _dependency(x: Tensor | None, y: Tensor) -> dict[str, float]:
-    """Of sample i and sample i + 1, the last one and the first."""
+    """The dependency over the pairs (sample i, sample i + 1), the last and the first sample being a pair, too."""
     if x is None or x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or torch.equal(x, x.roll(1, 0)):
         return {}
     change = rms(y - y.roll(1, 0))
@@ -198,7 +243,7 @@ def _norm(weight: Tensor) -> float:
 
 
 def _lipschitz(module: nn.Module) -> float | None:
-    """A bound on the dependency; None where none is known. Subclasses may do anything."""
+    """Upper bound on the dependency, or None if unknown. Exact types only: a subclass may compute anything."""
     if type(module) is nn.Sequential:
         factors = [factor for part in module if (factor := _lipschitz(part)) is not None]
         return math.prod(factors) if len(factors) == len(module) else None

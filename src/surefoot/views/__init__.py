@@ -1,8 +1,8 @@
-"""Views: a parameter as the blocks that its norm is taken over, and back.
+"""Views: how a parameter is split into the blocks that its norm is taken over, and joined again.
 
-A block has shape `(n, out, in)` for matrices and `(n, size)` for vectors, n being independent problems. Most
-parameters are one block; fused projections of unequal size are several. The update, the initialisation, the
-projection and the metrics of a parameter all act on the same view.
+A block has shape `(n, out, in)` for n independent matrices and `(n, size)` for n vectors. Most parameters are one
+block; fused projections of unequal size are several. Update, initialisation, projection and metrics of a parameter use
+the same view.
 """
 
 from surefoot.views.base import (
@@ -17,7 +17,8 @@ from surefoot.views.base import (
     Vector,
     View,
 )
-from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, PerHead, Projections
+from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, Projections
+from surefoot.views.per_block import PerHead
 
 __all__ = [
     "AlternatingStack",

@@ -6,18 +6,35 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, final
 
 from torch import Tensor
 
 Shape = tuple[int, ...]
+"""The sizes of a tensor, in order."""
 
 
 class View(ABC):
-    """How one parameter is laid out."""
+    """The layout of a parameter: the blocks that its norm is taken over.
+
+    A new layout is a frozen dataclass that defines `blocks`, `split` and `join`; one whose `split` is a reshape derives
+    from `OneBlock` instead and defines `block` only.
+
+    >>> import torch
+    >>> view, shape = Transposed(), (2, 3)
+    >>> [tuple(block.shape) for block in view.split(torch.zeros(shape))], view.blocks(shape)
+    ([(1, 3, 2)], ((1, 3, 2),))
+    """
 
     @abstractmethod
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The shapes of the blocks of a parameter of this shape.
+        """Shapes of the blocks.
+
+        Args:
+            shape: shape of the parameter.
+
+        Returns:
+            A shape `(n, out, in)` or `(n, size)` per block, n counting independent matrices or vectors.
 
         Raises:
             ValueError: the view does not fit the shape; the message names the shape.
@@ -25,30 +42,78 @@ class View(ABC):
 
     @abstractmethod
     def split(self, x: Tensor) -> list[Tensor]:
-        """The blocks of a parameter; they share memory with x where its strides allow it."""
+        """Split a parameter into its blocks.
+
+        Args:
+            x: the parameter, or a tensor of its shape (gradient, momentum).
+
+        Returns:
+            One tensor per block; they share memory with x where its strides allow it.
+
+        Raises:
+            ValueError: the view does not fit the shape of x.
+        """
 
     @abstractmethod
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A parameter of this shape from its blocks: the inverse of `split`."""
+        """Inverse of `split`.
+
+        Args:
+            blocks: one tensor per block, in the order of `blocks(shape)`.
+            shape: shape of the parameter.
+
+        Returns:
+            A tensor of that shape.
+        """
 
 
 class OneBlock(View):
-    """A layout that is a reshape."""
+    """A layout whose `split` and `join` are reshapes, so that a stack of parameters is split by one reshape.
+
+    A subclass defines `block` only.
+
+    Raises:
+        TypeError: a subclass overrides `blocks`, `split` or `join`.
+
+    >>> class Column(OneBlock):
+    ...     def block(self, shape):
+    ...         return (1, *shape, 1)
+    >>> Column().blocks((4,))
+    ((1, 4, 1),)
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if other := [name for name in ("blocks", "split", "join") if getattr(cls, name) is not getattr(OneBlock, name)]:
+            raise TypeError(f"{cls.__name__}.{other[0]}: a OneBlock is a reshape; to override it, subclass View")
 
     @abstractmethod
     def block(self, shape: Shape) -> Shape:
-        """The shape of the block; ValueError where the view does not fit."""
+        """Shape of the one block.
 
+        Args:
+            shape: shape of the parameter.
+
+        Returns:
+            `(n, out, in)` or `(n, size)`, with as many entries as `shape`.
+
+        Raises:
+            ValueError: the view does not fit the shape; the message names the shape.
+        """
+
+    @final
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The one."""
+        """`(block(shape),)`."""
         return (self.block(shape),)
 
+    @final
     def split(self, x: Tensor) -> list[Tensor]:
-        """x in the block's shape."""
+        """x, reshaped to `block(x.shape)`."""
         return [x.reshape(self.block(tuple(x.shape)))]
 
+    @final
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """The block in the parameter's shape."""
+        """The one block, reshaped to the parameter's shape."""
         return blocks[0].reshape(shape)
 
 
@@ -69,7 +134,7 @@ class Matrix(OneBlock):
 
 @dataclass(frozen=True)
 class Stack(OneBlock):
-    """Stacked matrices `(..., out, in)`: experts, each with its own norm.
+    """Stacked matrices `(..., out, in)`, for example experts: one norm per matrix.
 
     >>> Stack().blocks((8, 4, 3))
     ((8, 4, 3),)
@@ -84,7 +149,7 @@ class Stack(OneBlock):
 
 @dataclass(frozen=True)
 class Rows(OneBlock):
-    """A table `(..., d)` of any number of dimensions, one row each: positions `(1, N, d)`, class tokens.
+    """A table `(..., d)` of any number of dimensions, one row per entry: positions `(1, N, d)`, class tokens.
 
     >>> Rows().blocks((1, 17, 64))
     ((1, 17, 64),)
@@ -99,7 +164,7 @@ class Rows(OneBlock):
 
 @dataclass(frozen=True)
 class Vector(OneBlock):
-    """Any shape as one vector.
+    """A parameter of any shape as one vector.
 
     >>> Vector().blocks((4, 3)), Vector().blocks(())
     (((1, 12),), ((1, 1),))
@@ -112,9 +177,12 @@ class Vector(OneBlock):
 
 @dataclass(frozen=True)
 class Convolution(OneBlock):
-    """A kernel `(out, in/groups, *k)` as the matrix of the unfolded patch, one per group.
+    """A kernel `(out, in/groups, *k)` as one matrix per group, which acts on the unfolded patch.
 
     A depthwise convolution is the case groups = channels.
+
+    Args:
+        groups: `groups` of the convolution.
 
     >>> Convolution(groups=2).blocks((8, 3, 5, 5))
     ((2, 4, 75),)
@@ -131,9 +199,12 @@ class Convolution(OneBlock):
 
 @dataclass(frozen=True)
 class TransposedConvolution(View):
-    """A transposed convolution's kernel `(in, out/groups, *k)`: the matrix that each output entry is made by.
+    """A transposed convolution's kernel `(in, out/groups, *k)` as one matrix per group, with a row per output channel.
 
-    An output entry sees one in `prod(stride)` of the columns; the geometry knows, see `TransposedConvSpectral`.
+    An output entry is computed from one in `prod(stride)` of the columns, which `TransposedConvSpectral` accounts for.
+
+    Args:
+        groups: `groups` of the convolution.
 
     >>> TransposedConvolution(groups=2).blocks((8, 3, 5, 5))
     ((2, 3, 100),)
@@ -148,19 +219,22 @@ class TransposedConvolution(View):
         return ((self.groups, shape[1], math.prod(shape) // (self.groups * max(1, shape[1]))),)
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, output channel by output channel."""
+        """A copy with the output channels first."""
         (block,) = self.blocks(tuple(x.shape))
         return [x.reshape(self.groups, -1, *x.shape[1:]).transpose(1, 2).reshape(block)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """Input channel by input channel again."""
+        """A copy with the input channels first."""
         rows = blocks[0].reshape(self.groups, shape[1], shape[0] // self.groups, *shape[2:])
         return rows.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)
 class Transposed(View):
-    """A matrix stored `(in, out)`, as Hugging Face's `Conv1D`, or a stack; `inner` is the layout of its transpose.
+    """A matrix stored `(in, out)`, as Hugging Face's `Conv1D` stores it, or a stack of such matrices.
+
+    Args:
+        inner: layout of the transpose, `(out, in)`.
 
     >>> from surefoot.views import Fused
     >>> Transposed(Fused(3)).blocks((16, 48))
@@ -170,15 +244,15 @@ class Transposed(View):
     inner: View = field(default_factory=Matrix)
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """Those of the transposed shape."""
+        """The inner view's blocks of the transposed shape."""
         if len(shape) < 2:
             raise ValueError(f"a transposed matrix has 2 dimensions or more, not shape {tuple(shape)}")
         return self.inner.blocks((*shape[:-2], shape[-1], shape[-2]))
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """The blocks of the transpose."""
+        """The inner view's blocks of the transpose."""
         return self.inner.split(x.mT)
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """Transposed back."""
+        """The blocks joined by the inner view, transposed back."""
         return self.inner.join(blocks, (*shape[:-2], shape[-1], shape[-2])).mT

@@ -70,7 +70,7 @@ def test_the_command_prints_them_all(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == list(CONVENTIONS)
     assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     expected = table(sf.Setting(3e-4, 0.1), "adamw", 768, 3072)
-    assert found == {name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in expected.items()}
+    assert printed == {name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in expected.items()}
     assert main([*arguments[:3], "--weight-decay", "-1", *arguments[5:]]) == 2

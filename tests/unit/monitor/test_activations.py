@@ -43,10 +43,10 @@ def test_numbers_of_a_layer_are_the_formulas():
     before = copy.deepcopy(layer)
     with torch.no_grad():
         layer.weight += 1.0
-    found = sf.measure(layer, x, before=before)[""]
+    measured = sf.measure(layer, x, before=before)[""]
     other = x[[3, 0, 1, 2]]
     y = layer(x)
-    assert found == {
+    assert measured == {
         "input": pytest.approx(rms(x)),
         "forward": pytest.approx(float(y.detach().square().mean().sqrt())),
         "dependency": pytest.approx(rms(y - layer(other)) / rms(x - other)),
@@ -56,34 +56,34 @@ def test_numbers_of_a_layer_are_the_formulas():
 
 def test_discrete_inputs_have_the_plain_difference():
     table = nn.Embedding(5, 8)
-    found = sf.measure(table, torch.tensor([0, 3]))[""]
-    assert found.keys() == {"forward", "dependency"}
-    assert found["dependency"] == pytest.approx(rms(table.weight[0] - table.weight[3]))
+    measured = sf.measure(table, torch.tensor([0, 3]))[""]
+    assert measured.keys() == {"forward", "dependency"}
+    assert measured["dependency"] == pytest.approx(rms(table.weight[0] - table.weight[3]))
 
 
 def test_every_owner_is_measured_and_modules_by_name():
     before, model, _ = gpt()
-    found = sf.measure(model, tokens(), before=before, names=["blocks.0.mlp", "blocks.1", ""])
+    measured = sf.measure(model, tokens(), before=before, names=["blocks.0.mlp", "blocks.1", ""])
     layers = [name for name, m in model.named_modules() if list(m.parameters(recurse=False))]
-    assert list(found) == [*layers, "blocks.0.mlp", "blocks.1", ""]
-    assert all({"forward", "dependency", "update"} <= numbers.keys() for numbers in found.values())
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert list(measured) == [*layers, "blocks.0.mlp", "blocks.1", ""]
+    assert all({"forward", "dependency", "update"} <= numbers.keys() for numbers in measured.values())
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
     change = model(tokens()) - before(tokens())
-    assert found[""]["update"] == pytest.approx(rms(change), rel=1e-5)  # of the model: the batch is its input
+    assert measured[""]["update"] == pytest.approx(rms(change), rel=1e-5)  # of the model: the batch is its input
     x: list[Tensor] = []
     model.head.register_forward_pre_hook(lambda _, args: x.append(args[0]))
     model(tokens())
     own = model.head(x[0]) - before.head(x[0])  # of a layer: its own step only
-    assert found["head"]["update"] == pytest.approx(rms(own), rel=1e-5) != pytest.approx(rms(change), rel=1e-3)
+    assert measured["head"]["update"] == pytest.approx(rms(own), rel=1e-5) != pytest.approx(rms(change), rel=1e-3)
 
 
 def test_measured_values_stay_below_their_bounds():
     before, model, plan = gpt()
     x = tokens()
-    found = sf.measure(model, x, before=before, plan=plan)
+    measured = sf.measure(model, x, before=before, plan=plan)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
-            numbers, norm = found[name], sf.Spectral().norm
+            numbers, norm = measured[name], sf.Spectral().norm
             bound = float(norm(module.weight.detach()))
             assert numbers["dependency_bound"] == pytest.approx(bound)
             assert 0.2 * bound < numbers["dependency"] <= bound
@@ -94,12 +94,12 @@ def test_measured_values_stay_below_their_bounds():
 
 def test_loss_bounds_of_the_head():
     before, model, plan = gpt()
-    found = sf.measure(model, tokens(), before=before, plan=plan)["head"]
+    measured = sf.measure(model, tokens(), before=before, plan=plan)["head"]
     weight, old = model.head.weight.detach(), before.head.weight.detach()
     r, step = float(sf.HeadRMS().norm(weight)), float(sf.HeadRMS().norm(weight - old))
-    assert found["loss_forward_bound"] == pytest.approx(math.log(256) + 2 * r)
-    assert found["loss_dependency_bound"] == pytest.approx(4 * r)
-    assert found["loss_update_bound"] == pytest.approx(2 * step)
+    assert measured["loss_forward_bound"] == pytest.approx(math.log(256) + 2 * r)
+    assert measured["loss_dependency_bound"] == pytest.approx(4 * r)
+    assert measured["loss_update_bound"] == pytest.approx(2 * step)
     x = torch.randn(512, 32, generator=torch.Generator().manual_seed(0))
     x /= x.square().mean(-1, keepdim=True).sqrt()
     worst = weight[0] - weight[1]
@@ -107,9 +107,9 @@ def test_loss_bounds_of_the_head():
     for label in (0, 1):
         target = torch.full((512,), label)
         loss, then = (F.cross_entropy(x @ w.T, target, reduction="none") for w in (weight, old))
-        assert float(loss.max()) <= found["loss_forward_bound"]
-        assert float(loss.max() - loss.min()) <= found["loss_dependency_bound"]
-        assert float((loss - then).abs().max()) <= found["loss_update_bound"]
+        assert float(loss.max()) <= measured["loss_forward_bound"]
+        assert float(loss.max() - loss.min()) <= measured["loss_dependency_bound"]
+        assert float((loss - then).abs().max()) <= measured["loss_update_bound"]
 
 
 @pytest.mark.parametrize("tie", ["tied", "tied_scaled"])
@@ -117,11 +117,11 @@ def test_loss_bounds_of_a_tied_head(tie):
     model = GPT(GPTConfig(Size(32, 1, 16, 256), head=tie))
     plan = sf.Plan.of(model)
     plan.initialise_(model)
-    found = sf.measure(model, tokens(), plan=plan)
+    measured = sf.measure(model, tokens(), plan=plan)
     r = float(sf.HeadRMS().norm(model.head.weight.detach())) / (32 if tie == "tied_scaled" else 1)
-    assert found["head"]["loss_dependency_bound"] == pytest.approx(4 * r)
+    assert measured["head"]["loss_dependency_bound"] == pytest.approx(4 * r)
     assert 0.5 < r < 2
-    assert "loss_forward_bound" not in found["embedding"]
+    assert "loss_forward_bound" not in measured["embedding"]
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.SiLU])
@@ -129,10 +129,10 @@ def test_a_block_is_bounded_by_the_product(activation):
     block = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), activation(), nn.Sequential(nn.Linear(64, 16)))
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     plan = sf.Plan.of(block)
-    found = sf.measure(block, x, plan=plan, names=[""])
-    product = found["0"]["dependency_bound"] * found["3.0"]["dependency_bound"] * LIPSCHITZ[activation]
-    assert found[""]["dependency_bound"] == pytest.approx(product)
-    assert found[""]["dependency"] <= product
+    measured = sf.measure(block, x, plan=plan, names=[""])
+    product = measured["0"]["dependency_bound"] * measured["3.0"]["dependency_bound"] * LIPSCHITZ[activation]
+    assert measured[""]["dependency_bound"] == pytest.approx(product)
+    assert measured[""]["dependency"] <= product
     block.insert(0, nn.LayerNorm(16))  # has no such constant
     assert "dependency_bound" not in sf.measure(block, x, plan=sf.Plan.of(block), names=[""])[""]
 
@@ -150,8 +150,8 @@ def test_attention_is_bounded_forward(sizes):
     x = torch.randn(8, 5, 16, generator=torch.Generator().manual_seed(0))
     x /= x.square().mean(-1, keepdim=True).sqrt()
     y = x[..., : sizes.get("kdim", 16)].contiguous()
-    found = sf.measure(layer, {"query": x, "key": y, "value": y}, plan=sf.Plan.of(layer))[""]
-    assert 0 < found["forward"] <= found["forward_bound"] * rms(y)
+    measured = sf.measure(layer, {"query": x, "key": y, "value": y}, plan=sf.Plan.of(layer))[""]
+    assert 0 < measured["forward"] <= measured["forward_bound"] * rms(y)
 
 
 def generator_states(model: nn.Module) -> list[Tensor]:
@@ -169,7 +169,7 @@ class Restless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.body(x + torch.rand_like(x))
         if self.raises:
-            raise RuntimeError("as told")
+            raise RuntimeError("on request")
         return y
 
 
@@ -182,7 +182,7 @@ def test_nothing_remains(raises):
         p.grad = torch.ones_like(p)
     flags, state = [m.training for m in model.modules()], generator_states(model)
     if raises:
-        with pytest.raises(RuntimeError, match="as told"):
+        with pytest.raises(RuntimeError, match="on request"):
             sf.measure(model, torch.ones(3, 4), before=before)
     else:
         numbers = sf.measure(model, torch.ones(3, 4), before=before)["body.0"]
@@ -208,12 +208,12 @@ class Twice(nn.Module):
 
 def test_odd_models():
     model, x = Twice(), torch.ones(2, 4, dtype=torch.bfloat16)
-    found = sf.measure(model, {"scale": 2.0, "values": x}, names=[""])
-    assert found.keys() == {"layer", ""}
-    assert found["layer"]["input"] == pytest.approx(2.0)
-    assert found["layer"]["forward"] == pytest.approx(rms(model.layer(2 * x)))
-    assert "dependency" not in found["layer"]  # two equal samples
-    assert found[""].keys() == {"input", "forward"}
+    measured = sf.measure(model, {"scale": 2.0, "values": x}, names=[""])
+    assert measured.keys() == {"layer", ""}
+    assert measured["layer"]["input"] == pytest.approx(2.0)
+    assert measured["layer"]["forward"] == pytest.approx(rms(model.layer(2 * x)))
+    assert "dependency" not in measured["layer"]  # two equal samples
+    assert measured[""].keys() == {"input", "forward"}
 
 
 def test_a_batch_of_arguments():

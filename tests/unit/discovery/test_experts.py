@@ -1,0 +1,84 @@
+"""Stacked experts and the routers beside them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from discovery_helpers import Own, kinds, mixture
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan
+from surefoot.views import AlternatingStack, FusedStack, Stack, Transposed
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["(E, out, in)", "(E, in, out)"])
+@pytest.mark.parametrize(
+    ("whole", "gated", "view", "count"),
+    [(True, True, FusedStack(2), 8), (False, True, AlternatingStack(2), 8), (True, False, Stack(), 4)],
+    ids=["gate over up", "gate and up in turn", "no gate"],
+)
+def test_experts_that_say_their_layout(transposed, whole, gated, view, count):
+    plan = Plan.of(mixture(transposed, whole, gated))
+    up = "experts.gate_up_proj" if gated else "experts.up_proj"
+    assert plan[up].role.view == (Transposed(view) if transposed else view)
+    assert {name: (plan[name].role.name, plan[name].blocks) for name in plan} == {
+        up: ("experts", ((count, 6, 5),)),
+        "experts.down_proj": ("experts", ((4, 5, 6),)),
+        f"{up}_bias": ("bias", ((count, 6),)),
+        "experts.down_proj_bias": ("bias", ((4, 5),)),
+        "gate.weight": ("router", ((1, 4, 5),)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("router", "kind"),
+    [
+        (Own(weight=torch.randn(4, 5), bias=torch.zeros(4)), "router"),
+        (nn.Linear(5, 4), "router"),
+        (nn.Linear(5, 3), "linear"),
+        (nn.Sequential(nn.Linear(5, 4)), "linear"),
+        (nn.Conv1d(5, 4, 1), "conv"),
+    ],
+    ids=["bare", "linear", "another count", "no sibling", "a layer of another kind"],
+)
+def test_the_router_stands_beside_its_experts(router, kind):
+    plan = Plan.of(mixture(router=router))
+    (weight, bias) = [name for name in plan if name.startswith("gate.")]
+    assert (plan[weight].role.name, plan[bias].role.name) == (kind, "bias")
+
+
+def test_bare_stacks_are_refused_with_the_word_for_them():
+    model = Own(w1=torch.randn(4, 6, 5))
+    with pytest.raises(ValueError, match=r"cannot place w1 \(4, 6, 5\) of Own.*\('w1', 'experts'\)"):
+        Plan.of(model)
+    assert kinds(model, overrides=[("w1", "experts")]) == {"w1": "experts"}
+
+
+def test_a_list_of_experts_is_linear_layers():
+    model = nn.ModuleList(nn.Linear(5, 6, bias=False) for _ in range(4))
+    assert set(kinds(model).values()) == {"linear"}
+
+
+def test_each_expert_takes_a_step_of_one_norm_in_gate_and_up():
+    model = mixture(transposed=True, whole=False)
+    weight = model.experts.gate_up_proj
+    before = weight.detach().clone()
+    plan = Plan.of(model, overrides=[("experts.gate_up_proj", lambda role: replace(role, geometry=sf.Spectral("svd")))])
+    scale = torch.tensor([1.0, 1e-3, 1e3, 0.0])[:, None, None]  # one norm over the stack would let the third rule
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+    weight.grad *= scale
+    sf.SteepestDescent(model, plan, lr=0.5).step()
+    change = (weight.detach() - before).double()
+    for e in range(4):
+        for part in (change[e, :, 0::2], change[e, :, 1::2]):
+            norm = float(torch.linalg.matrix_norm(part, 2)) * math.sqrt(5 / 6)
+            assert norm == pytest.approx(0.0 if e == 3 else 0.5, abs=1e-3)
+
+
+def test_a_table_of_as_many_rows_as_experts_is_no_router():
+    model = mixture()
+    model.table = nn.Embedding(4, 5)
+    assert kinds(model, head=())["table.weight"] == "embedding"

@@ -1,0 +1,101 @@
+"""Parameters with several uses: aliases, adapters, tied embeddings and heads; and the code of docs/layers.md."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from discovery_helpers import kinds
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan
+
+
+def test_a_bare_alias_of_a_layers_parameter_is_the_layers():
+    model = nn.Sequential(nn.Linear(4, 8))
+    model.bias, model.weight = model[0].bias, model[0].weight
+    plan = Plan.of(model)
+    assert {name: plan[name].role.name for name in plan} == {"bias": "bias", "weight": "linear"}
+    assert "shared by weight, 0.weight" in plan["weight"].why
+
+
+class LoRA(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(8, 6)
+        self.base.requires_grad_(False)
+        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 6, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+def test_low_rank_adapters_start_at_zero_and_the_frozen_base_is_left_alone():
+    model = LoRA()
+    frozen = {name: p.detach().clone() for name, p in model.base.named_parameters()}
+    a = model.a.weight.detach().clone()
+    assert kinds(model) == {"a.weight": "linear", "b.weight": "linear"}
+    optimizer = sf.SteepestDescent(model, lr=0.1)
+    assert not model.b.weight.any()
+    model(torch.randn(4, 8)).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(model.a.weight, a)  # its gradient passes through B = 0
+    assert float(torch.linalg.matrix_norm(model.b.weight.detach(), 2)) * math.sqrt(2 / 6) == pytest.approx(0.1, 0.04)
+    assert all(torch.equal(p, frozen[name]) for name, p in model.base.named_parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self, multiplier=None):
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+        self.out.weight = self.table.weight
+        if multiplier:
+            self.output_multiplier = multiplier
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "tied", "kind"),
+    [
+        (None, None, "head"),
+        (None, "head", "head"),
+        (1 / 8, None, "embedding"),
+        (1 / 8, "embedding", "embedding"),
+        (1 / 8, "head", "head"),
+    ],
+)
+def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
+    assert kinds(Tied(multiplier), tied=tied) == {"table.weight": kind}
+
+
+@pytest.mark.parametrize(
+    ("model", "tied", "message"),
+    [
+        (Tied(), "embedding", r"tied='embedding' for table\.weight, out\.weight.*1/d.*output_multiplier"),
+        (Tied(), "error", r"table\.weight, out\.weight are one matrix"),
+        (Tied(1 / 8), "error", "are one matrix"),
+    ],
+)
+def test_a_policy_that_cannot_hold_is_refused(model, tied, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.of(model, tied=tied)
+    assert kinds(model, tied=tied, overrides=[("table.weight", "head")]) == {"table.weight": "head"}
+
+
+def test_models_that_tie_nothing_take_any_policy_that_there_is():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    assert kinds(model, tied="error")["1.weight"] == "head"
+    with pytest.raises(ValueError, match="tied='both': choose 'head', 'embedding' or 'error'"):
+        Plan.of(model, tied="both")
+
+
+def test_the_pages_examples_are_right():
+    page = (Path(__file__).parents[3] / "docs" / "layers.md").read_text()
+    scope = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(code, scope)
+    assert scope["heads"]["query.weight"].blocks == ((4, 16, 64),)
+    assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
+    assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))
