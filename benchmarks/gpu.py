@@ -169,11 +169,11 @@ def peak(size: Size, run: Callable[[], object]) -> float | None:
 def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return the methods by name; they take a float32 batch `(b, m, n)`, m <= n."""
     methods: dict[str, Callable[[Tensor], Tensor]] = {
-        "half, as chosen": lambda x: sf.msign(x, "half"),
-        "half, torch products": lambda x: METHODS["half"](x / x.abs().amax(), TORCH),
+        "polar_express_fp16, as chosen": lambda x: sf.msign(x, "polar_express_fp16"),
+        "polar_express_fp16, torch products": lambda x: METHODS["polar_express_fp16"](x / x.abs().amax(), TORCH),
         "polar_express, bfloat16": lambda x: METHODS["polar_express"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
         "newton_schulz, bfloat16": lambda x: METHODS["newton_schulz"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
-        "qdwh2, float32": lambda x: sf.msign(x, "qdwh2"),
+        "qdwh_2, float32": lambda x: sf.msign(x, "qdwh_2"),
     }
     if size.device == "cuda" and find_spec("gram_newton_schulz"):
         from gram_newton_schulz import GramNewtonSchulz

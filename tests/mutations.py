@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GEOMETRY = "tests/laws/test_geometry.py"
 PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/linalg/test_msign.py"
+PRECISION = "tests/laws/linalg/test_matmul_precision.py"
 OPS = "tests/laws/linalg/test_ops.py"
 OPTIM = "tests/unit/optim/test_optimizer.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
@@ -81,15 +82,15 @@ MUTATIONS = (
     Mutation(
         "momentum normalised in place, msign",
         "linalg/polar.py",
-        "return x / torch.where(peak == 0, 1, peak)",
-        "return x.div_(torch.where(peak == 0, 1, peak))",
+        "return x / max_abs_or_one(x)",
+        "return x.div_(max_abs_or_one(x))",
         MSIGN,
     ),
     Mutation(
         "eps added to the norm, msign",
         "linalg/polar.py",
-        "return x / torch.where(peak == 0, 1, peak)",
-        "return x / (peak + 1e-8)",
+        "return x / max_abs_or_one(x)",
+        "return x / (max_abs_or_one(x) + 1e-8)",
         MSIGN,
     ),
     Mutation(
@@ -108,9 +109,9 @@ MUTATIONS = (
     ),
     Mutation(
         "zero matrix turned NaN",
-        "linalg/polar.py",
-        "return x / torch.where(peak == 0, 1, peak)",
-        "return x / peak",
+        "linalg/max_abs.py",
+        "return torch.where(peak == 0, 1, peak)",
+        "return peak",
         MSIGN,
     ),
     Mutation(
@@ -127,16 +128,17 @@ MUTATIONS = (
         "precise.dtype)",
         PROJECTION,
     ),
-    Mutation("few long rows in float32", "linalg/ops.py", "FEW = 16", "FEW = 0", MSIGN),
+    Mutation("flags restored too early", "linalg/matmul_precision.py", "if self._users:", "if False:", PRECISION),
+    Mutation("few long rows in float32", "linalg/ops.py", "FLOAT64_ROWS = 16", "FLOAT64_ROWS = 0", MSIGN),
     Mutation(
         "one Gram matrix for few long rows",
         "linalg/polar.py",
-        "FEWEST, SMALL, LONGEST = 32",
-        "FEWEST, SMALL, LONGEST = 2",
+        "HALLEY_ROWS, HALLEY_COLUMNS = (32,",
+        "HALLEY_ROWS, HALLEY_COLUMNS = (2,",
         MSIGN,
     ),
     Mutation(
-        "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _over_peak(x))", "_over_peak(x)", MSIGN
+        "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _unit_peak(x))", "_unit_peak(x)", MSIGN
     ),
     Mutation(
         "inverse by halves, coupling", "linalg/ops.py", "torch.bmm(side, last)).neg_()", "torch.bmm(side, last))", OPS

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Eta
 from surefoot.linalg import device
-from surefoot.linalg.bounds import full_precision
+from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser

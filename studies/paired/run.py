@@ -4,7 +4,7 @@
     python studies/paired/run.py directions    # how accurate a matrix sign has to be; 15 minutes
     python studies/paired/run.py storage --table    # from the committed results, as docs/performance.md has it
 
-The default recipe at lr 2^-4. Resumes; the results lie beside this file.
+The default recipe at lr 2^-4. An interrupted run resumes; the results are written beside this file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot import recipes
@@ -29,40 +29,89 @@ from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import load, run
 from surefoot.experiment.training.methods import Method, Steepest
 from surefoot.experiment.training.run import CHECK_EVERY, Run, TrainConfig
+from surefoot.linalg.bounds import squared_norm_bound
+from surefoot.linalg.ops import Ops
+from surefoot.linalg.polar import ROUNDING, apply_iteration
 
 HERE = Path(__file__).parent
 BF16 = torch.bfloat16
 WIDTHS = (64, 128)
 
 
+ZOLOTAREV_SCALE = 0.6333893530970343
+ZOLOTAREV_PARTS = (
+    (1.3368238531042626e-05, 0.00945907766223356),
+    (0.001069330138194799, 0.06571098018179139),
+    (0.06771673387084316, 0.5378174387941379),
+)
+"""`(p, r)` of the one step `x -> ZOLOTAREV_SCALE x (1 + sum_i r_i / (x² + p_i))`.
+
+The best odd function of its type: it maps [3e-3, 1] into [0.936, 1]. A smaller first p would amplify what rounding
+leaves in a float32 Gram matrix. Source: E. Zolotarev, 1877; Y. Nakatsukasa, R. Freund, "Computing fundamental matrix
+decompositions accurately via the matrix sign function in two iterations", 2016."""
+
+
+def zolotarev(x: Tensor, ops: Ops) -> Tensor:
+    """`x <- c (1 + sum_i r_i (A + p_i)⁻¹) x` with `A = x xᵀ`: one Gram matrix, one product, an inverse per part."""
+    gram = ops.gram(x)
+    bound = squared_norm_bound(gram)
+    factor = torch.zeros_like(gram)
+    for pole, residue in ZOLOTAREV_PARTS:
+        shifted = gram / (bound * pole)
+        shifted.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor.add_(ops.inverse(shifted), alpha=residue / pole)
+    factor.diagonal(dim1=-2, dim2=-1).add_(1)
+    return ops.apply(factor.mul_(ROUNDING * ZOLOTAREV_SCALE * bound.rsqrt()), x)
+
+
 @dataclass(frozen=True)
 class Stored(Method):
-    """The default recipe, its weights in `dtype` (forward and backward then, too), storage as given."""
+    """The default recipe with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
 
     dtype: torch.dtype
     storage: sf.Precision
     clip: float | None = None
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """As the plan has it, then rounded once."""
+        """Initialised by the plan, then rounded to `dtype`."""
         sf.Plan.of(model).initialise_(model, seed)
         model.to(self.dtype)
 
     def optimizer(self, model: nn.Module, lr: float) -> sf.SteepestDescent:
-        """With its storage."""
+        """The optimizer, with `storage` as its precision."""
         return sf.SteepestDescent(model, lr=lr, precision=self.storage)
 
 
-def signed(method: str) -> Steepest:
-    """The default recipe, the hidden matrices' directions by this method of `msign`."""
+@dataclass(frozen=True)
+class Zolotarev(sf.Spectral):
+    """The spectral norm; its direction is within 0.07 of the exact one where singular values are >= 0.01 sigma_max."""
+
+    def direction(self, g: Tensor) -> Tensor:
+        """`sqrt(d_out/d_in) msign(g)`."""
+        return apply_iteration(g, zolotarev, torch.float32).mul_(self.unit(g.shape))
+
+
+SIGNS = {
+    "qdwh": sf.Spectral("qdwh"),
+    "qdwh2": sf.Spectral("qdwh_2"),
+    "auto": sf.Spectral("auto"),
+    "halley": sf.Spectral("halley"),
+    "zolotarev": Zolotarev(),
+    "newton_schulz": sf.Spectral("newton_schulz"),
+}
+"""From the names in the results to spectral norms whose direction is computed in different ways."""
+
+
+def signed(name: str, geometry: sf.Spectral) -> Steepest:
+    """The default recipe, the hidden matrices' directions computed by this geometry."""
     table = recipes.beyond_mup().table
-    linear = replace(table["linear"], geometry=sf.Spectral(method))
-    return Steepest(recipes.Recipe(f"msign by {method}", {**table, "linear": linear}))
+    linear = replace(table["linear"], geometry=geometry)
+    return Steepest(recipes.Recipe(f"msign by {name}", {**table, "linear": linear}))
 
 
 @dataclass(frozen=True)
 class Study:
-    """Ways of training, the first of which the others are compared with; `more` is a further column, its head first."""
+    """Ways of training, compared with the first of them; `more` is one more column of the table, its head first."""
 
     ways: Mapping[str, Method]
     seeds: int
@@ -85,7 +134,7 @@ STUDIES = {
         more=("bytes a parameter, weight and state", "8", "6", "10", "6", "6", "4"),
     ),
     "directions": Study(
-        {name: signed(name) for name in ("qdwh", "qdwh2", "auto", "halley", "zolotarev", "newton_schulz")},
+        {name: signed(name, geometry) for name, geometry in SIGNS.items()},
         seeds=8,
         steps=150,
     ),
@@ -105,12 +154,12 @@ def run_cell(cell: Cell, study: str) -> CellResult:
 
 @functools.cache
 def corpus() -> Corpus:
-    """Read once per process."""
+    """The text, read once per process."""
     return load_text(None)
 
 
 def table(name: str) -> str:
-    """Markdown: each way's loss, and against the first on the same seeds."""
+    """Markdown: the mean loss of each way of training, and its difference from the first on the same seeds."""
     study, records = STUDIES[name], load(HERE / name)[1]
     first, *_ = study.ways
     columns = (*(f"loss at {width}" for width in WIDTHS), *(f"against {first} at {width}" for width in WIDTHS))
@@ -121,9 +170,9 @@ def table(name: str) -> str:
         losses.setdefault((r["recipe"], r["width"]), {})[r["seed"]] = r["val_loss"]
     for i, way in enumerate(study.ways, 1):
         mine = [losses[way, width] for width in WIDTHS]
-        line = [way, *study.more[i : i + 1], *(f"{sum(each.values()) / len(each):.3f}" for each in mine)]
-        for width, each in zip(WIDTHS, mine, strict=True):
-            against = fit.difference(each, losses[first, width])
+        line = [way, *study.more[i : i + 1], *(f"{sum(by_seed.values()) / len(by_seed):.3f}" for by_seed in mine)]
+        for width, by_seed in zip(WIDTHS, mine, strict=True):
+            against = fit.difference(by_seed, losses[first, width])
             line.append(
                 "" if way == first else f"{against.value:+.4f}{transfer_report.plus_minus(against.interval, 4)}"
             )

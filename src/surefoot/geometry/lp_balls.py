@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
+from surefoot.linalg.max_abs import max_abs
 
 SAFE = 1e-15
 """Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""
@@ -33,8 +34,8 @@ def conjugate(s: float) -> float:
 def length(x: Tensor, s: float, dim: int) -> Tensor:
     """`|x|_s` along dim (kept), safe against overflow and underflow of the powers."""
     if math.isinf(s) or x.shape[dim] == 0:
-        return peak(x, dim)
-    top = peak(x, dim)
+        return max_abs(x, dim)
+    top = max_abs(x, dim)
     unit: Tensor = torch.linalg.vector_norm(x / torch.where(top == 0, 1, top), s, dim, keepdim=True)
     return unit * top
 
@@ -47,13 +48,6 @@ def euclidean(x: Tensor, dim: int) -> Tensor:
     # torch walks down the columns one by one, at a tenth of the speed of what follows
     rows = max(1, BLOCK * x.shape[dim] // max(1, x.numel()))
     return torch.stack([(part * part).sum(dim, keepdim=True) for part in torch.split(x, rows, dim)]).sum(0).sqrt_()
-
-
-def peak(x: Tensor, dim: int) -> Tensor:
-    """Largest absolute entry along dim (kept); 0 for an empty vector."""
-    if x.shape[dim] == 0:
-        return x.sum(dim, keepdim=True)
-    return torch.maximum(x.amax(dim, keepdim=True), -x.amin(dim, keepdim=True))  # `abs` would make a copy
 
 
 def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
@@ -70,7 +64,7 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
 
 def _direction(g: Tensor, s: float, dim: int) -> Tensor:
     """At any scale, for radius 1."""
-    top = peak(g, dim)
+    top = max_abs(g, dim)
     unit = g / torch.where(top == 0, 1, top)
     if s == 1:  # one-hot at the largest entry, ties split
         ties = unit.abs() == 1

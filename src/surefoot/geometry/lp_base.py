@@ -10,6 +10,7 @@ from torch import Tensor
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.linalg import device
+from surefoot.linalg.max_abs import max_abs
 
 
 class VectorGeometry(Geometry):
@@ -36,7 +37,7 @@ class VectorGeometry(Geometry):
         w = w.to(torch.promote_types(w.dtype, torch.float32))
         lengths = lp_balls.length(w, self.exponent, self.dim)
         for dim in range(-self.ndim, 0):
-            lengths = lp_balls.peak(lengths, dim)
+            lengths = max_abs(lengths, dim)
         return lengths.reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:

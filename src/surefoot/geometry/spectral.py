@@ -14,7 +14,7 @@ from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.polar import msign, require_method
-from surefoot.linalg.power_iteration import clip_leading, refine, start
+from surefoot.linalg.power_iteration import clip_leading, power_iteration, random_vectors
 from surefoot.linalg.spectral_sphere import tangent_msign
 
 LONGEST = {"newton_schulz": 1.25}
@@ -127,11 +127,11 @@ class Spectral(Geometry):
 
     def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
         """Leading right singular vectors: pseudo-random ones to start with."""
-        return {"vectors": start(w, vectors)}
+        return {"vectors": random_vectors(w, vectors)}
 
     def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The largest Ritz value after one power iteration."""
-        vectors, values = refine(w, cache["vectors"])
+        vectors, values = power_iteration(w, cache["vectors"])
         top = values[..., 0] if values.numel() else w.new_zeros(w.shape[:-2])
         return top / self.unit(w.shape), {**cache, "vectors": vectors}
 
@@ -139,12 +139,12 @@ class Spectral(Geometry):
         self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One power iteration, then the Ritz values above the radius cut to it."""
-        vectors, values = refine(w, cache["vectors"])
+        vectors, values = power_iteration(w, cache["vectors"])
         return clip_leading(w, vectors, values, radius * self.unit(w.shape)), {**cache, "vectors": vectors}
 
     def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """`sqrt(d_out/d_in) msign(m + x u vᵀ)`, orthogonal to w's leading pair as the vectors see it."""
-        vectors, values = refine(w, cache["vectors"])
+        vectors, values = power_iteration(w, cache["vectors"])
         if not w.numel():
             return self.direction(m), cache
         v = vectors[..., 0].to(m.dtype)

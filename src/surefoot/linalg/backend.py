@@ -1,4 +1,4 @@
-"""Which operations a batch of matrices is multiplied by."""
+"""The choice of the `Ops` by which a batch of matrices is multiplied."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from torch import Tensor
 
 from surefoot.linalg.ops import TORCH, Ops
 
-TRITON_LEAST = 256
-"""Rows from which Triton's kernels are taken: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
+TRITON_MIN_ROWS = 256
+"""Fewest rows for which Triton's kernels are used: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
 
 
 def choose_ops(x: Tensor) -> Ops:
-    """Triton's symmetric products for large matrices on a GPU, where Triton is installed; else torch's.
+    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; otherwise torch's.
 
     Args:
         x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
+
+    Returns:
+        `TRITON` or `TORCH`.
     """
     if _large_on_a_gpu(x) and _triton_is_installed():
         from surefoot.linalg.triton_ops import TRITON
@@ -29,9 +32,9 @@ def choose_ops(x: Tensor) -> Ops:
 
 
 def _large_on_a_gpu(x: Tensor) -> bool:
-    return x.is_cuda and x.shape[-2] >= TRITON_LEAST
+    return x.is_cuda and x.shape[-2] >= TRITON_MIN_ROWS
 
 
 _constant: Any = torch.compiler.assume_constant_result
 _triton_is_installed: Callable[[], bool] = _constant(lambda: find_spec("triton") is not None)
-"""A graph cannot look for modules: it takes the answer."""
+"""Constant for `torch.compile`, which cannot trace an import."""

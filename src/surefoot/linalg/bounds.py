@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.max_abs import max_abs_or_one
 
 BLOCK = 64
 """Columns summed at a time in a float32 Gram matrix: n/BLOCK + BLOCK roundings an entry instead of n. Sums of 64 take
 1.2 times as long as one product of 768 columns, on a CPU."""
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Products of float32 matrices are float32 products inside: no autocast, no TF32, no bfloat16 passes of oneDNN.
-
-    >>> with torch.autocast("cpu", torch.bfloat16), full_precision(torch.device("cpu")):
-    ...     (torch.eye(2) @ torch.eye(2)).dtype
-    torch.float32
-    """
-    if torch.compiler.is_compiling():  # no graph sets flags: `surefoot.compiled` has set them around it
-        yield
-        return
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
-
-
 def upper_bound(x: Tensor, squarings: int = 6) -> Tensor:
-    """An upper bound on `sigma_max`, proven for the computed number: never below the truth, whatever the matrix.
+    """Upper bound on `sigma_max`, proven for the computed number: rounding cannot bring it below the true value.
 
     With `G = x xᵀ`, on x's smaller side n: `sigma_max <= trace(G**(2**j))**(1/2**(j+1))`, the Schatten norm of exponent
     `2**(j+1)`, plus an allowance for every rounding. At most `n**(1/2**(j+1)) (1 + a)` times the truth, which is 1.053
@@ -69,33 +47,41 @@ def upper_bound(x: Tensor, squarings: int = 6) -> Tensor:
         return x.new_zeros(x.shape[:-2], dtype=dtype)
     wide = (x if x.shape[-2] <= x.shape[-1] else x.mT).to(dtype)
     wide = wide.reshape(-1, *wide.shape[-2:])
-    peak = largest_entry(wide)
-    b = wide / peak
-    eps, steps = torch.finfo(dtype).eps, []
+    peak = max_abs_or_one(wide)
     with full_precision(x.device):
-        for _ in range(squarings):
-            # |fl(b bᵀ) - b bᵀ|_F <= gamma |b|_F², whatever the order of summation in a block, and |b|_F² is the trace;
-            # 4 roundings and 2 % more for the second order, that trace and underflow.
-            gamma = (min(BLOCK, b.shape[-1]) + math.ceil(b.shape[-1] / BLOCK) + 4) * 0.51 * eps
-            b = _gram(b)
-            trace = b.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)[:, None, None].to(dtype)
-            steps.append((trace.double(), gamma))
-            b = b / torch.where(trace == 0, 1, trace)
+        bound = _schatten_bound(wide / peak, squarings)
+    bound = (bound * peak).to(dtype).reshape(x.shape[:-2])
+    return torch.where(bound == 0, bound, bound.nextafter(torch.full_like(bound, torch.inf)))
+
+
+def _schatten_bound(b: Tensor, squarings: int) -> Tensor:
+    """`upper_bound` for `b = fl(x / peak)`, `(batch, m, n)` with largest entry 1: `>= sigma_max(x) / peak`.
+
+    Returns `(batch, 1, 1)`, float64.
+    """
+    eps, steps = torch.finfo(b.dtype).eps, []
+    for _ in range(squarings):
+        # |fl(b bᵀ) - b bᵀ|_F <= gamma |b|_F², whatever the order of summation in a block, and |b|_F² is the trace;
+        # 4 roundings and 2 % more for the second order, that trace and underflow.
+        gamma = (min(BLOCK, b.shape[-1]) + math.ceil(b.shape[-1] / BLOCK) + 4) * 0.51 * eps
+        b = _gram(b)
+        trace = b.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)[:, None, None].to(b.dtype)
+        steps.append((trace.double(), gamma))
+        b = b / torch.where(trace == 0, 1, trace)
     # Backwards from sigma(b) <= |b|_F (its last term is the rounding of that sum of squares), for b' = fl(b bᵀ)/trace:
     # sigma(b)² <= trace (sigma(b') + eps |b'|_F) + gamma trace, the division rounding every entry once, |b'|_F <= 1.
     # The division by peak rounded likewise.
-    bound = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    bound: Tensor = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True, dtype=torch.float64)
     bound = bound * (1 + b.shape[-1] ** 2 * 2.0**-52)
     for trace, gamma in reversed(steps):
         bound = (trace * (bound + eps + gamma)).sqrt()
-    bound = ((bound + eps * steps[0][0].sqrt()) * peak).to(dtype).reshape(x.shape[:-2])
-    return torch.where(bound == 0, bound, bound.nextafter(torch.full_like(bound, torch.inf)))
+    return bound + eps * steps[0][0].sqrt()
 
 
 def is_below(x: Tensor, limit: float | Tensor) -> Tensor:
     """Whether `sigma_max <= limit`: True is proven; False also where it is within rounding of the limit, or not finite.
 
-    It holds where the float64 Cholesky factorisation of `limit² I - x xᵀ`, less an allowance for rounding, exists. That
+    True where the float64 Cholesky factorisation of `limit² I - x xᵀ`, less an allowance for rounding, exists. The
     allowance is `m (m + n + 8) 2**-52` of the limit for m rows and n columns, m <= n: 3e-10 at 768 x 768.
 
     Cost: one float64 product on the smaller side and a Cholesky factor: half of an `msign`. No synchronisation.
@@ -118,29 +104,53 @@ def is_below(x: Tensor, limit: float | Tensor) -> Tensor:
     return gram_is_below(gram, limit / peak, max(x.shape[-2:]))
 
 
-def largest_entry(x: Tensor) -> Tensor:
-    """`max |x_ij|` of each matrix, `(..., 1, 1)`; 1 for a zero matrix. Two reductions, since `abs` makes a copy."""
-    peak = torch.maximum(x.amax((-2, -1), keepdim=True), -x.amin((-2, -1), keepdim=True))
-    return torch.where(peak == 0, 1, peak)
+def squared_norm_bound(gram: Tensor) -> Tensor:
+    """Upper bound on `sigma_max(x)²` for `A = x xᵀ`: `min(|A|_F, max_i sum_j |A_ij|)`; 1 for a zero matrix.
+
+    Args:
+        gram: A, `(b, m, m)`.
+
+    Returns:
+        `(b, 1, 1)`.
+    """
+    frobenius = torch.linalg.matrix_norm(gram, keepdim=True)
+    row_sum = gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    bound = torch.minimum(frobenius, row_sum)
+    return torch.where(bound == 0, 1, bound)
 
 
 def unit_gram(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`(a, a aᵀ, peak)` in float64: a is x, laid wide, over its largest entry, which is peak (1 for a zero matrix)."""
+    """The Gram matrix of a matrix scaled to largest entry 1, in float64.
+
+    Args:
+        x: `(..., out, in)`, floating point.
+
+    Returns:
+        `(a, a aᵀ, peak)` with `x = peak a`, a transposed where x is tall, `peak = max |x_ij|` (1 for a zero matrix).
+    """
     wide = (x if x.shape[-2] <= x.shape[-1] else x.mT).double()
-    peak = largest_entry(wide)
+    peak = max_abs_or_one(wide)
     unit = wide / peak
     return unit, unit @ unit.mT, peak
 
 
 def gram_is_below(gram: Tensor, limit: Tensor, columns: int) -> Tensor:
-    """`is_below` for float64 Gram matrices `(..., m, m)` of matrices with that many columns; limit `(..., 1, 1)`.
+    """`is_below` for matrices given by their Gram matrices.
 
     The factor exists in floating point only if `(limit² - slack) I - gram + E` is positive semidefinite for an error E
     below `(m + 1) u` times the trace `m limit²`; the Gram matrix itself is off by `columns u` times its trace. The
     slack is twice the sum of both.
+
+    Args:
+        gram: `a aᵀ`, `(..., m, m)`, float64, with no entry of a above 1.
+        limit: `(..., 1, 1)`, float64.
+        columns: of a.
+
+    Returns:
+        `(...)`, bool.
     """
     m = gram.shape[-1]
-    limit = limit.clamp(0, 2 * math.sqrt(m * columns))  # no entry of a is above 1: an infinite limit need not be
+    limit = limit.clamp(0, 2 * math.sqrt(m * columns))  # above sigma_max(a); an infinite limit would give NaN
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     slack = (m + columns + 8) * 2.0**-52 * (m * limit**2 + trace)
     matrix = -gram

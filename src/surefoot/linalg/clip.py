@@ -1,4 +1,4 @@
-"""`mclip`: clip the singular values of a matrix at a threshold; and the largest one, exactly."""
+"""`mclip`: clip the singular values of a matrix at a threshold; `mshrink` and `spectral_norm` by the same means."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import full_precision, gram_is_below, is_below, largest_entry, unit_gram
+from surefoot.linalg.bounds import gram_is_below, is_below, unit_gram
+from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.polar import msign
 
-EIGEN = frozenset({"cpu"})
-"""Device types on which `auto` takes an eigendecomposition wherever it may; elsewhere, products where they do."""
+EIGH_DEVICES = frozenset({"cpu"})
+"""Device types on which `auto` takes eigendecompositions only; elsewhere `msign` where it is accurate enough."""
 
 
 def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
     """Singular value clipping `U min(S, t) Vᵀ`: the nearest matrix (Frobenius) with `sigma_max <= t`.
 
-    A matrix whose singular values are all at most t comes back bit for bit (by `msign`: all that `is_below` proves so).
+    A matrix whose singular values are all at most t is returned bit for bit (by `msign`: if `is_below` proves it).
 
     | method | how | error of the result, relative to t, at any rank and condition | time, in msigns |
     |---|---|---|---|
@@ -25,15 +27,15 @@ def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
     | `gram` | float64 eigendecomposition of the smaller Gram matrix | one rounding, plus `1e-16 (sigma_max/t)²` | 2 |
     | `msign` | two msigns: products only; float32 and float64 | `2e-5 sigma_max/t` | 8 |
 
-    | `auto` | takes |
+    | matrices | method that `auto` takes |
     |---|---|
-    | matrices that a float64 Cholesky factor proves to be below t (half an msign for all) | x itself |
+    | those that a float64 Cholesky factor proves to be below t (half an msign for all) | none: x itself |
     | on a CPU, any shape: the others | `gram`, and `svd` where `sigma_max > 1e4 t` |
     | on an accelerator: others in float32 with `sigma_max <= 2 t` | `msign` |
     | on an accelerator: the rest | as on a CPU |
 
-    The times are a CPU's at 768 x 768; no accelerator has been measured: `msign` is there for being made of products,
-    where eigendecompositions are slow. `auto` and `gram` read on the host what is to be clipped: they synchronise.
+    The times are for a CPU at 768 x 768; accelerators, where eigendecompositions are slow, are not measured. `auto` and
+    `gram` synchronise: the host reads which matrices are to be clipped.
 
     Args:
         x: `(..., out, in)`, floating point.
@@ -64,7 +66,7 @@ def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
 
 
 def spectral_norm(x: Tensor) -> Tensor:
-    """The largest singular value of each matrix, from the float64 Gram matrix; relative error below 1e-7.
+    """The largest singular value of each matrix, from the float64 Gram matrix, with a relative error below 1e-7.
 
     Args:
         x: `(..., out, in)`, floating point.
@@ -88,10 +90,11 @@ def mshrink(x: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: `(..., out, in)`, floating point.
-        factor: in [0, 1], a number or a tensor that broadcasts against x (`(..., 1, 1)`); 1 keeps x bit for bit.
+        factor: in [0, 1], a number or a tensor that broadcasts against x (`(..., 1, 1)`); 1 returns x bit for bit.
 
     Returns:
-        A new tensor like x, to one rounding; and `(...)`, in x's dtype (float32 for half precision).
+        The clipped matrices, a new tensor like x, to one rounding; and `sigma_max`, `(...)`, in x's dtype (float32 for
+        half precision).
 
     >>> shrunk, top = mshrink(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 0.5)
     >>> shrunk.tolist(), top
@@ -101,13 +104,13 @@ def mshrink(x: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return x.clone(), x.new_zeros(x.shape[:-2], dtype=dtype)
     wide = (x if x.shape[-2] <= x.shape[-1] else x.mT).reshape(-1, *sorted(x.shape[-2:]))
-    keep = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(*x.shape[:-2], 1, 1).reshape(-1, 1, 1)
+    factor = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(*x.shape[:-2], 1, 1).reshape(-1, 1, 1)
     unit, gram, peak = unit_gram(wide)
     values, q = torch.linalg.eigh(gram)
     s = values.clamp_min(0).sqrt()[:, None, :]
-    limit = keep * s[..., -1:]
+    limit = factor * s[..., -1:]
     excess = (q * torch.where(s > limit, 1 - limit / s, 0)) @ (q.mT @ unit) * peak
-    shrunk = torch.where(keep < 1, (wide - excess).to(x.dtype), wide)
+    shrunk = torch.where(factor < 1, (wide - excess).to(x.dtype), wide)
     top = (s[..., -1:] * peak).to(dtype).reshape(x.shape[:-2])
     return (shrunk if x.shape[-2] <= x.shape[-1] else shrunk.mT).reshape(x.shape), top
 
@@ -119,7 +122,7 @@ def _auto(x: Tensor, limit: Tensor) -> Tensor:
     unit, gram, peak = unit_gram(x)
     above = ~gram_is_below(gram, limit / peak, x.shape[-1])
     clipped = x.clone()
-    if x.device.type not in EIGEN and x.dtype == torch.float32:
+    if x.device.type not in EIGH_DEVICES and x.dtype == torch.float32:
         near = above & gram_is_below(gram, 2 * limit / peak, x.shape[-1])
         clipped[near] = _two_signs(x[near], limit[near])
         above = above & ~near
@@ -146,7 +149,7 @@ def _shrink(x: Tensor, limit: Tensor, unit: Tensor, gram: Tensor, peak: Tensor) 
     """`x - Q (1 - t/s) Qᵀ x` over the eigenvectors Q of x xᵀ with s > t, given `unit_gram(x)`; and the largest s."""
     values, q = torch.linalg.eigh(gram)
     s = values.clamp_min(0).sqrt()[:, None, :] * peak
-    first = s.shape[-1] - int((s > limit).sum(-1).amax())  # few are above: few columns in the two products
+    first = s.shape[-1] - int((s > limit).sum(-1).amax())  # usually few columns, in both products
     q, top, s = q[..., first:], s[..., -1:], s[..., first:]
     excess = (q * torch.where(s > limit, 1 - limit / s, 0)) @ (q.mT @ unit) * peak
     clipped = (x - excess) * (limit > 0)  # exactly zero for t = 0
@@ -165,7 +168,7 @@ def _two_signs(x: Tensor, limit: Tensor) -> Tensor:
     The published form, `(t I - x mᵀ) msign(t m - x)` in the last term, needs m exactly orthogonal: a singular value
     that is too small for m to have reached 1 comes back wrong by up to t/2. Here m must be right only near t and above.
     """
-    peak = largest_entry(x)
+    peak = max_abs_or_one(x)
     unit = x / peak
     t = (limit / peak).to(x.dtype)
     with full_precision(x.device):

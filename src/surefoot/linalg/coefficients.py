@@ -1,4 +1,4 @@
-"""Coefficients of the polar iterations: data and its source, nothing else."""
+"""Coefficients of the polar iterations, with their sources."""
 
 from __future__ import annotations
 
@@ -25,12 +25,19 @@ _CLOSING: Quintic = (1.875, -1.25, 0.375)
 
 
 def polar_express(closing: int) -> tuple[Quintic, ...]:
-    """Six minimax steps, damped by 1 % against rounding, then `closing` classical ones."""
+    """Coefficients of Polar Express: six minimax steps, damped by 1 % against rounding, then classical ones.
+
+    Args:
+        closing: number of classical steps.
+
+    Returns:
+        `6 + closing` steps.
+    """
     damped = tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS)
     return damped + (_CLOSING,) * closing
 
 
-HALF: tuple[Quintic, ...] = (
+POLAR_EXPRESS_FP16: tuple[Quintic, ...] = (
     (8.300666943488281, -24.037544230253616, 17.466133545669692),
     (4.0033865680202245, -2.9228400184426993, 0.5418712697038386),
     (3.4708619972711814, -2.5494043348672863, 0.5002039749955783),
@@ -49,6 +56,9 @@ def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
     Args:
         lowest: smallest singular value (relative to the largest) that must reach 1; 0 < lowest < 1.
         steps: number of steps.
+
+    Returns:
+        `(a, b, c)` of each step.
 
     >>> [round(c) for _, _, c in qdwh(1e-3, 2)]
     [16000, 14]
@@ -71,17 +81,3 @@ HALLEY: tuple[Quintic, tuple[float, ...]] = (
 )
 """One Halley step, and the minimax odd polynomial of degree 9 on [.385, 1], into which the step maps [.004, 1]: it ends
 in [.982, 1]. A smaller lowest value would amplify what rounding leaves in a float32 Gram matrix."""
-
-ZOLOTAREV: tuple[float, tuple[tuple[float, float], ...]] = (
-    0.6333893530970343,
-    (
-        (1.3368238531042626e-05, 0.00945907766223356),
-        (0.001069330138194799, 0.06571098018179139),
-        (0.06771673387084316, 0.5378174387941379),
-    ),
-)
-"""`(c, ((p1, r1), (p2, r2), (p3, r3)))` of the one step `x -> c x (1 + r1/(x² + p1) + r2/(x² + p2) + r3/(x² + p3))`.
-
-The best odd function of its type: it maps [3e-3, 1] into [0.936, 1]. A smaller p1 would amplify what rounding leaves in
-a float32 Gram matrix. Source: E. Zolotarev, 1877; Y. Nakatsukasa, R. Freund, "Computing fundamental matrix
-decompositions accurately via the matrix sign function in two iterations", 2016."""

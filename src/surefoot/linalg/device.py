@@ -1,4 +1,4 @@
-"""What the host may know of a tensor without waiting for an accelerator, and how it hands a number over."""
+"""Code that must not wait for an accelerator: which tensors may be branched on, and numbers made on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether x lies in the host's memory: a branch on its values waits for nobody.
+    """True if `x` is on the CPU, so that branching on its values needs no device synchronisation.
 
     >>> on_cpu(torch.zeros(2)), on_cpu(torch.zeros(2, device="meta"))
     (True, False)
@@ -16,28 +16,39 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def may_branch(x: Tensor) -> bool:
-    """Whether a shortcut may go by x's values: where the host holds them, and not while `torch.compile` traces."""
+    """True if a shortcut may depend on `x`'s values: it is on the CPU and `torch.compile` is not tracing."""
     return on_cpu(x) and not torch.compiler.is_compiling()
 
 
 def keep_freed() -> None:
-    """Have the C library keep what is freed, instead of fetching it anew, page by page, for the next temporary.
+    """Make glibc keep freed memory for reuse instead of returning it to the operating system.
 
-    glibc takes blocks above a limit from the system one by one, and gives the free end of its heap back above another;
-    both follow the largest block freed so far, up to 32 MB. So one is freed, its pages never touched.
+    For benchmarks and training scripts on a CPU with glibc, to be called once per process before the first step;
+    elsewhere it does nothing useful and no harm. Large temporaries then need no page faults when they are allocated
+    again; up to 32 MB at the end of the heap stay with the process.
+
+    glibc takes blocks above one threshold from the system individually, and returns the free end of its heap above
+    another; both thresholds follow the largest block freed so far, up to 32 MB. So a block of 31 MB is freed here, its
+    pages never touched.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A number as a tensor beside `like`, filled in there: a copy from the host would wait. A tensor is converted.
+    """`torch.as_tensor(value)` on the device of `like`, without a copy from the host, which would synchronise.
+
+    Args:
+        value: a number, or a tensor, which is converted.
+        like: any tensor on the device wanted.
+        dtype: of the result; default: torch's default dtype for a number, its own for a tensor.
+
+    Returns:
+        A tensor of shape `()` for a number, of its own shape for a tensor; a number too large for dtype becomes inf.
 
     >>> scalar_like(0.5, torch.zeros(2), torch.float64)
     tensor(0.5000, dtype=torch.float64)
     """
     if isinstance(value, Tensor) or on_cpu(like):
         return torch.as_tensor(value, dtype=dtype, device=like.device)
-    wide = torch.full(
-        (), value, dtype=torch.float64, device=like.device
-    )  # what is too large for dtype becomes infinite
+    wide = torch.full((), value, dtype=torch.float64, device=like.device)  # directly in dtype it would raise
     return wide.to(dtype or torch.get_default_dtype())

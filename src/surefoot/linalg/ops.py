@@ -1,8 +1,8 @@
-"""The operations that every polar iteration is made of.
+"""The five operations that every polar iteration consists of, by torch.
 
-The iterations in `polar` are written once over an `Ops`; a faster backend supplies the same five names.
-All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)` and symmetric, and every
-pair of them that is multiplied is a polynomial in one matrix, so the product is symmetric too.
+The iterations in `polar` are written once over an `Ops`; a faster backend supplies the same five functions.
+All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)` and symmetric, and any two of them
+that are multiplied are polynomials in the same matrix, so that the product is symmetric too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from torch import Tensor
 STRIPS = 4
 """Strips that a symmetric product is computed in on a CPU: 5/8 of the operations; more would be too thin."""
 
-LEAST = 1 << 16, 64
-"""Entries and rows of the first factor from which strips win: at 128 x 512 and 256 x 256, not at 128 x 128."""
+STRIPS_MIN_ENTRIES, STRIPS_MIN_ROWS = 1 << 16, 64
+"""Size of the first factor from which strips are faster: at 128 x 512 and 256 x 256, not at 128 x 128."""
 
 UNBLOCKED = 128
-"""MKL factors up to so many rows without blocks, and then the upper triangle in 3/4 of the lower one's time."""
+"""Most rows that MKL factors without blocks; up to there the upper triangle takes 3/4 of the lower one's time."""
 
-FEW = 16
-"""Rows below which a Gram matrix is summed in float64: few long rows of one sign lose a small singular value."""
+FLOAT64_ROWS = 16
+"""Rows below which a Gram matrix is summed in float64: in float32, few long rows of one sign lose a small singular
+value."""
 
 LEAF, BATCH = 32, 4
-"""Rows up to which LAPACK inverts a block, and matrices of a batch from which products of blocks are the faster way."""
+"""Most rows of a block that LAPACK inverts, and fewest matrices of a batch for which inverting by blocks is faster."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Ops:
 
 
 def _in_strips(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.shape[-2] * x.shape[-1] >= LEAST[0] and x.shape[-2] >= LEAST[1]
+    return x.device.type == "cpu" and x.shape[-2] * x.shape[-1] >= STRIPS_MIN_ENTRIES and x.shape[-2] >= STRIPS_MIN_ROWS
 
 
 def _symmetric(a: Tensor, b: Tensor) -> Tensor:
-    """`a b`, known to be symmetric: on a CPU strip by strip up to the diagonal, and mirrored."""
+    """`a b` where that is symmetric: on a CPU strip by strip up to the diagonal, and mirrored."""
     if not _in_strips(a):
         return torch.bmm(a, b)
     rows = a.shape[-2]
@@ -112,12 +113,12 @@ def _inverse_factor(a: Tensor) -> Tensor:
 
 
 def _apply(a: Tensor, x: Tensor) -> Tensor:
-    """In x's own layout: a tall matrix comes as a transpose, and what it is added to lies as it does."""
+    """`a x` in x's memory layout: a tall matrix is passed transposed, and its sign is added to a tall weight."""
     return torch.bmm(x.mT, a.mT).mT if x.mT.is_contiguous() else torch.bmm(a, x)
 
 
 def _gram(x: Tensor) -> Tensor:
-    if x.device.type == "cpu" and x.shape[-2] < FEW:
+    if x.device.type == "cpu" and x.shape[-2] < FLOAT64_ROWS:
         wide = x.double()
         return torch.bmm(wide, wide.mT).to(x.dtype)
     return _symmetric(x, x.mT)

@@ -1,4 +1,4 @@
-"""Eigenvalues of very small symmetric matrices without asking the host whether they converged."""
+"""Eigenvalues of very small symmetric matrices, on an accelerator without device synchronisation."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from torch import Tensor
 from surefoot.linalg import device
 
 SWEEPS = 8
-"""How often every pair is turned: to rounding for up to 18 rows, whatever the spectrum (tests/laws/linalg)."""
+"""How often every pair of indices is rotated: accurate to rounding for up to 18 rows on every spectrum in
+tests/laws/linalg."""
 
 
 def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch.linalg.eigh`, which reads on the host whether it converged; elsewhere Jacobi's method, which need not.
+    """Eigenvalues and eigenvectors: on a CPU by `torch.linalg.eigh`, elsewhere by `jacobi`.
 
-    Cost: `8 n` rounds of about 30 operations on n x n matrices: for a few rows.
+    `torch.linalg.eigh` on an accelerator synchronises: the host reads whether it converged.
+
+    Cost of `jacobi`: `8 n` rounds of about 30 operations on n x n matrices: for a few rows.
 
     Args:
         a: `(..., n, n)`, symmetric, float64.
 
     Returns:
         `(values, vectors)`, values ascending, vectors in columns.
-
-    Source: parallel order of R. Brent and F. Luk, 1985: in n - 1 rounds everybody meets everybody once.
 
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
@@ -31,32 +32,39 @@ def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobi(a: Tensor) -> tuple[Tensor, Tensor]:
-    """As `small_eigh`, by rotations alone."""
+    """`small_eigh` by Jacobi's method: a fixed number of rotations, without branches on values.
+
+    Round-robin ordering: each sweep of n - 1 rounds rotates every index pair once.
+
+    Args:
+        a: `(..., n, n)`, symmetric, float64.
+
+    Returns:
+        `(values, vectors)`, values ascending, vectors in columns.
+
+    Source: parallel ordering of R. Brent and F. Luk, 1985.
+    """
     n = a.shape[-1]
     odd = n % 2
-    a = torch.nn.functional.pad(a, (0, odd, 0, odd))  # a row of zeros takes part, and is never rotated
-    rows = torch.eye(n + odd, dtype=a.dtype, device=a.device).expand_as(a)  # `rows a0 rowsᵀ` is a
+    a = torch.nn.functional.pad(a, (0, odd, 0, odd))  # an odd n gets a row of zeros, whose rotation angle is 0
+    rows = torch.eye(n + odd, dtype=a.dtype, device=a.device).expand_as(a)  # `rows a0 rowsᵀ = a`, a0 the initial a
     for _ in range(SWEEPS * max(1, n + odd - 1)):
-        half = a.shape[-1] // 2
-        first, second, cross = (
-            a.diagonal(0, -2, -1)[..., :half],
-            a.diagonal(0, -2, -1)[..., half:],
-            a.diagonal(half, -2, -1),
-        )
+        first, second = a.diagonal(0, -2, -1).chunk(2, -1)
+        cross = a.diagonal(a.shape[-1] // 2, -2, -1)
         slope = (second - first) / (2 * torch.where(cross == 0, 1, cross))
         tangent = torch.where(slope < 0, -1.0, 1.0) / (slope.abs() + (1 + slope.square()).sqrt())
         tangent = torch.where(cross == 0, 0, tangent)[..., None]
         cosine = (1 + tangent.square()).rsqrt()
-        rows = _turned(rows, cosine, tangent * cosine)
-        a = _turned(_turned(a, cosine, tangent * cosine).mT, cosine, tangent * cosine)
+        rows = _rotated(rows, cosine, tangent * cosine)
+        a = _rotated(_rotated(a, cosine, tangent * cosine).mT, cosine, tangent * cosine)
     values = a.diagonal(0, -2, -1)
-    values = torch.where(rows[..., n:].abs().sum(-1) > 0.5, -torch.inf, values)  # the padding, wherever it has got to
+    values = torch.where(rows[..., n:].abs().sum(-1) > 0.5, -torch.inf, values)  # the padding row sorts first
     values, order = values.sort(-1)
     return values[..., odd:], torch.take_along_dim(rows, order[..., None], -2)[..., odd:, :n].mT
 
 
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Row i of the upper half turned with row i of the lower half; then everybody but the first moves on by one."""
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Row i of the upper half rotated with row i of the lower half; then all rows but the first move on by one."""
     top, low = x.chunk(2, -2)
     top, low = cosine * top - sine * low, sine * top + cosine * low
     return torch.cat(

@@ -1,7 +1,7 @@
-"""The same five operations with symmetric products by Triton: the lower triangle of tiles alone, and mirrored.
+"""The five operations of `Ops` with symmetric products by Triton: only the lower triangle of tiles, and mirrored.
 
-Half the multiplications of a full product. Inputs are in half precision, sums in float32; other inputs, and what is not
-a symmetric product, go to torch.
+This takes half the multiplications of a full product. Inputs are in half precision, sums in float32; other dtypes, and
+`apply` and `inverse`, are computed by torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from surefoot.linalg.ops import TORCH, Ops
 
 LAUNCHED: Counter[str] = Counter()
-"""How often each operation ran a kernel of this file: the proof that it is the path taken."""
+"""Number of kernel launches per operation: lets tests prove that this path was taken."""
 
 TILE, DEPTH, WARPS, STAGES = 128, 64, 8, 3
-"""Rows of a tile, columns summed at a time, warps and stages: usual for Hopper; not measured yet."""
+"""Rows of a tile, columns per partial sum, warps and stages: usual for Hopper; not measured yet."""
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def _lower(
 
 
 def _launched(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
-    """`alpha a bᵀ + beta c`, `(b, m, n)` twice and `(b, m, m)`, known to be symmetric; c is not read for beta = 0."""
+    """`alpha a bᵀ + beta c`, `(b, m, n)` twice and `(b, m, m)`, where that is symmetric; c is not read for beta = 0."""
     batch, rows, columns = a.shape
     out = torch.empty(batch, rows, rows, dtype=a.dtype, device=a.device)
     tiles = -(-rows // TILE)
@@ -73,7 +73,7 @@ def _launched(name: str, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: fl
 
 
 _in_a_graph = torch.library.custom_op("surefoot::symmetric", _launched, mutates_args=())
-"""The same as one operation for `torch.compile`, which does not look inside; eager launches need not pay for that."""
+"""`_launched` as an opaque operation of `torch.compile`; eager calls avoid its overhead."""
 
 
 @_in_a_graph.register_fake

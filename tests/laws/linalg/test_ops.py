@@ -5,7 +5,7 @@ import torch
 
 from laws.inputs import gaussian
 from surefoot.linalg import ops
-from surefoot.linalg.coefficients import HALLEY, ZOLOTAREV
+from surefoot.linalg.coefficients import HALLEY
 from surefoot.linalg.ops import TORCH
 
 SHAPES = ((1, 1), (5, 9), (63, 2000), (64, 1024), (70, 1001), (128, 129), (129, 512), (258, 259))
@@ -52,25 +52,11 @@ def test_batches_of_small_matrices_are_inverted_by_halves(monkeypatch):
 
 
 def test_a_tall_matrix_stays_tall():
-    """The direction of a tall weight lies in memory as the weight does."""
+    """The direction of a tall weight has the weight's memory layout."""
     tall, a = gaussian((3, 70, 20), 0), gaussian((3, 20, 20), 1)
     product = TORCH.apply(a + a.mT, tall.mT)
     assert product.mT.is_contiguous()
     assert relative(product, (a + a.mT).double() @ tall.mT.double()) < 1e-6
-
-
-def test_zolotarev_is_the_best_of_its_type():
-    """It touches both ends of [0.936, 1] in turn, eight times in [3e-3, 1]: by Chebyshev none does better."""
-    scale, parts = ZOLOTAREV
-    x = torch.logspace(-2.5229, 0, 200_001, dtype=torch.float64)
-    y = scale * x * (1 + sum(residue / (x * x + pole) for pole, residue in parts))
-    assert float(y.max()) == pytest.approx(1, abs=1e-6)
-    slope = y.diff().sign()
-    turns = y[1:-1][slope[1:] != slope[:-1]]
-    extremes = torch.cat([y[:1], turns, y[-1:]])
-    assert len(extremes) == 8
-    torch.testing.assert_close(extremes[::2], extremes.new_full((4,), float(y.min())), atol=1e-4, rtol=0)
-    torch.testing.assert_close(extremes[1::2], extremes.new_ones(4), atol=1e-6, rtol=0)
 
 
 def test_halleys_polynomial_is_the_best_on_what_the_step_leaves():

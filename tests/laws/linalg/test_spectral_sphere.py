@@ -1,4 +1,4 @@
-"""The direction along the spectral sphere: tangent, no longer than 1, and the best of its kind in float64."""
+"""The direction along the spectral sphere: tangent, of norm 1 at most, and the best of its kind in float64."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_a_batch_is_a_loop_and_arguments_stay():
     assert x.shape == (5,)
 
 
-def test_a_warm_start_needs_few_evaluations(monkeypatch):
+def test_from_the_previous_multiplier_few_evaluations_are_needed(monkeypatch):
     calls = []
     monkeypatch.setattr(spectral_sphere, "msign", lambda *args: calls.append(0) or msign(*args))
     x, counts = torch.zeros(()), []

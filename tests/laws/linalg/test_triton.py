@@ -11,9 +11,9 @@ import torch
 
 import surefoot
 from laws.inputs import gaussian
-from surefoot.linalg import backend, polar
+from surefoot.linalg import backend
 from surefoot.linalg.ops import TORCH
-from surefoot.linalg.polar_float16 import express
+from surefoot.linalg.polar_float16 import polar_express_fp16
 
 SHAPES = ((1, 1), (5, 9), (31, 40), (32, 32), (33, 100), (70, 130))
 
@@ -89,8 +89,8 @@ def test_float32_goes_to_torch(interpreted):
 def test_the_matrix_sign_by_kernels(interpreted, shape):
     x = gaussian((2, *shape))
     x = x / x.abs().amax((-2, -1), keepdim=True)
-    sign = express(x, interpreted.TRITON, polar._squared_norm_bound)
-    torch.testing.assert_close(sign, express(x, TORCH, polar._squared_norm_bound), atol=2e-2, rtol=0)
+    sign = polar_express_fp16(x, interpreted.TRITON)
+    torch.testing.assert_close(sign, polar_express_fp16(x, TORCH), atol=2e-2, rtol=0)
     assert set(interpreted.LAUNCHED) == {"gram", "quadratic"} | ({"product"} if shape[1] == 90 else set())
 
 
@@ -124,18 +124,20 @@ def test_a_graph_holds_the_kernels(monkeypatch):
     """`torch.compile` of the matrix sign is one graph with every symmetric product in it."""
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr(backend, "_large_on_a_gpu", lambda x: True)
-    found = []
+    kernels = []
 
     def stop(graph, inputs):
-        found.extend(node.target for node in graph.graph.nodes if "surefoot.symmetric" in str(node.target))
+        kernels.extend(node.target for node in graph.graph.nodes if "surefoot.symmetric" in str(node.target))
         return lambda *inputs: (inputs[0],)  # the kernels cannot run here
 
-    torch.compile(lambda x: surefoot.msign(x, "half"), fullgraph=True, backend=stop)(gaussian((2, 40, 90)))
-    assert len(found) == 16
+    torch.compile(lambda x: surefoot.msign(x, "polar_express_fp16"), fullgraph=True, backend=stop)(
+        gaussian((2, 40, 90))
+    )
+    assert len(kernels) == 16
 
 
 def test_matrices_of_a_cpu_go_to_torch():
-    assert backend.choose_ops(torch.zeros(1, 2 * backend.TRITON_LEAST, 2 * backend.TRITON_LEAST)) is TORCH
+    assert backend.choose_ops(torch.zeros(1, 2 * backend.TRITON_MIN_ROWS, 2 * backend.TRITON_MIN_ROWS)) is TORCH
 
 
 @pytest.mark.cuda
@@ -163,6 +165,6 @@ class TestOnAGpu:
         assert float((sign * x).sum((-2, -1)).div(torch.linalg.svdvals(x).sum(-1)).min()) > 0.93
 
     def test_small_matrices_go_to_torch(self):
-        rows = backend.TRITON_LEAST
+        rows = backend.TRITON_MIN_ROWS
         assert backend.choose_ops(torch.zeros(1, rows - 1, rows, device="cuda")) is TORCH
         assert backend.choose_ops(torch.zeros(1, rows, rows, device="cuda")) is not TORCH
