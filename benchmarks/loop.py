@@ -11,19 +11,19 @@ that of the optimizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.training.run import Run, TrainConfig, build
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.run import Run, build
 
 PLAIN = "plain AdamW loop"
 METHODS = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}
-FULL = TrainConfig(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000)  # 8,192 tokens a step
-SMOKE = TrainConfig(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)
+FULL = TrainConfig.of(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000)  # 8,192 tokens a step
+SMOKE = TrainConfig.of(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)
 COLUMNS: Columns = {
     "loop": ("loop", ""),
     "model": ("model", ""),
@@ -46,7 +46,7 @@ def plain(
 
     def step() -> None:
         nonlocal taken
-        tokens, targets = corpus.batch("train", 0, taken, config.batch_size, config.context)
+        tokens, targets = corpus.batch("train", 0, taken, config.batches.batch_size, config.batches.context)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -61,15 +61,15 @@ def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
     corpus = load(None)
     prepare = torch.nn.Module.compile if compiled else None
     loops = {PLAIN: plain(config, corpus, prepare)} | {
-        name: Run(replace(config, method=method), corpus, prepare=prepare).advance for name, method in METHODS.items()
+        name: Run(config.replace(method=method), corpus, prepare=prepare).advance for name, method in METHODS.items()
     }
     times = interleave(loops, rounds)
     for name, time in times.items():
         yield {
             "loop": f"{name}, compiled" if compiled else name,
-            "model": f"gpt, width {config.width}, depth {config.depth}",
+            "model": f"gpt, width {config.architecture.width}, depth {config.architecture.depth}",
             **time.columns(),
-            "tokens_per_second": 1e3 * config.batch_size * config.context / time.typical_ms,
+            "tokens_per_second": 1e3 * config.batches.batch_size * config.batches.context / time.typical_ms,
             "ratio": times[PLAIN].typical_ms / time.typical_ms,
         }
 

@@ -1,7 +1,7 @@
 """Surefoot: steepest descent under the right norm for each layer.
 
-The public names are those of `_api`. They are imported when one is first used, so that `surefoot --help` does not
-import torch.
+The public names are those of `_api`, and the modules of the package. They are imported when one is first used, so that
+`surefoot --help` does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
     import importlib
+    from importlib.util import find_spec
 
+    if find_spec(f"surefoot.{name}") is not None:
+        return importlib.import_module(f"surefoot.{name}")
     api = importlib.import_module("surefoot._api")
     if name not in api.__all__:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}; it has {', '.join(api.__all__)}")

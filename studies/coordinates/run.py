@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from surefoot.cli.options import LOG2_LR
 from surefoot.experiment.coordcheck import BAND, QUANTITIES, check
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.reports.style import markdown
-from surefoot.experiment.training.run import TrainConfig
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.names import LOG2_LR
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
@@ -76,7 +76,9 @@ def main() -> None:
     if not options.table:
         corpus = load(None)
         for folder, (name, model, widths, seeds) in PARTS.items():
-            config = TrainConfig(model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0)
+            config = TrainConfig.of(
+                model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0
+            )
             check(
                 config,
                 corpus,

@@ -22,10 +22,11 @@ from gains import HERE, table
 from variants import Variants
 
 from surefoot.experiment.data.corpus import load
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.sweep import run
-from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
 
 SEEDS = (100, 101, 102)
 
@@ -52,15 +53,15 @@ STUDIES = {
 }
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one variant."""
     torch.set_num_threads(1)
-    variant = STUDIES[cell.settings["study"]].variants()[cell.recipe]
-    config = TrainConfig(
-        width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **dict(variant.training)
+    variant = STUDIES[trial.settings["study"]].variants()[trial.recipe]
+    config = TrainConfig.of(
+        width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **dict(variant.training)
     )
     result = train(config, load(None), method=variant.method)
-    return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 def measure(name: str) -> None:
@@ -68,7 +69,7 @@ def measure(name: str) -> None:
     study = STUDIES[name]
     names = tuple(study.variants())
     search = Bracket(dict.fromkeys(names, study.centre), budget=7)
-    run(SweepConfig(names, study.widths, study.seeds, 120, search, {"study": name}), HERE / name, run_cell)
+    run(SweepConfig(names, study.widths, study.seeds, 120, search, {"study": name}), HERE / name, run_trial)
 
 
 def main() -> None:

@@ -24,11 +24,12 @@ from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.corpus import load as load_text
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import load, run
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method, Steepest
-from surefoot.experiment.training.run import CHECK_EVERY, Run, TrainConfig
+from surefoot.experiment.training.run import CHECK_EVERY, Run
 from surefoot.linalg.bounds import squared_norm_bound
 from surefoot.linalg.ops import Ops
 from surefoot.linalg.polar import ROUNDING, apply_iteration
@@ -141,15 +142,15 @@ STUDIES = {
 }
 
 
-def run_cell(cell: Cell, study: str) -> CellResult:
+def run_trial(trial: Trial, study: str) -> TrialResult:
     """Train one model on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
-    training = Run(config, corpus(), STUDIES[study].ways[cell.recipe])
-    while training.step < cell.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
+    training = Run(config, corpus(), STUDIES[study].ways[trial.recipe])
+    while training.step < trial.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
         training.advance()
     result = training.result()
-    return CellResult(result.train_loss, result.val_loss, training.seconds, result.diverged)
+    return TrialResult(result.train_loss, result.val_loss, training.seconds, result.diverged)
 
 
 @functools.cache
@@ -189,7 +190,7 @@ def main() -> None:
     if not options.table:
         study = STUDIES[options.study]
         sweep = SweepConfig(tuple(study.ways), WIDTHS, tuple(range(study.seeds)), study.steps, Grid((-4.0,)))
-        cell = functools.partial(run_cell, study=options.study)
+        cell = functools.partial(run_trial, study=options.study)
         run(sweep, HERE / options.study, cell, environment={"corpus_sha256": corpus().sha256})
     print(table(options.study))
 

@@ -28,12 +28,13 @@ from surefoot.experiment.data.corpus import load as load_text
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load, run
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Steepest
-from surefoot.experiment.training.run import CHECK_EVERY, Run, TrainConfig
+from surefoot.experiment.training.run import CHECK_EVERY, Run
 
 HERE = Path(__file__).parent
 STEP_MS = HERE / "step_ms.json"
@@ -78,24 +79,24 @@ PARTS: dict[str, SweepConfig] = {
 }
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread, measuring every weight after every step."""
     torch.set_num_threads(1)
-    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
-    training = Run(config, corpus(), METHODS[cell.recipe])
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
+    training = Run(config, corpus(), METHODS[trial.recipe])
     plan = sf.Plan.of(training.model)
     start, peaks, above = time.perf_counter(), {"hidden": 0.0, "others": 0.0}, 0
-    while training.step < cell.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
+    while training.step < trial.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
         training.advance()
         for name, norm in norms(training.model, plan).items():
             where = "hidden" if plan[name].role.name == "linear" else "others"
             peaks[where] = max(peaks[where], norm)
-            bounded = where == "hidden" or cell.recipe.startswith(ALL)
+            bounded = where == "hidden" or trial.recipe.startswith(ALL)
             above += bounded and norm > RADIUS * (1 + TOLERANCE)
     last = max(norm for name, norm in norms(training.model, plan).items() if plan[name].role.name == "linear")
     seconds, result = time.perf_counter() - start, training.result()
     facts = {"peak": peaks["hidden"], "peak_others": peaks["others"], "last": last, "above": float(above)}
-    return CellResult(result.train_loss, result.val_loss, seconds, result.diverged, facts)
+    return TrialResult(result.train_loss, result.val_loss, seconds, result.diverged, facts)
 
 
 @torch.no_grad()
@@ -117,7 +118,7 @@ def corpus() -> Corpus:
 def time_steps(rounds: int = 64) -> None:
     """Write every scheme's mean time of a training step, all interleaved on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig(width=WIDTH, lr=2.0**-4, steps=10_000)
+    config = TrainConfig.of(width=WIDTH, lr=2.0**-4, steps=10_000)
     running = {name: Run(config, corpus(), method) for name, method in METHODS.items()}
     total = dict.fromkeys(running, 0.0)
     for turn in range(STEPS // 4 + rounds):  # by then most matrices are at their bound
@@ -193,7 +194,7 @@ def main() -> None:
         print(table())
     else:
         for name, config in PARTS.items():
-            run(config, HERE / name, run_cell, environment={"corpus_sha256": corpus().sha256})
+            run(config, HERE / name, run_trial, environment={"corpus_sha256": corpus().sha256})
 
 
 if __name__ == "__main__":

@@ -28,11 +28,12 @@ import torch
 from surefoot import recipes
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.reports import transfer as transfer_report
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.sweep import run
-from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.geometry import Spectral
 from surefoot.recipes import Recipe
@@ -93,16 +94,16 @@ METHODS: dict[str, tuple[Method, float]] = {
 corpus = functools.cache(load)  # once per process
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one model; float32 products, those of the matrix sign, in TF32."""
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
-    settings = dict(cell.settings)
+    settings = dict(trial.settings)
     text = corpus(settings.pop("data"))
     assert text.sha256 == settings.pop("corpus")
-    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
-    result = train(config, text, method=METHODS[cell.recipe][0])
-    return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, text, method=METHODS[trial.recipe][0])
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 class OutOfTime(Exception):
@@ -140,7 +141,7 @@ def main() -> None:
     try:
         with on_stderr() as show:
             summary = run(
-                config, out, run_cell, workers=options.workers, progress=until(deadline, show), environment=facts
+                config, out, run_trial, workers=options.workers, progress=until(deadline, show), environment=facts
             )
     except OutOfTime as stop:
         print(f"{options.minutes:g} minutes are over: {stop}; the same command goes on")

@@ -15,8 +15,9 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Learned, Size
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import AdamW, Method, Steepest
-from surefoot.experiment.training.run import Run, TrainConfig
+from surefoot.experiment.training.run import Run
 
 METHODS: dict[str, tuple[str, Method, float]] = {
     "beyond_mup": ("g / rms(g)", Steepest(recipes.beyond_mup()), 2.0**-4),
@@ -38,7 +39,7 @@ def rms(tensors: list[torch.Tensor]) -> float:
 
 def measure(method: Method, lr: float, seed: int) -> dict[str, float]:
     """Train once; return gradients at step 10, biases and losses at the end."""
-    run = Run(TrainConfig(model="key_bias:model", lr=lr, seed=seed, steps=150), load(None), method)
+    run = Run(TrainConfig.of(model="key_bias:model", lr=lr, seed=seed, steps=150), load(None), method)
     biases = {
         kind: [p for name, p in run.model.named_parameters() if name.endswith(f"{kind}.bias")]
         for kind in ("key", "query")

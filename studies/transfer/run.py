@@ -27,11 +27,12 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Bracket, Grid
 from surefoot.experiment.sweep.summary import transfer_rate
 from surefoot.experiment.sweep.sweep import run
-from surefoot.experiment.training.loop import TrainConfig, train
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest, moonlight
 from surefoot.experiment.training.run import Run
 from surefoot.scaling import Keller, Moonlight, Natural
@@ -85,7 +86,7 @@ class Part:
     def measure(self) -> None:
         """Run what is missing."""
         facts = {"corpus_sha256": corpus(self.settings.get("data")).sha256}
-        summary = run(self.config, self.directory, run_cell, environment=facts)
+        summary = run(self.config, self.directory, run_trial, environment=facts)
         print(f"{self.name}\n{transfer_report.table(summary)}\n", flush=True)
 
 
@@ -106,7 +107,7 @@ class EqualTime:
         steps = round(150 * seconds["adamw"] / seconds[self.recipe])
         summary = json.loads((HERE / f"{self.recipe}_150" / "summary.json").read_text())["recipes"][0]
         grid = Grid((summary["best_loss_log2_lr"][-1],))
-        run(SweepConfig((self.recipe,), WIDTHS[-1:], (0, 1, 2), steps, grid), self.directory, run_cell)
+        run(SweepConfig((self.recipe,), WIDTHS[-1:], (0, 1, 2), steps, grid), self.directory, run_trial)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Regret:
         run(
             SweepConfig((self.recipe,), WIDTHS[-1:], tuple(range(5, 15)), 150, Grid(self.rates())),
             self.directory,
-            run_cell,
+            run_trial,
         )
 
 
@@ -158,14 +159,14 @@ REGRET = tuple(Regret(recipe) for recipe in CLAIMED)
 EQUAL_TIME = tuple(EqualTime(recipe) for recipe in METHODS)
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread."""
     torch.set_num_threads(1)
-    settings = dict(cell.settings)
+    settings = dict(trial.settings)
     text = corpus(settings.pop("data", None))
-    config = TrainConfig(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
-    result = train(config, text, method=METHODS[cell.recipe][0])
-    return CellResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, text, method=METHODS[trial.recipe][0])
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 @functools.cache
@@ -183,7 +184,7 @@ def time_steps(rounds: int = 20) -> None:
     torch.set_num_threads(1)
     earlier = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
-        name: Run(TrainConfig(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
+        name: Run(TrainConfig.of(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
         for name, (method, centre) in METHODS.items()
         if name not in earlier or name == "adamw"
     }

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from surefoot.experiment.training import checkpoint
+from surefoot.experiment import files
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
@@ -66,38 +66,26 @@ def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, 
         moves.append(target)
         os.rename(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "replace", crash)
+    monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(OSError, match=r"cannot write .*a\.pt"):
         save(path, {"step": 2})
     assert load(path) == {"step": 1}
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
-    """A file-size limit in a process of its own: writing fails in the middle, as on a full disk."""
-    script = """
-import resource, sys, torch
-from pathlib import Path
-from surefoot.experiment.training.checkpoint import Checkpoints
-folder = Checkpoints(Path(sys.argv[1]))
-folder.save(1, {"step": 1, "w": torch.zeros(100)})
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for _ in range(2):
-    try:
-        folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
-    except OSError as error:
-        print(error)
-print(folder.newest()["step"])
-"""
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    first, second, step = done.stdout.splitlines()
-    assert first == second
-    assert "step-00000002.pt: File too large; what was saved earlier is intact" in first
-    assert step == "1"
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, file_size_limit):
+    """A limit on the size of files: writing fails in the middle, as on a full disk."""
+    folder = Checkpoints(tmp_path)
+    folder.save(1, {"step": 1, "w": torch.zeros(100)})
+    file_size_limit(20_000)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"step-00000002\.pt: File too large; what was saved earlier is intact"):
+            folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
+    assert folder.newest()["step"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_dev_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_beside", lambda path: tmp_path / "full")
+    monkeypatch.setattr(files, "_temporary", lambda path: tmp_path / "full")
     (tmp_path / "full").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device; what was saved earlier is intact"):
         save(tmp_path / "a.pt", PAYLOAD)

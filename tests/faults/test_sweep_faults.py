@@ -11,42 +11,47 @@ import time
 import pytest
 
 from surefoot.experiment.files import DirectoryInUse, Log, locked, read_lines, write_atomic
-from surefoot.experiment.sweep.config import CellResult
-from surefoot.experiment.sweep.progress import silent
-from surefoot.experiment.sweep.sweep import Grid, SweepConfig, SweepError, load, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import SweepError, load, run
 
 SWEEP = """
 import os, sys, time
-from surefoot.experiment.sweep.config import CellResult
-from surefoot.experiment.sweep.sweep import Grid, SweepConfig, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import run
 
-def cell(cell):
-    with open(os.path.join(cell.settings["log"], f"{os.getpid()}"), "a") as log:
-        log.write(f"{cell.width} {cell.log2_lr}\\n")
-    time.sleep(cell.settings["sleep"])
-    return CellResult(2.0, 2 + cell.log2_lr**2, 0.1)
+def trial(trial):
+    with open(os.path.join(trial.settings["log"], f"{os.getpid()}"), "a") as log:
+        log.write(f"{trial.width} {trial.log2_lr}\\n")
+    time.sleep(trial.settings["sleep"])
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
 
 if __name__ == "__main__":
-    config = SweepConfig(("a",), (8, 16), (0,), 1, Grid(tuple(range(-6, 7))),
+    config = SweepConfig(("a",), (8, 16), (0,), 1, Grid(tuple(range(-4, 5))),
                          {"sleep": float(sys.argv[2]), "log": sys.argv[3]})
-    run(config, sys.argv[1], cell, workers=2)
+    run(config, sys.argv[1], trial, workers=2)
 """
 
 
-def quick(cell):
-    return CellResult(2.0, 2 + cell.log2_lr**2, 0.1)
+def silent(progress):
+    pass
 
 
-def failing(cell):
-    if (cell.width, cell.log2_lr) == (8, 0.0):
+def quick(trial):
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
+
+
+def failing(trial):
+    if (trial.width, trial.log2_lr) == (8, 0.0):
         raise KeyError("no such layer")
-    return quick(cell)
+    return quick(trial)
 
 
-def dying(cell):
-    if (cell.width, cell.log2_lr) == (8, 0.0):
+def dying(trial):
+    if (trial.width, trial.log2_lr) == (8, 0.0):
         os.kill(os.getpid(), signal.SIGKILL)
-    return quick(cell)
+    return quick(trial)
 
 
 def config(**changes):
@@ -83,7 +88,7 @@ def sweep(tmp_path):
     log.mkdir()
 
     def start():
-        command = [sys.executable, str(tmp_path / "script.py"), str(directory), "0.1", str(log)]
+        command = [sys.executable, str(tmp_path / "script.py"), str(directory), "0.05", str(log)]
         return subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
 
     return directory, log, start
@@ -93,32 +98,33 @@ def started(log):
     return sum(path.read_text().count("\n") for path in log.iterdir())
 
 
-def stopped_by(number, sweep):
+def stopped_by(stop, sweep):
     directory, log, start = sweep
     process = start()
     wait_until(lambda: lines(directory) >= 4)
-    process.send_signal(number)
+    stop(process)
     message = process.communicate(timeout=30)[1]
     wait_until(lambda: not any(alive(int(path.name)) for path in log.iterdir()))
     kept = lines(directory)
-    assert 4 <= kept < 27
+    assert 4 <= kept < 18
     assert started(log) - kept <= 2  # two workers: at most the runs in flight
     resumed = start()
     errors = resumed.communicate(timeout=60)[1]
     assert resumed.returncode == 0, errors
-    assert lines(directory) == len(read_lines(directory / "results.jsonl")) == 26
-    assert started(log) <= 26 + 2
+    assert lines(directory) == len(read_lines(directory / "results.jsonl")) == 18
+    assert started(log) <= 18 + 2
     assert load(directory)[0]["recipes"][0]["best_log2_lr"] == pytest.approx([0, 0], abs=1e-9)
     return process.returncode, message
 
 
 def test_sigkill_loses_at_most_the_runs_in_flight_and_leaves_no_orphans(sweep):
-    returncode, _ = stopped_by(signal.SIGKILL, sweep)
+    returncode, _ = stopped_by(subprocess.Popen.kill, sweep)
     assert returncode == -signal.SIGKILL
 
 
 def test_interrupt_stops_the_workers_at_once_and_can_be_resumed(sweep):
-    returncode, message = stopped_by(signal.SIGINT, sweep)
+    # As a terminal does it: the workers get the signal too.
+    returncode, message = stopped_by(lambda process: os.killpg(process.pid, signal.SIGINT), sweep)
     assert returncode != 0
     assert message.count("KeyboardInterrupt") == 1  # the parent's own, none from its workers
 
@@ -156,14 +162,6 @@ def test_results_without_a_configuration_are_not_adopted(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"somebody": "else"}\n')
     with pytest.raises(ValueError, match=r"no config\.json"):
         run(config(), tmp_path, quick, progress=silent)
-
-
-@pytest.fixture
-def file_size_limit():
-    """Sets RLIMIT_FSIZE in bytes, as a quota or a full disk would; removed afterwards."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_names_the_file_and_keeps_whole_lines(tmp_path, file_size_limit):

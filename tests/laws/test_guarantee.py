@@ -11,7 +11,8 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.experiment.data.corpus import load
-from surefoot.experiment.training.run import Run, TrainConfig
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.run import Run
 from surefoot.geometry import spectral
 from surefoot.linalg import device as device_module
 
@@ -235,11 +236,11 @@ def test_real_training_stays_inside_at_every_rate(stabiliser):
     """The reference GPT on the integer language, at rates from the usual to four times that."""
     corpus = load("markov:32")
     for log2_lr in (-4, -3, -2, -1):
-        config = TrainConfig(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
+        config = TrainConfig.of(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
         training = Run(config, corpus)
         plan = sf.Plan.of(training.model)
         start = norms(training.model, plan)
-        for _ in range(config.steps):
+        for _ in range(config.schedule.steps):
             training.advance()
             for name, norm in norms(training.model, plan).items():
                 bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS

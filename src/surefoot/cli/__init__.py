@@ -23,11 +23,17 @@ _COMMANDS = (transfer, train, audit, convert, coordcheck, report)
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where the main thread is, so that files close and workers stop as for Ctrl-C."""
+    """SIGTERM, raised in the main thread, so that files are closed and workers stopped as for Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code: 0, 1 failed, 2 wrong usage or input, 128 + signal.
+    """Run a command line.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        The exit code: 0, 1 failed, 2 wrong usage or input, 128 + signal.
 
     Raises:
         SystemExit: from argparse: 0 after `--help`, 2 for options that cannot be parsed.
@@ -39,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _plain_warnings(), _terminable():
             code: int = arguments.run(arguments)
-            sys.stdout.flush()  # a full disk shows here, not at exit where no one can tell
+            sys.stdout.flush()  # a full disk raises here rather than at exit, where nothing can report it
             return code
     except KeyboardInterrupt as interrupt:
         again = getattr(arguments, "resume", "") or "nothing was left half written"
         _say(f"interrupted; {again}")
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()  # the reader (head, less) has seen enough
+        _discard_stdout()  # the reader (head, less) has closed the pipe
         return FAILED
     except ModuleNotFoundError as error:
         _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
@@ -65,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="surefoot",
         description="Steepest descent under the right norm for each layer: one learning rate at every width.",
         epilog="example: surefoot transfer --out runs/transfer",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"surefoot {surefoot.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -84,7 +91,7 @@ def _explain(error: Exception) -> str:
 
 
 def _discard_stdout() -> None:
-    """What could not be written would be tried again, and complained about, when Python exits."""
+    """Point stdout at the null device if it cannot be flushed: Python would try again, and warn, when it exits."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -108,7 +115,7 @@ def _terminable() -> Iterator[None]:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Warnings for people: the message, not the line of code it came from."""
+    """Print warnings on stderr without the line of code that they come from."""
 
     def show(message: Warning | str, *_: object) -> None:
         _say(f"warning: {message}")

@@ -8,17 +8,19 @@ import sys
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
+from surefoot.experiment.training.config import Architecture
+from surefoot.experiment.training.names import RECIPES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.plan import Plan
 
-TINY, LONG, FAR = 8, 32, 8.0  # sides, aspect ratios and norms that are warned of
+SMALL_SIDE, LARGE_RATIO, LARGE_NORM = 8, 32, 8.0  # sides, aspect ratios and norms beyond which a warning is given
 
 _EXAMPLES = """
 surefoot audit llama --width 768 --depth 12 --head-dim 64
-surefoot audit my_package.model:build --recipe muon      build() returns an nn.Module
+surefoot audit my_package.model:build --recipes muon     build() returns an nn.Module
 surefoot audit checkpoints/llama-70b                      a Hugging Face config.json: nothing but its shapes is made
 surefoot audit checkpoints/gpt2 --weights                 and its weights: which norms are far from 1?
 surefoot audit --json | jq .parameters[].role
@@ -35,15 +37,13 @@ def add_to(commands: options.Commands) -> None:
         metavar="model",
         help=f"{', '.join(options.MODELS)}, module:function returning a model, or a Hugging Face config.json",
     )
-    parser.add_argument("--model", default="gpt", help="the same")
-    parser.add_argument("--recipe", choices=options.RECIPES, default="beyond_mup", metavar="NAME",
-                        help="out of " + ", ".join(options.RECIPES))  # fmt: skip
-    parser.add_argument("--width", type=options.count, default=64, help="of the reference model")
-    options.add_model(parser)
-    parser.add_argument("--vocab", type=options.count, default=256, help="of the reference model")
+    options.add(parser, Architecture, "model", help="the same")
+    options.add_recipe(parser, RECIPES)
+    options.add(parser, Architecture, "width", "depth", "head_dim")
+    parser.add_argument("--vocab", type=options.count, default=256, help="vocabulary of a reference model")
     whole = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"
     parser.add_argument("--weights", action="store_true", help=whole)
-    parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: found by the wiring)")
+    parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: by the wiring)")
     options.add_json(parser)
 
 
@@ -52,44 +52,52 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.training.methods import Steepest, method
     from surefoot.plan import Plan
 
-    model, chosen = _build(arguments), method(arguments.recipe)
+    model, chosen = _build(arguments), method(arguments.method)
     assert isinstance(chosen, Steepest)
     try:
         plan = Plan.of(model, chosen.recipe, head=() if arguments.head == "none" else arguments.head)
     except ValueError as error:
         print(f"surefoot audit: error: {error}", file=sys.stderr)
         return 1
-    found = warnings(model, plan)
+    cautions = warnings(model, plan)
     if arguments.json:
-        facts = {"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows(), "warnings": found}
+        facts = {"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows(), "warnings": cautions}
         print(json.dumps(facts, indent=2))
     else:
-        print("\n".join([str(plan), *(f"warning: {line}" for line in found)]))
+        print("\n".join([str(plan), *(f"warning: {line}" for line in cautions)]))
     return 0
 
 
 def warnings(model: nn.Module, plan: Plan) -> list[str]:
-    """What deserves a second look: matrices that are hardly matrices, and weights far from norm 1."""
+    """Warnings about a plan: matrices with a short side or a large aspect ratio, and weights far from norm 1.
+
+    Args:
+        model: on any device; on the meta device norms are not measured.
+        plan: of the model.
+
+    Returns:
+        One sentence per warning.
+    """
     from surefoot.geometry import Spectral
     from surefoot.optim.optimizer import SteepestDescent
 
     lines = []
     for name, placement in plan.placements.items():
         sides = [sorted(block[-2:]) for block in placement.blocks if isinstance(placement.role.geometry, Spectral)]
-        if tiny := next((small for small, _ in sides if small < TINY), 0):
+        if tiny := next((small for small, _ in sides if small < SMALL_SIDE), 0):
             lines.append(f"{name} has a side of {tiny}: a spectral norm of so few directions is nearly a Euclidean one")
-        elif ratio := next((large // small for small, large in sides if large > LONG * small), 0):
+        elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):
             lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
     if not any(p.is_meta for p in model.parameters()):
         for name, numbers in SteepestDescent(model, plan, lr=0.0).stability().items():
-            if numbers and name in plan.placements and numbers["forward_lower"] > FAR:
+            if numbers and name in plan.placements and numbers["forward_lower"] > LARGE_NORM:
                 norm = f"{numbers['forward_lower']:.3g}"
                 lines.append(f"{name} has norm {norm}: plan.initialise_ it, or if pretrained use plan.relative_to")
     return lines
 
 
 def _build(arguments: argparse.Namespace) -> nn.Module:
-    """The model; reference models on the meta device, where any size is instant."""
+    """The model; reference models are built on the meta device, where any size takes no time."""
     import torch
 
     from surefoot.experiment.models.decoder import reference

@@ -32,13 +32,15 @@ def add_to(commands: options.Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     setting = Setting(arguments.lr, arguments.weight_decay)
-    found = table(setting, arguments.source, arguments.d_in, arguments.d_out, arguments.base_width)
+    settings = table(setting, arguments.source, arguments.d_in, arguments.d_out, arguments.base_width)
     if arguments.json:
-        print(json.dumps({name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in found.items()}, indent=2))
+        print(
+            json.dumps({name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in settings.items()}, indent=2)
+        )
         return 0
     print(f"a ({arguments.d_out}, {arguments.d_in}) matrix; the steps and the decay are the same in every line\n")
     print("convention  learning rate  weight decay  norm stays below")
-    for name, s in found.items():
-        bound = f"{1 / found['natural'].weight_decay:.4g}" if s.weight_decay else "no bound"
+    for name, s in settings.items():
+        bound = f"{1 / settings['natural'].weight_decay:.4g}" if s.weight_decay else "no bound"
         print(f"{name:10}  {s.lr:<13.4g}  {s.weight_decay:<12.4g}  {bound}")
     return 0

@@ -6,16 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.cli import options
-
-if TYPE_CHECKING:
-    from surefoot.experiment.training.loop import TrainConfig
+from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
 surefoot coordcheck                                  the default recipe, widths 64 to 512
-surefoot coordcheck --method adamw --out runs/adamw-check           fails: exit code 1
+surefoot coordcheck --recipes adamw --out runs/adamw-check          fails: exit code 1
 surefoot coordcheck --model my_package.model:build --out runs/own   build(width) returns an nn.Module
 surefoot coordcheck --seeds 8                        again: only the five new seeds are run
 """
@@ -25,18 +23,13 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "check over several widths that activations and their changes keep their size; exit code 1 if not"
     parser = options.command(commands, "coordcheck", run, help, _EXAMPLES)
-    parser.add_argument("--method", choices=options.METHODS, default="beyond_mup", metavar="NAME",
-                        help="out of " + ", ".join(options.METHODS))  # fmt: skip
-    parser.add_argument(
-        "--model", default="gpt", help=f"{', '.join(options.MODELS)}, or module:function that takes a width"
-    )
+    options.add_recipe(parser)
+    options.add_own_model(parser)
     parser.add_argument("--widths", nargs="+", type=options.count, default=[64, 128, 256, 512], help="two or more")
     parser.add_argument("--seeds", type=options.count, default=3, help="seeds per width; three give intervals")
     parser.add_argument("--band", type=options.positive, default=0.1, help="largest slope that passes")
-    parser.add_argument("--lr", type=options.positive, help="learning rate (default: the method's own)")
-    options.add_model(parser)
-    options.add_training(parser)
-    parser.set_defaults(steps=10, warmup=0.0, decay=0.0)
+    options.add_rate(parser)
+    options.add_training(parser, steps=10, warmup=0.0, decay=0.0)
     parser.add_argument("--out", type=Path, default=Path("runs/coordcheck"), help="run directory, resumed if it exists")
     options.add_json(parser)
 
@@ -47,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.data.corpus import load
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
-    config = _configure(arguments)
-    corpus = load(arguments.data, context=config.context)
+    config = TrainConfig.of(**options.settings(arguments))
+    corpus = load(arguments.data, context=arguments.context)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)
@@ -57,15 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     picture = coordcheck_report.figure(summary, arguments.out)
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
     return 0 if summary["passes"] else 1
-
-
-def _configure(arguments: argparse.Namespace) -> TrainConfig:
-    from surefoot.experiment.training.run import TrainConfig, pick_device
-
-    lr = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
-    device: Any = pick_device(arguments.device).type
-    own = {"method": arguments.method, "steps": arguments.steps, "lr": lr, "device": device}
-    return TrainConfig(**options.shared_settings(arguments), **own)
 
 
 def _say(record: dict[str, Any]) -> None:

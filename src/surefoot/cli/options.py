@@ -1,66 +1,58 @@
-"""Options that commands share, and the checks argparse makes of them."""
+"""Options that commands share, made from the fields of `TrainConfig`, and what argparse needs to read them."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-RECIPES = (
-    "beyond_mup",
-    "moga_row",
-    "moga_column",
-    "muon",
-    "moonlight",
-    "scion",
-    "lion",
-    "sign_sgd",
-    "sign_natural",
-    "hyperball",
+from surefoot.experiment.training import config
+from surefoot.experiment.training.config import (
+    Architecture,
+    Batches,
+    Execution,
+    Number,
+    Optimisation,
+    Schedule,
 )
-METHODS = (*RECIPES, "adamw", "mup_adamw")
-"""The names of `experiment.methods.METHODS`, repeated since that module imports torch (a test compares them)."""
+from surefoot.experiment.training.names import LOG2_LR, METHODS
 
 MODELS = ("gpt", "llama", "qwen", "moe", "tied")
-"""The names of `experiment.models.REFERENCES`, likewise."""
-
-LOG2_LR = {
-    "beyond_mup": -4.0,
-    "moga_row": -4.0,
-    "moga_column": -4.0,
-    "muon": -2.0,
-    "moonlight": -5.0,
-    "scion": -11.0,
-    "lion": -7.0,
-    "sign_sgd": -7.0,
-    "sign_natural": -4.0,
-    "hyperball": -3.0,
-    "adamw": -6.0,
-    "mup_adamw": -6.0,
-}
-"""A sensible log2 learning rate of each method: where a search starts, and `train`'s default."""
+"""The names of `experiment.models.decoder.REFERENCES`, which imports torch (a test compares them)."""
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
 
 
 def command(commands: Commands, name: str, run: Runner, help: str, examples: str) -> argparse.ArgumentParser:
-    """Add a command whose help ends in examples."""
+    """Add a command whose help ends in examples.
+
+    Args:
+        commands: of `ArgumentParser.add_subparsers`.
+        name: of the command.
+        run: called with the parsed arguments; returns the exit code.
+        help: one line, without a full stop.
+        examples: one a line.
+
+    Returns:
+        The command's parser.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
         description=help[0].upper() + help[1:] + ".",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
         formatter_class=_Help,
+        allow_abbrev=False,
     )
     parser.set_defaults(run=run)
     return parser
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Defaults beside the options that have one, examples on lines of their own."""
+    """Show the defaults of options that have one, and each example on a line of its own."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -70,85 +62,131 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {shown})"
 
 
-def count(text: str) -> int:
-    """A whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def _reader(number: Number) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = number.read(text)
+        if not number.allows(value):
+            raise argparse.ArgumentTypeError(f"{number.condition}, got {text}")
+        return value
+
+    read.__name__ = number.name  # for argparse's message about text that is not a number
+    return read
 
 
-def natural(text: str) -> int:
-    """A whole number from 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
+count, natural, positive, exponent = map(_reader, (config.COUNT, config.NATURAL, config.POSITIVE, config.LOG2))
 
 
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
-    return value
+def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:
+    """Add the options that the fields of a dataclass declare in their metadata.
+
+    Args:
+        parser: of a command.
+        part: one of the dataclasses of `surefoot.experiment.training.config`.
+        *names: of the fields; none for all.
+        **changes: arguments of `add_argument` that replace those of the declaration.
+    """
+    for setting in fields(part):
+        if setting.name in names or (not names and "help" in setting.metadata):
+            declared = dict(setting.metadata)
+            flag = declared.pop("flag", "--" + setting.name.replace("_", "-"))
+            if (number := declared.pop("number", None)) is not None:
+                declared["type"] = _reader(number)
+            parser.add_argument(flag, dest=setting.name, **{"default": setting.default, **declared, **changes})
 
 
-def part(text: str) -> float:
-    """A part of a whole."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, got {text}")
-    return value
+def add_recipe(parser: argparse.ArgumentParser, names: tuple[str, ...] = METHODS) -> None:
+    """Add the choice of one method.
+
+    Args:
+        parser: of a command.
+        names: the methods to choose from.
+    """
+    _add_recipe(parser, "method", names, "one of", default=config.TrainConfig().optimisation.method)
 
 
-def exponent(text: str) -> float:
-    """A base-2 logarithm that a learning rate can have."""
-    value = float(text)
-    if not abs(value) <= 60:
-        raise argparse.ArgumentTypeError(f"log2 of a learning rate lies between -60 and 60, got {text}")
-    return value
+def add_recipes(parser: argparse.ArgumentParser, default: list[str]) -> None:
+    """Add the choice of several methods.
+
+    Args:
+        parser: of a command.
+        default: names of methods.
+    """
+    _add_recipe(parser, "recipes", METHODS, "out of", default=default, nargs="+")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The reference model's size, except its width."""
-    parser.add_argument("--depth", type=count, default=2, help="blocks")
-    parser.add_argument("--head-dim", type=count, default=16, help="dimension of an attention head")
+def _add_recipe(
+    parser: argparse.ArgumentParser, dest: str, names: tuple[str, ...], of: str, default: Any, **arguments: Any
+) -> None:
+    help = f"{of} {', '.join(names)}; --recipe and --method are the same option"
+    arguments |= {"dest": dest, "choices": names, "metavar": "NAME"}
+    parser.add_argument("--recipes", default=default, help=help, **arguments)
+    parser.add_argument("--recipe", "--method", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **arguments)
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """What a training run takes besides the model and the method."""
-    parser.add_argument("--steps", type=count, default=120, help="optimizer steps of a run")
-    parser.add_argument(
-        "--stabiliser", metavar="NAME:VALUE", help="bound on every role, post_clip:2 or pre_decay:0.5 for example"
-    )
-    parser.add_argument("--warmup", type=part, default=0.1, help="first part of the steps, the rate rising linearly")
-    parser.add_argument("--decay", type=part, default=1.0, help="last part of the steps, the rate falling to 0")
-    parser.add_argument("--batch-size", type=count, default=16, help="sequences a step")
-    parser.add_argument("--context", type=count, default=64, help="tokens a sequence")
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        help="text file or folder, bpe:N or bpe:N:PATH for BPE tokens, or markov:N (default: the Python standard "
-        "library's source)",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="where to train")
-    parser.add_argument("--autocast", choices=("none", "bfloat16"), default="none", help="dtype of the forward pass")
+def add_own_model(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of a reference model or a model of the user's own, and the size of a reference model."""
+    add(parser, Architecture, "model", help=f"{', '.join(MODELS)}, or module:function that takes a width")
+    add(parser, Architecture, "depth", "head_dim")
+
+
+def add_rate(parser: argparse.ArgumentParser) -> None:
+    """Add the learning rate; without one, `settings` takes the method's own."""
+    add(parser, Optimisation, "lr", default=None, type=positive, help="peak learning rate (default: the method's own)")
+
+
+def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add the options of a training run other than its model, its method and its learning rate.
+
+    Args:
+        parser: of a command.
+        **defaults: of the command, by the names of the settings, in place of `TrainConfig`'s.
+    """
+    add(parser, Optimisation, "stabiliser")
+    add(parser, Schedule)
+    add(parser, Batches)
+    add(parser, Execution)
+    data = "text file or folder, bpe:N or bpe:N:PATH for BPE tokens, or markov:N (default: Python's standard library)"
+    parser.add_argument("--data", metavar="PATH", help=data)
+    parser.set_defaults(**defaults)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """For machines."""
+    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else there")
 
 
-def shared_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `TrainConfig` that `add_model` and `add_training` set, steps apart."""
-    names = ("model", "depth", "head_dim", "batch_size", "context", "stabiliser", "warmup", "decay", "autocast")
-    return {name: getattr(arguments, name) for name in names}
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `TrainConfig` for which a command has options, by their flat names.
+
+    Args:
+        arguments: as parsed; a command without an option for the learning rate has none in the result either.
+
+    Returns:
+        The settings, with the learning rate and the device resolved.
+
+    Raises:
+        ValueError: a GPU was asked for and there is none.
+    """
+    from surefoot.experiment.training.run import pick_device
+
+    chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
+    if "lr" in chosen:
+        chosen["lr"] = chosen["lr"] or 2.0 ** LOG2_LR[chosen["method"]]
+    return {**chosen, "device": pick_device(arguments.device).type}
 
 
 def absolute(path: str | None) -> str | None:
-    """A path, or the path in `bpe:N:PATH`, that a worker process, or a later run, finds again."""
+    """A value of `--data` that means the same in another working directory, for worker processes and later runs.
+
+    Args:
+        path: a path, `bpe:N:PATH`, or a value without a path.
+
+    Returns:
+        The value with its path made absolute.
+
+    >>> absolute("markov:64"), absolute("bpe:512:/texts")
+    ('markov:64', 'bpe:512:/texts')
+    """
     if path is None or path.startswith("markov:"):
         return path
     if path.startswith("bpe:"):

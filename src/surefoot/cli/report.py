@@ -17,7 +17,7 @@ surefoot report runs/train                           norms by kind of layer, and
 surefoot report runs/coordcheck
 """
 
-Found = tuple[dict[str, Any], str, Path]
+Report = tuple[dict[str, Any], str, Path]
 """Summary, statement, picture."""
 
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _transfer(directory: Path) -> Found:
+def _transfer(directory: Path) -> Report:
     from surefoot.experiment.reports import transfer as transfer_report
     from surefoot.experiment.sweep import sweep
 
@@ -55,14 +55,14 @@ def _transfer(directory: Path) -> Found:
     return summary, transfer_report.statement(summary), picture
 
 
-def _train(directory: Path) -> Found:
+def _train(directory: Path) -> Report:
     from surefoot.experiment.reports import norms as norm_report
 
     summary = norm_report.summarise(directory)
     return summary, norm_report.statement(summary), norm_report.figure(directory)
 
 
-def _coordcheck(directory: Path) -> Found:
+def _coordcheck(directory: Path) -> Report:
     from surefoot.experiment import coordcheck
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 

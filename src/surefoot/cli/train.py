@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
+from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
 if TYPE_CHECKING:
     from surefoot.experiment.data.corpus import Corpus
     from surefoot.experiment.files import Log
-    from surefoot.experiment.training.loop import TrainConfig, TrainResult
     from surefoot.experiment.training.norm_alarm import Alarm
-    from surefoot.experiment.training.run import Run
+    from surefoot.experiment.training.run import Run, TrainResult
     from surefoot.experiment.training.tensorboard import Board
 
 LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
 _EXAMPLES = """
 surefoot train --width 128 --steps 1000 --out runs/one
-surefoot train --method adamw --lr 0.015 --out runs/adamw
+surefoot train --recipes adamw --lr 0.015 --out runs/adamw
 surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
 surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
 surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
@@ -37,13 +37,11 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "train one reference model, with a log and checkpoints"
     parser = options.command(commands, "train", run, help, _EXAMPLES)
-    parser.add_argument("--method", choices=options.METHODS, default="beyond_mup", metavar="NAME",
-                        help="out of " + ", ".join(options.METHODS))  # fmt: skip
-    parser.add_argument("--model", choices=options.MODELS, default="gpt", help="reference model")
-    parser.add_argument("--width", type=options.count, default=64, help="model width")
-    options.add_model(parser)
-    parser.add_argument("--lr", type=options.positive, help="peak of the schedule (default: the method's own)")
-    parser.add_argument("--seed", type=options.natural, default=0, help="of initial weights and data order")
+    options.add_recipe(parser)
+    options.add(parser, Architecture, "model", choices=options.MODELS, help="reference model")
+    options.add(parser, Architecture, "width", "depth", "head_dim")
+    options.add_rate(parser)
+    options.add(parser, TrainConfig, "seed")
     options.add_training(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
     parser.add_argument("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
@@ -70,14 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    config = _configure(arguments)
-    corpus = load(arguments.data, context=config.context)
+    config = TrainConfig.of(**options.settings(arguments))
+    corpus = load(arguments.data, context=arguments.context)
     out: Path = arguments.out
     board = _board(arguments)
     out.mkdir(parents=True, exist_ok=True)
     arguments.resume = f"the same command goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
-        claim(out, {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}, LOG)
+        claim(out, {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}, LOG)
         print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
         try:
             result = _train(arguments, config, corpus, board)
@@ -91,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, board: Board | None) -> TrainResult:
-    """Train with all logs open."""
+    """Train, and write the logs on the way."""
     import torch
 
     from surefoot.experiment.training.checkpoint import Checkpoints
@@ -100,7 +98,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
 
     out: Path = arguments.out
     with (
-        _log(out / LOG, config.steps) as log,
+        _log(out / LOG, arguments.steps) as log,
         NormLog(out, arguments.norm_limit, _warn) as norms,
         board or nullcontext(),
     ):
@@ -127,15 +125,6 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
         )
 
 
-def _configure(arguments: argparse.Namespace) -> TrainConfig:
-    from surefoot.experiment.training.run import TrainConfig, pick_device
-
-    own = {name: getattr(arguments, name) for name in ("width", "method", "seed", "steps")}
-    own["lr"] = arguments.lr or 2.0 ** options.LOG2_LR[arguments.method]
-    device: Any = pick_device(arguments.device).type
-    return TrainConfig(**options.shared_settings(arguments), **own, device=device)
-
-
 def _board(arguments: argparse.Namespace) -> Board | None:
     from surefoot.experiment.training.tensorboard import Board
 
@@ -146,7 +135,7 @@ def _board(arguments: argparse.Namespace) -> Board | None:
 def _log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Append records to the log and show them on stderr.
 
-    A resumed run repeats the steps since its checkpoint: their old lines are dropped when the first record comes.
+    A resumed run repeats the steps since its checkpoint: the first record replaces their old lines.
     """
     from surefoot.experiment.files import continued
 
@@ -168,12 +157,12 @@ def _warn(step: int, alarm: Alarm) -> None:
 
 
 def _draw(out: Path) -> None:
-    """The picture of the norms; a line in its place where it cannot be drawn."""
+    """Draw the norms, or say what is missing for it."""
     from surefoot.experiment.files import read_lines
     from surefoot.experiment.training.norm_log import NORMS
 
     if not read_lines(out / NORMS):
-        return  # stopped before the first look, or made before there were any
+        return  # stopped before the first measurement
     if find_spec("matplotlib") is None:
         print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
         return

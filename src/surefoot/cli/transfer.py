@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
+from surefoot.experiment.training.names import LOG2_LR
 
 if TYPE_CHECKING:
     from surefoot.experiment.sweep.config import SweepConfig
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
 surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
-surefoot transfer --model my_package.model:build --recipe beyond_mup     build(width) returns an nn.Module
+surefoot transfer --model my_package.model:build --recipes beyond_mup    build(width) returns an nn.Module
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
 surefoot transfer --out runs/transfer                again: finished runs are skipped
 """
@@ -26,22 +27,16 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "find the best learning rate at several widths, and how far it moves"
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
-    parser.add_argument(
-        "--recipes", nargs="+", choices=options.METHODS, default=["adamw", "beyond_mup"], metavar="NAME",
-        help="out of " + ", ".join(options.METHODS),
-    )  # fmt: skip
+    options.add_recipes(parser, default=["adamw", "beyond_mup"])
     parser.add_argument("--widths", nargs="+", type=options.count, default=[32, 64, 128], help="model widths")
-    parser.add_argument("--seeds", type=options.count, default=1, help="seeds per cell; three give intervals")
+    parser.add_argument("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     parser.add_argument(
         "--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search"
     )
     parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
     parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
-    parser.add_argument(
-        "--model", default="gpt", help=f"{', '.join(options.MODELS)}, or module:function that takes a width"
-    )
-    options.add_model(parser)
+    options.add_own_model(parser)
     options.add_training(parser)
     options.add_json(parser)
 
@@ -50,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
     from surefoot.experiment.reports import transfer as transfer_report
     from surefoot.experiment.sweep import sweep
-    from surefoot.experiment.sweep.worker import run_cell
+    from surefoot.experiment.sweep.worker import run_trial
 
     config = configure(arguments)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    summary = sweep.run(config, arguments.out, run_cell, workers=arguments.workers)
+    summary = sweep.run(config, arguments.out, run_trial, workers=arguments.workers)
     if arguments.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
@@ -67,6 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def configure(arguments: argparse.Namespace) -> SweepConfig:
     """The sweep that the options ask for.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The configuration of the sweep.
 
     Raises:
         ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
@@ -80,27 +81,25 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
     from surefoot.experiment.sweep.config import SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
     from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import pick_device
     from surefoot.plan import Plan
 
     for name in arguments.recipes:
-        method(name, arguments.stabiliser)  # what cannot be bounded is said before anything runs, too
+        method(name, arguments.stabiliser)  # refuses before anything runs
     corpus = load(arguments.data, context=arguments.context)
     for width in arguments.widths:
         if is_own(arguments.model):
-            Plan.of(call(arguments.model, width))  # what cannot be placed is said before anything runs
+            Plan.of(call(arguments.model, width))
         else:
             with torch.device("meta"):
                 reference(arguments.model, width, arguments.depth, arguments.head_dim, corpus.vocab)
     settings: dict[str, Any] = {
-        **options.shared_settings(arguments),
-        "device": pick_device(arguments.device).type,
+        **{name: value for name, value in options.settings(arguments).items() if name != "steps"},
         "data": options.absolute(arguments.data),
         "text": corpus.name,
         "corpus": corpus.sha256,
     }
     # The search extends by itself: where it starts saves time and decides nothing.
-    centres = {name: options.LOG2_LR[name] for name in arguments.recipes}
+    centres = {name: LOG2_LR[name] for name in arguments.recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     seeds = tuple(range(arguments.seeds))
     recipes, widths = tuple(arguments.recipes), tuple(arguments.widths)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from surefoot.experiment.files import Log, Record, claim, dumps, finite_or_none,
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
-from surefoot.experiment.training.run import VALIDATION_SEED, Run, TrainConfig, build
+from surefoot.experiment.training.run import VALIDATION_SEED, Run, build
 from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners, rms
 from surefoot.plan import Plan
 
@@ -66,19 +66,19 @@ def check(
     """
     _check_widths(config, corpus, widths)
     directory.mkdir(parents=True, exist_ok=True)
-    common = {**asdict(config), "text": corpus.name, "corpus": corpus.sha256}
+    common = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}
     del common["width"], common["seed"]
     with locked(directory):
         claim(directory, common, RESULTS)
         with Log(directory / RESULTS) as log:
             done = {(record["width"], record["seed"]): record for record in log.records}
-            runs = [replace(config, width=width, seed=seed) for width in sorted(widths) for seed in seeds]
-            for run in (run for run in runs if (run.width, run.seed) not in done):
-                done[run.width, run.seed] = record = measure(run, corpus)
+            runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
+            for run in (run for run in runs if (run.architecture.width, run.seed) not in done):
+                done[run.architecture.width, run.seed] = record = measure(run, corpus)
                 log.append(record)
                 if on_record is not None:
                     on_record(record)
-        slopes = evaluate([done[run.width, run.seed] for run in runs], band)
+        slopes = evaluate([done[run.architecture.width, run.seed] for run in runs], band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
@@ -90,7 +90,7 @@ def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) 
     if len(widths) < 2:
         raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
     for width in widths:
-        Plan.of(build(replace(config, width=width), corpus.vocab))
+        Plan.of(build(config.replace(width=width), corpus.vocab))
 
 
 def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -> Record:
@@ -108,17 +108,17 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
         `logits`, the layers whose outputs are logits.
     """
     run = Run(config, corpus, method)
-    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batch_size, config.context)
+    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
     layers = _layers(run.model)
     begun = time.perf_counter()
     before = _outputs(run.model, tokens.to(run.device), layers)
-    for _ in range(config.steps):
+    for _ in range(config.schedule.steps):
         run.advance()
     after = _outputs(run.model, tokens.to(run.device), layers)
     seconds = round(time.perf_counter() - begun, 3)
     start = {layer: finite_or_none(rms(y)) for layer, y in before.items()}
     change = {layer: finite_or_none(rms(after[layer] - y)) for layer, y in before.items()}
-    sizes = {"width": config.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
+    sizes = {"width": config.architecture.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
     return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change}
 
 

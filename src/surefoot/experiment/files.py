@@ -1,72 +1,102 @@
-"""Files that survive: append-only JSON lines, atomic replacement, one writer per directory."""
+"""Files that survive a crash: append-only JSON lines, atomic replacement, one writer per directory."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
 Record = dict[str, Any]
+
+_BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
 
 
 class DirectoryInUse(RuntimeError):
-    """Another live process writes to this run directory."""
+    """Another process is writing to the run directory."""
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinities are a ValueError, never a token other parsers refuse.
-
-    >>> dumps({"loss": None})
-    '{"loss": null}'
-    """
+    """A value as strict JSON; a `ValueError` for NaN and infinities, which other parsers refuse."""
     return json.dumps(value, allow_nan=False, indent=indent)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file as a whole: after a crash it holds the old text or the new one, nothing between.
+    """Replace a file as a whole: after a crash it has the old text or the new one.
 
-    Raises OSError naming the path (a full disk, a size limit); the old file is then untouched.
+    Args:
+        path: the file, in a directory that exists.
+        text: its new content, written in UTF-8.
+
+    Raises:
+        OSError: it cannot be written (a full disk, a size limit); the message names it, and the old file is intact.
     """
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for everyone's reading
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
+        replace_files({path: text.encode()})
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
 
 
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Replace files, each as a whole and in this order, after all contents have been written to temporary files.
+
+    Args:
+        contents: by path.
+
+    Raises:
+        OSError: a content cannot be written, and no file is replaced; or a file cannot be replaced.
+    """
+    temporaries = {path: _temporary(path) for path in contents}
     try:
-        os.fsync(handle)
+        for path, temporary in temporaries.items():
+            with temporary.open("wb") as file:
+                file.write(contents[path])
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in temporaries.items():
+            os.replace(temporary, path)
+        for directory in {path.parent for path in contents}:
+            _sync_directory(directory)
     finally:
-        os.close(handle)
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _sync_directory(path: Path) -> None:
+    """Make renames durable, where the platform can open a directory."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def read_lines(path: Path) -> list[Record]:
-    """The records of a JSON-lines file; a last line that was torn by a crash is left out.
+    """The records of a JSON-lines file, without a last line that is incomplete.
 
-    Raises ValueError naming file and line if any other line is not a JSON object.
+    Args:
+        path: the file; one that does not exist has no records.
+
+    Returns:
+        A dictionary for each line.
+
+    Raises:
+        ValueError: another line is not a JSON object; the message names file and line.
     """
     return _parse(path, _bytes(path))[0]
 
 
 def _bytes(path: Path) -> bytes:
-    """Content of a regular file; devices have none (/dev/full would never end)."""
+    """Content of a regular file; empty for a device (reading /dev/full never ends) or if it does not exist."""
     try:
         return path.read_bytes() if stat.S_ISREG(path.stat().st_mode) else b""
     except FileNotFoundError:
@@ -74,7 +104,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _parse(path: Path, content: bytes) -> tuple[list[Record], int]:
-    """Records, and the length in bytes of the part of the file that holds them."""
+    """Records, and the number of bytes of their lines."""
     records: list[Record] = []
     sound = 0
     lines = content.splitlines(keepends=True)
@@ -98,23 +128,38 @@ def _record(line: bytes) -> Record | None:
 
 
 class Log:
-    """An append-only JSON-lines file: a record that ``append`` returned from is on the disk.
+    """An append-only JSON-lines file, for one writer at a time. Use as a context manager.
 
-    Opening it cuts off a torn last line. Use as a context manager; one writer at a time.
+    Opening it removes an incomplete last line. When `append` returns, the record is on the disk.
+
+    Args:
+        path: created if missing.
+
+    Raises:
+        ValueError: a line other than the last is not a JSON object.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records, sound = _parse(path, _bytes(path))
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
         except OSError as error:
             raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
         self._cut(sound)
         self._size = sound
 
     def append(self, record: Record) -> None:
-        """Write one line and fsync. Raises OSError naming the path; earlier lines stay intact."""
+        """Write one line to the disk.
+
+        Args:
+            record: JSON values.
+
+        Raises:
+            ValueError: NaN or an infinity in the record.
+            OSError: it cannot be written; the message names the file, whose earlier lines are intact.
+        """
         line = dumps(record).encode() + b"\n"
         try:
             rest = line
@@ -140,46 +185,76 @@ class Log:
 
 
 def continued(path: Path, step: int) -> Log:
-    """A log to append to, without its lines from a step on: a resumed run makes those again.
+    """Open a log without its lines from a step on, which a resumed run writes again.
+
+    Args:
+        path: of the log; its records have "step".
+        step: the first step that is dropped.
+
+    Returns:
+        The log, open.
 
     Raises:
         ValueError: a line that is not a JSON object.
         OSError: the file cannot be written.
     """
-    kept = [dumps(old) + "\n" for old in read_lines(path) if old["step"] < step]
-    write_atomic(path, "".join(kept))
+    earlier = [dumps(record) + "\n" for record in read_lines(path) if record["step"] < step]
+    write_atomic(path, "".join(earlier))
     return Log(path)
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold a directory for one writer. The lock dies with its process, so none is ever stale.
+    """Lock a directory for one writer. The operating system drops the lock when the process ends.
 
-    Raises DirectoryInUse naming the directory and the process that holds it.
+    Args:
+        directory: exists.
+
+    Raises:
+        DirectoryInUse: another process has the lock; the message names the directory and the process.
+        OSError: the lock file cannot be written.
     """
     path = directory / ".lock"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = FileLock(path)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise DirectoryInUse(
-                f"{directory} is in use by another run (process {holder}): "
-                "wait for it, stop it, or choose another directory"
-            ) from None
-        with contextlib.suppress(OSError):  # the number is a courtesy; the lock is what counts
-            os.ftruncate(handle, 0)
-            os.write(handle, str(os.getpid()).encode())
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DirectoryInUse(
+            f"{directory} is in use by another run (process {_holder(path)}): "
+            "wait for it, stop it, or choose another directory"
+        ) from None
+    try:
+        _sign(lock, path)
         yield
     finally:
-        os.close(handle)
+        lock.release()
+
+
+def _sign(lock: BaseFileLock, path: Path) -> None:
+    """Write the process into the lock file, for the message; Windows refuses, and a soft lock does so itself."""
+    if not isinstance(lock, SoftFileLock):
+        with contextlib.suppress(OSError):
+            path.write_text(str(os.getpid()))
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return "".join(path.read_text(errors="replace").split()[:1]) or "unknown"
+    return "unknown"
 
 
 def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
-    """Make a run directory belong to one configuration: write ``config.json``, or compare with it.
+    """Make a run directory belong to one configuration: write `config.json`, or compare with it.
 
-    Raises ValueError naming the keys that differ, or when ``data`` lies there without a configuration.
+    Args:
+        directory: exists.
+        config: JSON values.
+        data: name of the file of results.
+
+    Raises:
+        ValueError: the directory belongs to another configuration (the message names the keys that differ), or has
+            results and no `config.json`, or one that is damaged.
+        OSError: `config.json` cannot be written.
     """
     path = directory / "config.json"
     wanted = json.loads(dumps(dict(config)))
@@ -189,10 +264,10 @@ def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
         write_atomic(path, dumps(wanted, indent=2) + "\n")
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
-    differing = differences(found, wanted)
+    differing = differences(there, wanted)
     if differing:
         raise ValueError(
             f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
@@ -200,17 +275,25 @@ def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
         )
 
 
-def differences(found: Any, wanted: Any, key: str = "") -> list[str]:
-    """Where two JSON values differ, as "key: there X, now Y".
+def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
+    """Where two JSON values differ.
+
+    Args:
+        there: the value in a file.
+        wanted: the value to compare it with.
+        key: of both, dotted; empty at the top.
+
+    Returns:
+        A line "key: there X, now Y" for each difference.
 
     >>> differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
     ['steps: there 75, now 150']
     """
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = sorted(found.keys() | wanted.keys())
-        nested = [differences(found.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        keys = sorted(there.keys() | wanted.keys())
+        nested = [differences(there.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return [line for lines in nested for line in lines]
-    return [] if found == wanted else [f"{key}: there {json.dumps(found)}, now {json.dumps(wanted)}"]
+    return [] if there == wanted else [f"{key}: there {json.dumps(there)}, now {json.dumps(wanted)}"]
 
 
 def finite_or_none(value: float) -> float | None:

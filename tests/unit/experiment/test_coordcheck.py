@@ -15,7 +15,7 @@ from surefoot.experiment.coordcheck import BAND, LOGITS, check, evaluate, measur
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.reports import coordcheck as coordcheck_report
 from surefoot.experiment.training import methods
-from surefoot.experiment.training.run import TrainConfig
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.initialise import HeadNormal, UnitNormal
 from surefoot.scaling import FanIn
 
@@ -39,8 +39,8 @@ def slopes_of(
         assert isinstance(method, methods.Steepest)
         table = {role: replace(old, **changes.get(role, {})) for role, old in method.recipe.table.items()}
         method = methods.Steepest(recipes.Recipe("changed", table))
-    config = TrainConfig(depth=depth, lr=2.0 ** options.LOG2_LR[name], steps=10, warmup=0.0, decay=0.0)
-    configs = [replace(config, width=width, seed=seed) for width in widths for seed in range(seeds)]
+    config = TrainConfig.of(depth=depth, lr=2.0 ** options.LOG2_LR[name], steps=10, warmup=0.0, decay=0.0)
+    configs = [config.replace(width=width, seed=seed) for width in widths for seed in range(seeds)]
     summary = evaluate([measure(one, corpus, method) for one in configs])
     return {layer["layer"]: (layer["start"]["slope"], layer["change"]["slope"]) for layer in summary["layers"]}
 
@@ -171,7 +171,7 @@ def test_what_may_be_noise_is_said():
 
 
 def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
-    config = TrainConfig(depth=1, steps=2, batch_size=2, context=8)
+    config = TrainConfig.of(depth=1, steps=2, batch_size=2, context=8)
     made: list[tuple[int, int]] = []
 
     def run(widths: tuple[int, ...], seeds: range, band: float, config: TrainConfig = config) -> dict[str, Any]:
@@ -193,11 +193,11 @@ def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
     assert (again["widths"], again["seeds"]) == ([16, 32, 48], [0])
     assert json.loads((tmp_path / "coordcheck.json").read_text()) == json.loads(json.dumps(again))
     with pytest.raises(ValueError, match="it differs in steps: there 2, now 3"):
-        run((16, 32), range(2), 9.0, replace(config, steps=3))
+        run((16, 32), range(2), 9.0, config.replace(steps=3))
 
 
 def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
-    record = measure(TrainConfig(width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
+    record = measure(TrainConfig.of(width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
     layers = list(record["start"])
     assert layers[0] == "embedding"
     assert layers[-1] == LOGITS
@@ -206,7 +206,7 @@ def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
 
 
 def test_routers_are_heads_whose_logits_may_fall(corpus):
-    record = measure(TrainConfig(model="moe", width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
+    record = measure(TrainConfig.of(model="moe", width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
     assert record["logits"] == [LOGITS, "blocks.0.mlp.router"]
 
     def falls(width: int, seed: int) -> float:
@@ -233,7 +233,7 @@ class Tied(nn.Module):
 
 def test_logits_are_the_models_own_output(corpus, monkeypatch):
     monkeypatch.setattr("surefoot.experiment.training.run.call", lambda _, width: Tied(width))
-    configs = [TrainConfig(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
+    configs = [TrainConfig.of(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
     summary = evaluate([measure(config, corpus) for config in configs], band=0.15)
     assert [layer["layer"] for layer in summary["layers"]] == ["embedding", "norm", LOGITS]
     assert summary["passes"], summary

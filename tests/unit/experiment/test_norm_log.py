@@ -12,15 +12,16 @@ from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import norms as norm_report
 from surefoot.experiment.training import norm_log
 from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
 from surefoot.experiment.training.norm_alarm import Alarms
 from surefoot.experiment.training.norm_log import LAYERS, NORMS, NormLog, Norms
-from surefoot.experiment.training.run import Run, TrainConfig
+from surefoot.experiment.training.run import Run
 from surefoot.geometry import Frobenius
 from surefoot.plan import Plan
 
-TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def truth(run):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_norms_are_natural_whatever_the_method(corpus, method):
-    run = Run(replace(TINY, method=method), corpus)
+    run = Run(TINY.replace(method=method), corpus)
     measured = Norms(run, 10.0)
     for _ in range(4):
         run.advance()
@@ -62,7 +63,7 @@ def test_norms_are_natural_whatever_the_method(corpus, method):
 
 @pytest.mark.parametrize(("method", "bound"), [("beyond_mup", "post_clip:2"), ("muon", None), ("adamw", None)])
 def test_measuring_changes_no_loss(corpus, tmp_path, method, bound):
-    config, plain, records = replace(TINY, method=method, stabiliser=bound), [], []
+    config, plain, records = TINY.replace(method=method, stabiliser=bound), [], []
     first = train(config, corpus, on_step=plain.append, log_every=1)
     second, lines, _ = logged(config, corpus, tmp_path, on_step=records.append, log_every=1)
     assert [record["loss"] for record in plain] == [record["loss"] for record in records]
@@ -71,13 +72,13 @@ def test_measuring_changes_no_loss(corpus, tmp_path, method, bound):
 
 
 def test_a_line(corpus, tmp_path):
-    _, lines, _ = logged(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
+    _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
     layers = json.loads((tmp_path / LAYERS).read_text())
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
     del lines[0]
     assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
-    assert lines[0]["lr"] == TINY.lr * TINY.factor(5)
+    assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
     assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=1e-5)
     assert list(lines[0]["dependency"]) == ["embedding.weight"]
@@ -90,9 +91,9 @@ def test_a_line(corpus, tmp_path):
 
 
 def test_what_does_not_apply_is_left_out(corpus, tmp_path):
-    _, lines, _ = logged(replace(TINY, method="adamw"), corpus, tmp_path / "adamw")
+    _, lines, _ = logged(TINY.replace(method="adamw"), corpus, tmp_path / "adamw")
     assert "updates" not in lines[0]
-    _, lines, _ = logged(replace(TINY, method="lion"), corpus, tmp_path / "lion")
+    _, lines, _ = logged(TINY.replace(method="lion"), corpus, tmp_path / "lion")
     assert lines[0]["updates"]["blocks.0.mlp_norm.weight"] > 0
     assert lines[0]["updates"]["embedding.weight"] is None  # no bound on signs under the table's norm
     layers = json.loads((tmp_path / "lion" / LAYERS).read_text())
@@ -110,7 +111,7 @@ def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     ],
 )
 def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
-    config = replace(TINY, method=method, lr=lr, steps=40)
+    config = TINY.replace(method=method, lr=lr, steps=40)
     result, lines, warned = logged(config, corpus, tmp_path, log_every=100)
     assert result.diverged
     assert lines[-1]["step"] == result.steps
@@ -123,14 +124,14 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
 
 
 def test_a_bound_that_is_left_at_once_alarms(corpus, tmp_path):
-    config = replace(TINY, lr=1e30, steps=40, stabiliser="streaming_post_clip:2")
+    config = TINY.replace(lr=1e30, steps=40, stabiliser="streaming_post_clip:2")
     result, _, warned = logged(config, corpus, tmp_path)
     assert result.diverged
     assert (10, "blocks.0.mlp.up.weight") in warned
 
 
 def test_an_ordinary_run_does_not_alarm(corpus, tmp_path):
-    _, lines, warned = logged(replace(TINY, lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
+    _, lines, warned = logged(TINY.replace(lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
     assert warned == []
     assert not any("alarms" in line for line in lines)
 
@@ -149,7 +150,7 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
 
     monkeypatch.setattr(norm_log, "Alarms", Spy)
     logged(TINY, corpus, tmp_path, log_every=6)
-    rates = [TINY.factor(step) for step in range(12)]
+    rates = [TINY.schedule.factor(step) for step in range(12)]
     assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
 
 
@@ -158,7 +159,7 @@ class Stop(Exception):
 
 
 def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
-    config = replace(TINY, lr=0.5)
+    config = TINY.replace(lr=0.5)
     whole = logged(config, corpus, tmp_path / "whole", 3.0, log_every=1)
 
     def stop(record):
@@ -182,7 +183,7 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
 
 
 def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
-    _, lines, _ = logged(replace(TINY, stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
+    _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
     kinds = {kind["role"]: kind for kind in norm_report.summarise(tmp_path)["kinds"]}
     head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
     assert (kinds["head"]["start"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))

@@ -7,9 +7,10 @@ import os
 import pytest
 
 from surefoot.experiment.files import dumps
-from surefoot.experiment.sweep.config import CellResult
-from surefoot.experiment.sweep.progress import on_stderr, silent
-from surefoot.experiment.sweep.sweep import Bracket, Grid, SweepConfig, load, run
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.progress import on_stderr
+from surefoot.experiment.sweep.search import Bracket, Grid
+from surefoot.experiment.sweep.sweep import load, run
 
 WIDTHS = (32, 64, 128)
 CENTRES = {"steady": -4.0, "falling": -6.0}
@@ -19,19 +20,23 @@ def known_optimum(recipe, width):
     return -4.3 if recipe == "steady" else -5.7 - math.log2(width / 32)
 
 
-def fake(cell):
+def silent(progress):
+    pass
+
+
+def fake(trial):
     """A parabola whose level falls with width; three octaves above its optimum it diverges."""
-    d = cell.log2_lr - known_optimum(cell.recipe, cell.width)
+    d = trial.log2_lr - known_optimum(trial.recipe, trial.width)
     if d > 3:
-        return CellResult(None, math.nan, 0.01)
-    loss = 2 - 0.1 * math.log2(cell.width) + 0.1 * d**2 + 0.001 * cell.seed
-    return CellResult(loss, loss, 0.01 * cell.width)
+        return TrialResult(None, math.nan, 0.01)
+    loss = 2 - 0.1 * math.log2(trial.width) + 0.1 * d**2 + 0.001 * trial.seed
+    return TrialResult(loss, loss, 0.01 * trial.width)
 
 
-def thread_count(cell):
+def thread_count(trial):
     import torch
 
-    return CellResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
+    return TrialResult(float(torch.get_num_threads()), float(os.environ["OMP_NUM_THREADS"]), 0.0)
 
 
 def config(**changes):
@@ -85,8 +90,8 @@ def test_results_are_strict_json_with_the_promised_keys(finished):
     keys = ["recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds"]
     for record in records(directory):
         assert list(record) == keys
-    cells = [(r["recipe"], r["width"], r["log2_lr"], r["seed"]) for r in records(directory)]
-    assert len(cells) == len(set(cells))
+    trials = [(r["recipe"], r["width"], r["log2_lr"], r["seed"]) for r in records(directory)]
+    assert len(trials) == len(set(trials))
     assert json.loads((directory / "summary.json").read_text()) == json.loads(dumps(summary))
     assert load(directory)[0] == json.loads(dumps(summary))
     environment = summary["environment"]
@@ -194,8 +199,8 @@ def test_wrong_searches_are_refused():
         Bracket({}, budget=2)
 
 
-def hopeless(cell):
-    return CellResult(None, None, 0.0) if cell.recipe == "falling" else fake(cell)
+def hopeless(trial):
+    return TrialResult(None, None, 0.0) if trial.recipe == "falling" else fake(trial)
 
 
 def test_report_draws_and_prints_what_was_found(finished):

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from surefoot.experiment.data.corpus import Corpus
-from surefoot.experiment.sweep.config import Cell
-from surefoot.experiment.sweep.worker import run_cell
+from surefoot.experiment.sweep.config import Trial
+from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.config import Schedule, TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
-from surefoot.experiment.training.run import Run, TrainConfig, pick_device, schedule
+from surefoot.experiment.training.run import Run, pick_device
 
-TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +30,16 @@ def corpus() -> Corpus:
     [
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"steps": -1}, "steps must be at least 1"),
-        ({"lr": math.nan}, "lr must be finite"),
-        ({"warmup": 1.5}, "warmup is a part"),
-        ({"decay": -0.1}, "decay is a part"),
+        ({"lr": math.nan}, "lr must be finite and not negative"),
+        ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
+        ({"decay": -0.1}, "decay must lie"),
         ({"device": "tpu"}, "device='tpu' is unknown; choose cpu, cuda, auto"),
         ({"autocast": "float16"}, "autocast='float16' is unknown"),
     ],
 )
 def test_impossible_configurations_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(TINY, **change)
+        TINY.replace(**change)
 
 
 def test_a_gpu_that_is_missing_is_named():
@@ -53,7 +54,7 @@ def test_a_gpu_that_is_missing_is_named():
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
 def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay):
-    factors = [schedule(step, steps, warmup, decay) for step in range(steps + 1)]
+    factors = [Schedule(steps, warmup, decay).factor(step) for step in range(steps + 1)]
     top = factors.index(max(factors))
     assert factors[top] == 1
     assert factors[: top + 1] == sorted(factors[: top + 1])
@@ -63,9 +64,9 @@ def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay):
 
 
 def test_optimizer_follows_the_schedule(corpus):
-    run = Run(replace(TINY, method="mup_adamw", decay=0.5), corpus)
-    for step in range(TINY.steps):
-        factor = schedule(step, TINY.steps, TINY.warmup, decay=0.5)
+    run = Run(TINY.replace(method="mup_adamw", decay=0.5), corpus)
+    for step in range(TINY.schedule.steps):
+        factor = replace(TINY.schedule, decay=0.5).factor(step)
         rates = [group["lr"] / group["initial_lr"] for group in run.optimizer.param_groups]
         assert rates == pytest.approx([factor] * len(rates))
         run.advance()
@@ -74,7 +75,7 @@ def test_optimizer_follows_the_schedule(corpus):
 def test_same_seed_same_run(corpus):
     first, second = train(TINY, corpus), train(TINY, corpus)
     assert replace(first, seconds=0) == replace(second, seconds=0)
-    assert train(replace(TINY, seed=1), corpus).val_loss != first.val_loss
+    assert train(TINY.replace(seed=1), corpus).val_loss != first.val_loss
 
 
 def test_training_does_not_touch_the_global_generator_between_steps(corpus):
@@ -91,7 +92,7 @@ def test_losses_are_what_they_are_said_to_be(corpus):
     assert result.train_loss == pytest.approx(np.mean([r["loss"] for r in records[-2:]]))  # 10 % of 12, rounded up
     assert records[0]["loss"] == pytest.approx(math.log(256), rel=0.02)
     assert [record["tokens"] for record in records] == [64 * step for step in range(1, 13)]
-    assert records[-1]["lr"] == TINY.lr * schedule(11, 12, 0.1)
+    assert records[-1]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(11)
     assert result.val_loss < records[0]["loss"]
     assert not result.diverged
 
@@ -105,11 +106,11 @@ def test_validation_is_the_same_for_every_seed_and_asked_for_on_the_way(corpus):
 
 
 def test_loss_is_computed_in_float32_under_autocast(corpus):
-    run = Run(replace(TINY, autocast="bfloat16"), corpus)
+    run = Run(TINY.replace(autocast="bfloat16"), corpus)
     assert run.loss("train", 0, 0).dtype == torch.float32
     run.advance()
     assert {p.dtype for p in run.model.parameters()} == {torch.float32}
-    exact, rounded = train(TINY, corpus).val_loss, train(replace(TINY, autocast="bfloat16"), corpus).val_loss
+    exact, rounded = train(TINY, corpus).val_loss, train(TINY.replace(autocast="bfloat16"), corpus).val_loss
     assert rounded == pytest.approx(exact, rel=1e-2)
     assert rounded != exact
 
@@ -117,7 +118,7 @@ def test_loss_is_computed_in_float32_under_autocast(corpus):
 @pytest.mark.parametrize("method", ["adamw", "beyond_mup"])
 @pytest.mark.parametrize("lr", [1e9, 1e30])
 def test_divergence_is_a_result(corpus, method, lr):
-    result = train(replace(TINY, method=method, lr=lr, steps=200), corpus)
+    result = train(TINY.replace(method=method, lr=lr, steps=200), corpus)
     assert result.diverged
     assert result.train_loss is None
     assert result.val_loss is None
@@ -135,7 +136,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(corpus):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_is_exact(corpus, method, tmp_path):
-    config = replace(TINY, method=method, steps=10)
+    config = TINY.replace(method=method, steps=10)
     whole = Run(config, corpus)
     for _ in range(10):
         whole.advance()
@@ -202,19 +203,19 @@ def test_checkpoints_of_another_run_are_refused(corpus, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     train(TINY, corpus, checkpoints=checkpoints)
     with pytest.raises(ValueError, match=r"another run.*lr \(0.03125, now 0.5\)"):
-        train(replace(TINY, lr=0.5), corpus, checkpoints=checkpoints)
+        train(TINY.replace(lr=0.5), corpus, checkpoints=checkpoints)
     with pytest.raises(ValueError, match=r"corpus \(fox, now cat\)"):
         train(TINY, replace(corpus, sha256="cat"), checkpoints=checkpoints)
 
 
 def test_a_method_can_be_varied(corpus):
     shrunk = replace(METHODS["adamw"], weight_decay=20.0)
-    plain = train(replace(TINY, method="adamw"), corpus)
-    assert train(replace(TINY, method="adamw"), corpus, method=shrunk).val_loss != plain.val_loss
+    plain = train(TINY.replace(method="adamw"), corpus)
+    assert train(TINY.replace(method="adamw"), corpus, method=shrunk).val_loss != plain.val_loss
 
 
 def test_a_model_can_be_prepared_and_a_compiled_one_trains_alike(corpus):
-    config = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=8)
+    config = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=8)
     graphs = []
 
     def compiler(graph, inputs):
@@ -231,13 +232,13 @@ def test_a_cell_trains_as_the_loop_does(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"the quick brown fox jumps over the lazy dog, " * 100)
     settings = {"depth": 1, "batch_size": 4, "context": 16, "data": str(path), "text": "fox"}
-    cell = Cell("adamw", 16, -6.0, 1, 3, settings)
+    trial = Trial("adamw", 16, -6.0, 1, 3, settings)
     threads = torch.get_num_threads()
     try:
-        first, second = run_cell(cell), run_cell(cell)
+        first, second = run_trial(trial), run_trial(trial)
     finally:
         torch.set_num_threads(threads)
     assert first.val_loss == second.val_loss
     assert first.val_loss < 7
     with pytest.raises(ValueError, match=r"text\.txt has changed"):
-        run_cell(replace(cell, settings={**settings, "corpus": "0"}))
+        run_trial(replace(trial, settings={**settings, "corpus": "0"}))

@@ -32,7 +32,7 @@ LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazil
 INNER = {f"experiment.{name}": level for level, names in enumerate(EXPERIMENT) for name in names}
 
 ANYWHERE = {*sys.stdlib_module_names, "surefoot", "torch"}
-ON_TOP = {"numpy", "scipy", "tqdm"}
+ON_TOP = {"filelock", "numpy", "scipy", "tqdm"}
 """What experiment and cli may import besides."""
 
 PLOTTING = {"experiment.report", "experiment.coordreport", "experiment.normreport"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from traceback import extract_tb
 
 from torch import nn
 
@@ -23,26 +25,49 @@ def call(target: str, *arguments: int) -> nn.Module:
 
     Args:
         target: `module:function`.
-        arguments: what the function takes; the width, in a sweep.
+        *arguments: what the function takes; the width, in a sweep.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: no such module or function, it does not take these arguments, or it returns no nn.Module.
+        ValueError: no such module or function, the module cannot be imported, the function does not take these
+            arguments or needs a package that is missing, or it returns no nn.Module.
     """
+    function = _function(target)
+    try:
+        model = function(*arguments)
+    except (TypeError, ImportError) as error:
+        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
+        raise ValueError(f"{target}: it is called {how}, and failed: {error}{_where(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def _function(target: str) -> Callable[..., object]:
     place, _, name = target.partition(":")
+    if not name or not place or place.startswith("."):
+        raise ValueError(f"{target!r} is not module:function, as in my_package.model:build")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(place), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{target}: {error}; it is looked for as Python would from {here}") from None
-    except (AttributeError, ValueError):
-        raise ValueError(f"{target}: module {place!r} has no function {name!r}") from None
-    try:
-        model = function(*arguments)
-    except TypeError as error:
-        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
-        raise ValueError(f"{target}: it is called {how}, and failed: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
-    return model
+        module = importlib.import_module(place)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise ValueError(f"{target}: {error}; it is looked for as Python would from {here}") from None
+        reason = f"{type(error).__name__}: {error}{_where(error)}"
+        raise ValueError(f"{target}: importing {place} failed: {reason}") from error
+    if not hasattr(module, name):
+        raise ValueError(f"{target}: module {place!r} has no function {name!r}")
+    function: Callable[..., object] = getattr(module, name)
+    return function
+
+
+def _where(error: Exception) -> str:
+    """The line of the user's code that raised; empty if there is none, or if the error names it itself."""
+    frames = [f for f in extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename]
+    if isinstance(error, SyntaxError) or not frames:
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})"

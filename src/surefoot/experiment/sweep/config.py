@@ -1,4 +1,4 @@
-"""What a sweep is made of: its configuration, its cells, their results."""
+"""What a sweep is made of: its configuration, its trials, their results."""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +11,20 @@ from surefoot.experiment.sweep.search import Bracket, Grid, check_list
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """What a sweep measures. ``settings`` (JSON values) reaches every run as it is.
+    """What a sweep measures. A run directory belongs to one configuration.
 
-    Everything here identifies the run directory: put what changes the results (depth, batch size, the
-    corpus' hash) into ``settings`` and what does not (number of workers) elsewhere.
+    Args:
+        recipes: names of methods.
+        widths: model widths, in any order.
+        seeds: every rate is run with each of them.
+        steps: optimizer steps of a trial.
+        search: which learning rates are run.
+        settings: JSON values that every trial gets: whatever else changes the results (depth, batch size, the corpus'
+            hash), and nothing that does not (the number of workers).
+
+    Raises:
+        ValueError: an empty list, a value twice in one, a number below 1, a recipe without a rate to start the search
+            from, or settings that are not JSON.
     """
 
     recipes: tuple[str, ...]
@@ -48,8 +58,17 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run: what a worker needs to know."""
+class Trial:
+    """One run of a sweep, as a worker process receives it.
+
+    Args:
+        recipe: name of a method.
+        width: model width.
+        log2_lr: log2 of the learning rate.
+        seed: of initial weights and data order.
+        steps: optimizer steps.
+        settings: those of the sweep.
+    """
 
     recipe: str
     width: int
@@ -63,8 +82,16 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """How a run ended: losses in nats (None, NaN or infinite: it diverged), wall time, a study's own numbers."""
+class TrialResult:
+    """The outcome of a trial.
+
+    Args:
+        train_loss: in nats per token; None, NaN or infinite if the trial diverged.
+        val_loss: likewise.
+        seconds: wall time of the training.
+        diverged: whether it diverged; a loss that is not finite says so too.
+        facts: a study's own numbers.
+    """
 
     train_loss: float | None
     val_loss: float | None

@@ -1,4 +1,4 @@
-"""Worker processes for runs of one thread each."""
+"""Worker processes of one thread each."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000" or "<microseconds
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use: its affinity mask, and a container's quota if there is one."""
+    """Number of CPU cores that this process may use: its affinity mask, and a container's quota if there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = _CGROUP_QUOTA.read_text().split()
@@ -24,7 +24,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of spawned processes (CUDA and threads do not survive a fork), stopped at once on exit."""
+    """A pool of spawned processes (CUDA and threads do not survive a fork), terminated on exit."""
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
@@ -33,12 +33,12 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
-            process.terminate()  # a run in flight would otherwise delay the exit by minutes
+            process.terminate()  # a running trial would otherwise delay the exit by minutes
         pool.shutdown(wait=True)
 
 
 def _start_worker() -> None:
-    """One thread; Ctrl-C is the parent's to handle; never outlive the parent."""
+    """Restrict the worker to one thread, leave Ctrl-C to the parent, and end when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read when torch is loaded
     if "torch" in sys.modules:  # the user's main module, imported again by spawn, has loaded it
@@ -47,7 +47,7 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker waiting for work holds both ends of its queue and would not notice a killed parent."""
+    """Exit when the parent has. A worker that waits for work has both ends of its queue open: no end of file comes."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

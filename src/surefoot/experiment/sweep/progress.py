@@ -11,7 +11,14 @@ from tqdm import tqdm
 
 @dataclass(frozen=True)
 class Progress:
-    """A run just finished: its record, runs finished and expected in all, seconds left."""
+    """The state of a sweep after a trial.
+
+    Args:
+        record: of the trial that has just finished.
+        finished: number of trials that are done.
+        expected: number of trials in all; an estimate while a search goes on.
+        seconds_left: estimated wall time.
+    """
 
     record: dict[str, Any]
     finished: int
@@ -20,14 +27,14 @@ class Progress:
 
     @property
     def headline(self) -> str:
-        """Which run it was and how it ended."""
+        """The trial and its outcome in one line."""
         loss = "diverged" if self.record["diverged"] else f"loss {self.record['val_loss']:.3f}"
         r = self.record
         return f"{r['recipe']} width {r['width']} lr 2^{r['log2_lr']:g} seed {r['seed']}: {loss}"
 
     @property
     def left(self) -> str:
-        """Time left, rounded to what it is worth.
+        """The time left, in minutes and seconds.
 
         >>> Progress({}, 1, 2, 200.0).left
         'about 3:20 left'
@@ -39,13 +46,9 @@ class Progress:
 Callback = Callable[[Progress], None]
 
 
-def silent(_: Progress) -> None:
-    """Show nothing."""
-
-
 @contextmanager
 def on_stderr() -> Iterator[Callback]:
-    """A bar on a terminal, one line per finished run elsewhere (a log file, a pipe)."""
+    """Show progress on stderr: a bar on a terminal, one line per finished trial in a log file or a pipe."""
     if not sys.stderr.isatty():
         yield _line
         return

@@ -11,51 +11,59 @@ from typing import Any
 
 from surefoot.experiment.files import Log, Record, claim, dumps, locked, read_lines, write_atomic
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.config import Cell, CellResult, SweepConfig
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.pool import usable_cores, worker_pool
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
-from surefoot.experiment.sweep.search import Bracket, Grid
 from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
-
-__all__ = ["Bracket", "Cell", "CellResult", "Grid", "SweepConfig", "SweepError", "load", "run"]
 
 RESULTS, SUMMARY, CONFIG = "results.jsonl", "summary.json", "config.json"
 
 
 class SweepError(RuntimeError):
-    """A run or its worker failed; finished runs are recorded and the directory can be resumed."""
+    """A trial raised or its worker process died; results of finished trials are written, and `run` resumes."""
 
 
-RunCell = Callable[[Cell], CellResult]
+RunTrial = Callable[[Trial], TrialResult]
 
 
 def run(
     config: SweepConfig,
     directory: Path | str,
-    run_cell: RunCell,
+    run_trial: RunTrial,
     *,
     workers: int | None = None,
     progress: Callback | None = None,
     environment: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Measure every cell that is not yet in ``directory``, fit the optima, return the summary.
+    """Run every trial whose result is not yet in the directory, fit the optima and write the summary.
 
-    ``run_cell`` runs in spawned processes (one thread each, ``workers`` of them, default one per usable
-    core): it must be importable, and a script that calls this needs ``if __name__ == "__main__"``.
-    ``environment`` is added to what the summary says of this machine. ``progress`` is called after
-    each run; by default a bar on stderr.
+    Results are written as trials finish: after an interruption or an error the same call runs only the rest.
 
-    Raises ValueError for a directory of another configuration, `records.DirectoryInUse` while
-    another sweep writes there, OSError naming the file that cannot be written, SweepError when a run
-    raised or a worker died. In every case what was finished is kept, and calling again goes on.
+    Args:
+        config: what to measure.
+        directory: created if missing.
+        run_trial: runs in spawned processes: it must be importable, and a script that calls this function needs
+            `if __name__ == "__main__"`.
+        workers: number of processes, one thread each; by default one per usable core.
+        progress: called after each trial; by default progress is shown on stderr.
+        environment: joins the summary's description of this machine.
+
+    Returns:
+        The content of `summary.json`.
+
+    Raises:
+        ValueError: the directory belongs to another configuration.
+        DirectoryInUse: another process writes to the directory.
+        OSError: a file cannot be written.
+        SweepError: a trial raised, or a worker process died.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         claim(directory, config.to_json(), RESULTS)
         with Log(directory / RESULTS) as log, nullcontext(progress) if progress else on_stderr() as show:
-            _Sweep(config, log).work(run_cell, workers or usable_cores(), show)
+            _Sweep(config, log).work(run_trial, workers or usable_cores(), show)
             facts = {**this_environment(), **(environment or {})}
             summary = summarise(config.to_json(), log.records, facts)
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
@@ -63,9 +71,17 @@ def run(
 
 
 def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
-    """The summary and the finished runs of a directory; an unfinished sweep is summarised as it is.
+    """Read a sweep's directory, finished or not.
 
-    Raises FileNotFoundError if no sweep was ever started there.
+    Args:
+        directory: of `run`.
+
+    Returns:
+        The summary, and the records of the finished trials.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+        ValueError: the run that was started there is not a sweep, or a line of the results is damaged.
     """
     directory = Path(directory)
     records = read_lines(directory / RESULTS)
@@ -87,41 +103,41 @@ def _key(record: Record) -> tuple[str, int, float, int]:
 
 
 class _Sweep:
-    """Plans from what is finished, so that a rerun plans the same cells."""
+    """The search, replayed on the finished trials, so that a resumed sweep runs the same trials."""
 
     def __init__(self, config: SweepConfig, log: Log) -> None:
         self.config = config
         self.log = log
         self.done = {_key(record): record for record in log.records}
 
-    def work(self, run_cell: RunCell, workers: int, show: Callback) -> None:
-        """Run what is missing, widest first, until nothing is."""
+    def work(self, run_trial: RunTrial, workers: int, show: Callback) -> None:
+        """Run the missing trials, widest first, until the search is complete."""
         if not self.missing():
             return
         with worker_pool(workers) as pool:
-            flying: dict[Future[CellResult], Cell] = {}
+            running: dict[Future[TrialResult], Trial] = {}
             while True:
-                waiting = [cell for cell in self.missing() if cell not in flying.values()]
+                waiting = [trial for trial in self.missing() if trial not in running.values()]
                 try:
-                    for cell in waiting[: workers - len(flying)]:
-                        flying[pool.submit(run_cell, cell)] = cell
-                    if not flying:
+                    for trial in waiting[: workers - len(running)]:
+                        running[pool.submit(run_trial, trial)] = trial
+                    if not running:
                         return
-                    self._record(wait(flying, return_when=FIRST_COMPLETED).done, flying, workers, show)
+                    self._record(wait(running, return_when=FIRST_COMPLETED).done, running, workers, show)
                 except BrokenProcessPool as error:
-                    raise SweepError(self._died(flying)) from error
+                    raise SweepError(self._died(running)) from error
 
     def _record(
         self,
-        finished: set[Future[CellResult]],
-        flying: dict[Future[CellResult], Cell],
+        finished: set[Future[TrialResult]],
+        running: dict[Future[TrialResult], Trial],
         workers: int,
         show: Callback,
     ) -> None:
         failed = [future for future in finished if future.exception() is not None]
         for future in finished.difference(failed):
-            cell = flying.pop(future)
-            record = _to_record(cell, future.result())
+            trial = running.pop(future)
+            record = _to_record(trial, future.result())
             self.log.append(record)
             self.done[_key(record)] = record
             show(self._progress(record, workers))
@@ -129,24 +145,24 @@ class _Sweep:
             error = future.exception()
             if isinstance(error, BrokenProcessPool):
                 raise error
-            raise SweepError(f"{flying[future]}: {type(error).__name__}: {error}") from error
+            raise SweepError(f"{running[future]}: {type(error).__name__}: {error}") from error
 
-    def missing(self) -> list[Cell]:
-        """Cells that can be run now, longest first."""
+    def missing(self) -> list[Trial]:
+        """Trials that can be run now, widest first."""
         config = self.config
         settings = dict(config.settings)
-        cells = [
-            Cell(recipe, width, rate, seed, config.steps, settings)
+        trials = [
+            Trial(recipe, width, rate, seed, config.steps, settings)
             for recipe in config.recipes
             for width in config.widths
             for rate in self._rates(recipe, width)[0]
             for seed in config.seeds
             if (recipe, width, rate, seed) not in self.done
         ]
-        return sorted(cells, key=lambda cell: -cell.width)  # stable: recipes stay in their order
+        return sorted(trials, key=lambda trial: -trial.width)  # stable: recipes stay in their order
 
     def _rates(self, recipe: str, width: int) -> tuple[list[float], bool]:
-        """The rates of one curve as far as they can be told, and whether these are all."""
+        """The rates of one curve that follow from the finished trials, and whether these are all."""
         rates, settled = self._searched(recipe, width)
         if width != self.config.widths[-1] or len(self.config.widths) == 1:
             return rates, settled
@@ -158,7 +174,7 @@ class _Sweep:
         return rates + [rate for rate in transferred if rate not in rates], settled
 
     def _searched(self, recipe: str, width: int) -> tuple[list[float], bool]:
-        """Replay the search on what is finished; it never sees the transferred rate."""
+        """Replay the search on the finished trials of its own rates, without the transferred rate."""
         rates: list[float] = []
         while True:
             records = [self.done.get((recipe, width, rate, seed)) for rate in rates for seed in self.config.seeds]
@@ -196,25 +212,25 @@ class _Sweep:
         scale: float = (width / nearest) ** 1.5
         return mean * scale
 
-    def _died(self, flying: Mapping[Any, Cell]) -> str:
+    def _died(self, running: Mapping[Any, Trial]) -> str:
         return (
-            f"a worker process was killed (out of memory?) while running {'; '.join(map(str, flying.values()))}. "
+            f"a worker process was killed (out of memory?) while running {'; '.join(map(str, running.values()))}. "
             f"{len(self.done)} finished runs are kept in {self.log.path}: run again to go on, "
             "with fewer workers if memory was the cause"
         )
 
 
-def _to_record(cell: Cell, result: CellResult) -> Record:
+def _to_record(trial: Trial, result: TrialResult) -> Record:
     """One line of ``results.jsonl``: strict JSON, no loss where the run diverged."""
     losses = result.train_loss, result.val_loss
     diverged = result.diverged or any(loss is None or not math.isfinite(loss) for loss in losses)
     train, validation = (None, None) if diverged else losses
     return {
-        "recipe": cell.recipe,
-        "width": cell.width,
-        "log2_lr": cell.log2_lr,
-        "seed": cell.seed,
-        "steps": cell.steps,
+        "recipe": trial.recipe,
+        "width": trial.width,
+        "log2_lr": trial.log2_lr,
+        "seed": trial.seed,
+        "steps": trial.steps,
         "train_loss": train,
         "val_loss": validation,
         "diverged": diverged,

@@ -1,11 +1,10 @@
-"""Checkpoints that survive a crash, a full disk and a flipped byte: written beside, then moved; verified on load."""
+"""Checkpoints that survive a crash, a full disk and a flipped byte: replaced as a whole, verified on load."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -15,23 +14,25 @@ from typing import Any, final
 
 import torch
 
+from surefoot.experiment.files import replace_files
+
 MANIFEST = ".sha256.json"
 """Suffix of the file beside a checkpoint that lists the digests it may have."""
-KEEP = 2
-"""Checkpoints kept in a folder: the newest, and one before it should the newest prove damaged."""
+RETAINED = 2
+"""Number of checkpoints in a folder: the newest, and the one before it in case the newest is damaged."""
 
 
 def save(path: Path | str, payload: Mapping[str, Any]) -> None:
-    """Write a checkpoint so that at every moment `path` is the old one or the new one, whole.
+    """Write a checkpoint. At every moment `path` is the old one or the new one, complete.
 
-    The manifest is replaced first and vouches for both; then the checkpoint is.
+    The manifest is replaced before the checkpoint and lists the digests of both.
 
     Args:
         path: the checkpoint's file.
         payload: tensors, numbers, strings, lists and dictionaries only (`weights_only` loading).
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; what was there before still loads.
+        OSError: the disk is full or the folder cannot be written; an older checkpoint at `path` still loads.
     """
     path = Path(path)
     buffer = io.BytesIO()
@@ -41,23 +42,21 @@ def save(path: Path | str, payload: Mapping[str, Any]) -> None:
     if path.exists():
         digests.append(_digest(path))
     manifest = json.dumps({"file": path.name, "sha256": digests}).encode()
-    moves = [(_beside(path), path, data), (_beside(_manifest(path)), _manifest(path), manifest)]
     try:
-        for temporary, _, content in moves:
-            _write(temporary, content)
-        for temporary, final_path, _ in reversed(moves):
-            os.replace(temporary, final_path)
-        _sync_folder(path.parent)
+        replace_files({_manifest(path): manifest, path: data})
     except OSError as error:
         reason = f"cannot write {path}: {error.strerror}; what was saved earlier is intact"
         raise OSError(error.errno, reason) from error
-    finally:
-        for temporary, _, _ in moves:
-            temporary.unlink(missing_ok=True)
 
 
 def load(path: Path | str) -> dict[str, Any]:
-    """Read a checkpoint after checking every byte of it.
+    """Read a checkpoint after comparing its digest with the manifest's.
+
+    Args:
+        path: the checkpoint's file.
+
+    Returns:
+        What `save` was given, on the CPU.
 
     Raises:
         ValueError: it is damaged or has no manifest; the message names the file and the remedy.
@@ -84,8 +83,11 @@ class Checkpoints:
     """A folder of checkpoints named by step.
 
     Args:
-        folder: made when the first is saved.
+        folder: created when the first is saved.
         every: steps between two.
+
+    Raises:
+        ValueError: `every` is below 1.
     """
 
     folder: Path
@@ -96,17 +98,26 @@ class Checkpoints:
             raise ValueError(f"checkpoints need at least one step between them, got {self.every}")
 
     def save(self, step: int, payload: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step, then delete all but the newest ones."""
+        """Write the checkpoint of a step, then delete all but the newest two.
+
+        Args:
+            step: number of steps taken.
+            payload: as for `save`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         save(self.folder / f"step-{step:08d}.pt", payload)
-        for path in self._paths()[KEEP:]:
+        for path in self._paths()[RETAINED:]:
             path.unlink(missing_ok=True)
             _manifest(path).unlink(missing_ok=True)
 
     def newest(self) -> dict[str, Any] | None:
-        """Read the newest checkpoint that is whole; None if there is none at all.
+        """Read the newest checkpoint that is intact, with a warning for each newer one.
 
-        A damaged one is warned of and passed over.
+        Returns:
+            Its payload; None if there are no checkpoints.
 
         Raises:
             ValueError: there are checkpoints and every one is damaged.
@@ -123,9 +134,9 @@ class Checkpoints:
         return None
 
     def _paths(self) -> list[Path]:
-        """Newest first."""
-        found = self.folder.glob("step-*.pt") if self.folder.is_dir() else ()
-        named = [path for path in found if re.fullmatch(r"step-\d+", path.stem)]
+        """Paths of the checkpoints, newest first."""
+        files = self.folder.glob("step-*.pt") if self.folder.is_dir() else ()
+        named = [path for path in files if re.fullmatch(r"step-\d+", path.stem)]
         return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
@@ -133,29 +144,6 @@ def _manifest(path: Path) -> Path:
     return path.with_name(path.name + MANIFEST)
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renames themselves durable, where the platform can open a folder."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

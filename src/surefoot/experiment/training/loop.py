@@ -9,10 +9,9 @@ from torch import nn
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
-from surefoot.experiment.training.run import CHECK_EVERY, Record, Run, TrainConfig, TrainResult
-
-__all__ = ["Checkpoints", "Record", "TrainConfig", "TrainResult", "train"]
+from surefoot.experiment.training.run import CHECK_EVERY, Record, Run, TrainResult
 
 
 def train(
@@ -27,52 +26,64 @@ def train(
     eval_every: int = 0,
     checkpoints: Checkpoints | None = None,
 ) -> TrainResult:
-    """Train a reference model; a run that diverges ends early and says so.
+    """Train a model, from its newest checkpoint if there is one. A run that diverges ends early.
 
     Args:
-        config, corpus, method, prepare: see `Run`.
-        on_step: called with a record (step, loss, lr, tokens, seconds) every `log_every` steps and at the end.
-        observe: called with the run before its first step and at the same steps, to look at it.
-        eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: none before the end.
-        checkpoints: saved to, and resumed from when they hold one of this run.
+        config: settings of the run.
+        corpus: the data.
+        method: overrides the method that `config` names.
+        prepare: called once with the model before its first step.
+        on_step: called with a record of `Run` every `log_every` steps and at the end.
+        observe: called with the run before its first step and whenever `on_step` is.
+        log_every: steps between two records.
+        eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: only at the end.
+        checkpoints: folder to save to and to resume from.
+
+    Returns:
+        The outcome, as the run has it after its last step.
 
     Raises:
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
     run = Run(config, corpus, method, prepare)
-    saved = checkpoints.newest() if checkpoints else None
-    if saved is not None:
+    if checkpoints and (saved := checkpoints.newest()):
         run.load_state(saved)
-    if observe is not None and run.step == 0:
+    if observe and run.step == 0:
         observe(run)
-    start, last = time.perf_counter() - run.seconds, config.steps
-    listens, diverged = on_step is not None or observe is not None, _diverged(run)
-    while run.step < last and not diverged:
+    start, diverged = time.perf_counter() - run.seconds, _diverged(run)
+    while run.step < config.schedule.steps and not diverged:
         run.advance()
-        diverged = _diverged(run)
-        evaluates = eval_every > 0 and _due(run.step, last, eval_every)
-        logs = listens and (evaluates or diverged or _due(run.step, last, log_every))
-        saves = checkpoints is not None and _due(run.step, last, checkpoints.every)
-        if not (logs or saves):
-            continue
-        run.wait()
-        run.seconds = time.perf_counter() - start
-        if on_step is not None and logs:
-            on_step(run.record() | ({"val_loss": run.validate()} if evaluates else {}))
-        if observe is not None and logs:
-            observe(run)
-        if checkpoints is not None and saves:
-            checkpoints.save(run.step, run.state())
-        start = time.perf_counter() - run.seconds  # evaluating, looking and saving are not training
+        logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
+        if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
+            _stop_clock(run, start)
+            if logs:
+                _log(run, on_step, observe, evaluates=_due(run, eval_every))
+            if checkpoints and _due(run, checkpoints.every):
+                checkpoints.save(run.step, run.state())
+            start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
+    _stop_clock(run, start)
+    return run.result()
+
+
+def _log(
+    run: Run, on_step: Callable[[Record], None] | None, observe: Callable[[Run], None] | None, evaluates: bool
+) -> None:
+    if on_step is not None:
+        on_step(run.record() | ({"val_loss": run.validate()} if evaluates else {}))
+    if observe is not None:
+        observe(run)
+
+
+def _stop_clock(run: Run, start: float) -> None:
     run.wait()
     run.seconds = time.perf_counter() - start
-    return run.result()
 
 
 def _diverged(run: Run) -> bool:
     return run.step % CHECK_EVERY == 0 and run.diverged()
 
 
-def _due(step: int, last: int, every: int) -> bool:
-    return step == last or step % every == 0
+def _due(run: Run, every: int) -> bool:
+    """Whether something that happens every so many steps, and at the end, happens now; never if `every` is 0."""
+    return every > 0 and (run.step == run.config.schedule.steps or run.step % every == 0)

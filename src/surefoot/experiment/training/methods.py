@@ -1,4 +1,4 @@
-"""Methods by their command-line name: how a model is initialised and which optimizer it gets."""
+"""Training methods by name: how a model is initialised and which optimizer it gets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from surefoot import recipes, stabilise
 from surefoot.conversion import MUP_BASE_WIDTH
+from surefoot.experiment.training import names
 from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, width_of
 from surefoot.momentum import Momentum
 from surefoot.optim.optimizer import SteepestDescent
@@ -25,7 +26,7 @@ Initialise = Callable[[nn.Module, int], None]
 
 
 class Method(ABC):
-    """A way of training, apart from the learning rate.
+    """Initial values and optimizer of a training run, for any learning rate.
 
     Attributes:
         clip: bound on the l2 norm of the whole gradient; None for none.
@@ -35,22 +36,22 @@ class Method(ABC):
 
     @abstractmethod
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """Write the initial weights, deterministic in the seed and the same on every device."""
+        """Write the initial weights, a function of the seed alone: the same on every device."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """Build the optimizer; schedulers may act on all its groups alike."""
+        """The optimizer of a model; a scheduler multiplies the rates of all its groups by the same factor."""
 
 
 @final
 @dataclass(frozen=True)
 class Steepest(Method):
-    """Surefoot itself: initial weights and optimizer of a recipe's plan.
+    """Steepest descent: the initial weights and the optimizer of a recipe's plan.
 
     Args:
-        recipe: which.
+        recipe: the role of every kind of layer.
         clip: see `Method`.
-        stabiliser: for every role, in place of the recipe's own.
+        stabiliser: of every role, in place of the recipe's own.
     """
 
     recipe: Recipe
@@ -58,15 +59,15 @@ class Steepest(Method):
     stabiliser: Stabiliser | None = None
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """As the plan has it."""
+        """Write the initial weights of the recipe's plan."""
         Plan.of(model, self.recipe).initialise_(model, seed)
 
     def plan(self, model: nn.Module) -> Plan:
-        """The recipe's plan, with the stabiliser."""
+        """The recipe's plan for a model, with the stabiliser if one is given."""
         return Plan.of(model, self.recipe, stabiliser=self.stabiliser)
 
     def optimizer(self, model: nn.Module, lr: float) -> SteepestDescent:
-        """`SteepestDescent` under the plan."""
+        """`SteepestDescent` with the plan."""
         return SteepestDescent(model, self.plan(model), lr=lr)
 
 
@@ -80,11 +81,11 @@ ADAMW_CLIP: float | None = 1.0
 @final
 @dataclass(frozen=True)
 class AdamW(Method):
-    """torch's own AdamW with the customary habits: decay on matrices only, gradient clipping.
+    """torch's own AdamW, with weight decay on matrices only and gradient clipping.
 
     Args:
         initialise: initial weights, `torch_` or `gpt2_`.
-        betas: decay rates of the two moments.
+        betas: coefficients of the two moments' running means.
         weight_decay: rate on parameters of two or more dimensions; each step takes `lr * weight_decay` of them.
         clip: see `Method`.
         rates: factors on the learning rate by role ("embedding", "head", "gain", ...); 1 for the others.
@@ -97,11 +98,11 @@ class AdamW(Method):
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """As `initialise` says."""
+        """Write the initial weights with the function `initialise`."""
         self.initialise(model, seed)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
-        """Fused AdamW with a group for matrices and one for vectors, for each factor on the rate."""
+        """Fused AdamW with two groups, matrices and vectors, for every factor on the rate."""
         roles = Plan.of(model).placements if self.rates else {}
         groups: dict[tuple[bool, float], dict[str, Any]] = {}
         for name, p in model.named_parameters():
@@ -126,8 +127,10 @@ class MupAdamW(Method):
     every width, as the package does.
 
     Args:
-        base_width: the width at which the table changes nothing.
-        betas, weight_decay, clip: as `AdamW`.
+        base_width: the width at which all rates are `lr`.
+        betas: see `AdamW`.
+        weight_decay: see `AdamW`.
+        clip: see `Method`.
 
     Source: G. Yang et al., "Tensor Programs V", table 3 and appendix D.2; the `mup` package.
     """
@@ -138,11 +141,11 @@ class MupAdamW(Method):
     clip: float | None = ADAMW_CLIP
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """As the table has it."""
+        """Write the initial weights of muP's table."""
         mup_(model, seed, self.base_width)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
-        """Fused AdamW with a group for each kind of scaling."""
+        """Fused AdamW with a group for every kind of scaling: matrices, embeddings and vectors."""
         m = width_of(model) / self.base_width
         kinds = mup_kinds(model)
         groups = [
@@ -154,7 +157,7 @@ class MupAdamW(Method):
         return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
 
 
-# Muon as strong as we could make it: the best of studies/defaults, `run.py moonlight` and `moonlight_2`.
+# The best settings for Muon: those of studies/defaults, `run.py moonlight` and `moonlight_2`.
 MOONLIGHT_MOMENTUM = Momentum(0.8, 0.6)
 MOONLIGHT_EMBEDDING = 4.0  # factor on the embedding's rate
 
@@ -167,21 +170,10 @@ def moonlight() -> Recipe:
     return Recipe("moonlight", table)
 
 
-METHODS: dict[str, Method] = {
-    "beyond_mup": Steepest(recipes.beyond_mup()),
-    "moga_row": Steepest(recipes.moga_row()),
-    "moga_column": Steepest(recipes.moga_column()),
-    "muon": Steepest(recipes.muon()),
-    "moonlight": Steepest(moonlight()),
-    "scion": Steepest(recipes.scion()),
-    "lion": Steepest(recipes.lion()),
-    "sign_sgd": Steepest(recipes.sign_sgd()),
-    "sign_natural": Steepest(recipes.sign_natural()),
-    "hyperball": Steepest(recipes.hyperball()),
-    "adamw": AdamW(),
-    "mup_adamw": MupAdamW(),
-}
-"""Every method of the command line."""
+_OWN: dict[str, Method] = {"moonlight": Steepest(moonlight()), "adamw": AdamW(), "mup_adamw": MupAdamW()}
+
+METHODS: dict[str, Method] = {name: _OWN.get(name) or Steepest(getattr(recipes, name)()) for name in names.METHODS}
+"""Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
 
 STABILISERS: dict[str, Callable[..., Stabiliser]] = {
@@ -201,7 +193,13 @@ may follow, `post_clip:2:8`."""
 
 
 def stabiliser(text: str) -> Stabiliser:
-    """Read `name:value`.
+    """A stabiliser from its text.
+
+    Args:
+        text: `name:value`, with a name of `STABILISERS`.
+
+    Returns:
+        The stabiliser.
 
     Raises:
         ValueError: an unknown name, or values that it does not take.
@@ -219,11 +217,14 @@ def stabiliser(text: str) -> Stabiliser:
 
 
 def method(name: str, bound: str | None = None) -> Method:
-    """Look a method up by its name.
+    """A method by its name.
 
     Args:
         name: of `METHODS`.
-        bound: a stabiliser for every role, see `stabiliser`.
+        bound: a stabiliser for every role, as `stabiliser` reads it.
+
+    Returns:
+        The method.
 
     Raises:
         ValueError: an unknown name; the message lists the known ones. Or a stabiliser for a baseline.
@@ -233,9 +234,9 @@ def method(name: str, bound: str | None = None) -> Method:
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    found = METHODS[name]
+    chosen = METHODS[name]
     if bound is None:
-        return found
-    if not isinstance(found, Steepest):
+        return chosen
+    if not isinstance(chosen, Steepest):
         raise ValueError(f"{name} is torch's own optimizer and takes no stabiliser; {bound!r} needs a recipe")
-    return replace(found, stabiliser=stabiliser(bound))
+    return replace(chosen, stabiliser=stabiliser(bound))

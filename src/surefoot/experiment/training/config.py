@@ -1,0 +1,232 @@
+"""What determines a training run. Each setting is declared once, as a field whose metadata is its option.
+
+The command line makes its options from the metadata (`surefoot.cli.options.add`): `help`, `choices` and `metavar` as
+argparse takes them; `number`, the values that are allowed; `flag`, where it is not the field's name. A field without
+`help` has an option of the command line's own. Nothing here imports torch, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, final, get_args
+
+from surefoot.experiment.training.names import METHODS
+
+Device = Literal["cpu", "cuda", "auto"]
+Autocast = Literal["none", "bfloat16"]
+
+
+@final
+@dataclass(frozen=True)
+class Number:
+    """A kind of number: how it is read from text, and which values are allowed.
+
+    Args:
+        name: for messages about text that is not a number.
+        read: `int` or `float`.
+        condition: what is allowed, for messages, as in "must be at least 1".
+        allows: whether a value is allowed.
+    """
+
+    name: str
+    read: type[int] | type[float]
+    condition: str
+    allows: Callable[[float], bool]
+
+
+COUNT = Number("count", int, "must be at least 1", lambda value: value >= 1)
+NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
+POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = Number("finite", float, "must be finite and not negative", lambda value: 0 <= value < math.inf)
+FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
+LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
+
+
+def check_settings(part: Any) -> None:
+    """Check the fields of a dataclass against their metadata.
+
+    Args:
+        part: an instance of one of this module's dataclasses.
+
+    Raises:
+        ValueError: a value that `number` does not allow, or that is not one of `choices`.
+    """
+    for setting in fields(part):
+        value = getattr(part, setting.name)
+        number, choices = (setting.metadata.get(key) for key in ("number", "choices"))
+        if number is not None and not number.allows(value):
+            raise ValueError(f"{setting.name} {number.condition}, got {value}")
+        if choices is not None and value not in choices:
+            raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
+
+
+@final
+@dataclass(frozen=True)
+class Architecture:
+    """The model: a reference model and its size, or `module:function`, which is called with the width."""
+
+    model: str = field(default="gpt", metadata={"help": "reference model, or module:function that takes a width"})
+    width: int = field(default=64, metadata={"help": "model width", "number": COUNT})
+    depth: int = field(default=2, metadata={"help": "blocks of a reference model", "number": COUNT})
+    head_dim: int = field(default=16, metadata={"help": "dimension of an attention head", "number": COUNT})
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+_STABILISER = {
+    "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
+    "metavar": "NAME:VALUE",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Optimisation:
+    """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
+
+    method: str = field(default="beyond_mup", metadata={"choices": METHODS})
+    stabiliser: str | None = field(default=None, metadata=_STABILISER)
+    lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+_WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
+_COOLDOWN = {
+    "help": "last part of the steps, over which the rate falls linearly to 0; 1: all after the warm-up",
+    "number": FRACTION,
+    "flag": "--cooldown",
+    "metavar": "COOLDOWN",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run, and the learning rate's warm-up and cool-down as fractions of them."""
+
+    steps: int = field(default=120, metadata={"help": "optimizer steps of a run", "number": COUNT})
+    warmup: float = field(default=0.1, metadata=_WARMUP)
+    decay: float = field(default=1.0, metadata=_COOLDOWN)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def factor(self, step: int) -> float:
+        """Factor on the learning rate at a step: it rises linearly to 1, and in the end falls linearly to 0.
+
+        Args:
+            step: 0 for the first; `steps` is allowed, and has the factor 0.
+
+        Returns:
+            A number from 0 to 1.
+
+        >>> [Schedule(4, warmup=0.5).factor(step) for step in range(5)]
+        [0.5, 1.0, 1.0, 0.5, 0.0]
+        >>> [Schedule(5, warmup=0.0, decay=0.4).factor(step) for step in range(6)]
+        [1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
+        """
+        rise = round(self.warmup * self.steps)
+        fall = min(self.steps - rise, round(self.decay * self.steps))
+        if step < rise:
+            return (step + 1) / rise
+        return min(1.0, max(0.0, (self.steps - step) / max(1, fall)))
+
+
+@final
+@dataclass(frozen=True)
+class Batches:
+    """The shape of a batch: sequences, and tokens in each."""
+
+    batch_size: int = field(default=16, metadata={"help": "sequences a step", "number": COUNT})
+    context: int = field(default=64, metadata={"help": "tokens a sequence", "number": COUNT})
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@final
+@dataclass(frozen=True)
+class Execution:
+    """Where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass."""
+
+    device: Device = field(default="cpu", metadata={"help": "where to train", "choices": get_args(Device)})
+    autocast: Autocast = field(
+        default="none",
+        metadata={"help": "dtype of the forward pass; weights and loss stay float32", "choices": get_args(Autocast)},
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@final
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that determines a run, in parts. Files, checkpoints and `of` have the parts' settings flat.
+
+    Raises:
+        ValueError: a number out of range or an unknown choice.
+
+    >>> TrainConfig.of(width=128, steps=10).replace(seed=1).architecture.width
+    128
+    """
+
+    architecture: Architecture = Architecture()
+    optimisation: Optimisation = Optimisation()
+    schedule: Schedule = Schedule()
+    batches: Batches = Batches()
+    execution: Execution = Execution()
+    seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": NATURAL})
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @classmethod
+    def of(cls, **settings: Any) -> TrainConfig:
+        """The configuration with these settings, and defaults for the others.
+
+        Args:
+            **settings: values by the flat names of the settings, `width=128`.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            TypeError: a name that is not a setting's.
+            ValueError: a number out of range or an unknown choice.
+        """
+        return cls().replace(**settings)
+
+    def replace(self, **settings: Any) -> TrainConfig:
+        """The same configuration with other values of some settings.
+
+        Args:
+            **settings: as in `of`.
+
+        Returns:
+            The new configuration.
+
+        Raises:
+            TypeError: a name that is not a setting's.
+            ValueError: a number out of range or an unknown choice.
+        """
+        if unknown := settings.keys() - self.to_json().keys():
+            raise TypeError(f"no setting of a run is called {', '.join(sorted(unknown))}")
+        changes: dict[str, Any] = {name: settings[name] for name in ("seed",) if name in settings}
+        for name, part in vars(self).items():
+            if dataclasses.is_dataclass(part) and not isinstance(part, type):
+                own = {setting.name: settings[setting.name] for setting in fields(part) if setting.name in settings}
+                changes[name] = dataclasses.replace(part, **own)
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings by their flat names, as `config.json` and checkpoints have them."""
+        parts = asdict(self)
+        seed = parts.pop("seed")
+        return {**{name: value for part in parts.values() for name, value in part.items()}, "seed": seed}

@@ -1,0 +1,14 @@
+"""Fixtures that several folders share."""
+
+import resource
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Limits the size of files in bytes, as a quota or a full disk would; removed afterwards."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

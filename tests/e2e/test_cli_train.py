@@ -1,0 +1,131 @@
+"""`surefoot train`: its log, checkpoints and alarms, interrupted and on a full disk too."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from surefoot.cli import main
+
+from .commands import lines, refused, start, training
+
+
+def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main(training(out, text, "--log-every", "2", "--eval-every", "3", "--checkpoint-every", "4")) == 0
+    said, _ = capsys.readouterr()
+    assert "nats a byte after 6 steps" in said
+    assert [record["step"] for record in lines(out / "log.jsonl")] == [2, 3, 4, 6]
+    assert ["val_loss" in record for record in lines(out / "log.jsonl")] == [False, True, False, True]
+    assert [record["step"] for record in lines(out / "norms.jsonl")] == [0, 2, 3, 4, 6]
+    assert (out / "norms.png").read_bytes().startswith(b"\x89PNG")
+    assert not (out / "tensorboard").exists()
+    assert sorted(path.name for path in (out / "checkpoints").glob("*.pt")) == ["step-00000004.pt", "step-00000006.pt"]
+    result = json.loads((out / "result.json").read_text())
+    assert main([*training(out, text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**result, "seconds": pytest.approx(result["seconds"], abs=0.01)}
+    assert "it differs in lr: there 0.0625, now 0.5" in refused([*training(out, text), "--lr", "0.5"], capsys)
+
+
+def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys, signal_at):
+    long = ["--steps", "40", "--log-every", "1", "--checkpoint-every", "7"]
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    arguments = [*training(part, text), *long]
+    signal_at(signal.SIGTERM, "log.jsonl", 10)
+    assert main(arguments) == 143
+    err = capsys.readouterr().err
+    assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
+    assert f"norms: {part}/norms.png" in err
+    for run in (arguments, [*training(whole, text), *long]):
+        assert main(run) == 0
+    assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(41))
+    ours, theirs = lines(part / "log.jsonl"), lines(whole / "log.jsonl")
+    assert [(r["step"], r["loss"], r["lr"]) for r in ours] == [(r["step"], r["loss"], r["lr"]) for r in theirs]
+    ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+@pytest.mark.slow
+def test_a_training_in_a_process_of_its_own_ends_on_sigterm(tmp_path, text):
+    with start([*training(tmp_path / "run", text), "--steps", "2000", "--log-every", "1"]) as process:
+        for line in process.stderr:
+            if line.startswith("step 10/"):
+                process.send_signal(signal.SIGTERM)
+                break
+        err = process.stderr.read()
+        assert process.wait(timeout=30) == 143, err
+    assert "surefoot: interrupted; the same command goes on" in err
+    assert "Traceback" not in err
+
+
+def test_training_on_a_full_disk_keeps_the_checkpoint(tmp_path, text, capsys, file_size_limit):
+    file_size_limit(20_000)  # room for logs
+    said = refused(training(tmp_path / "run", text), capsys, code=1)
+    assert said.endswith("checkpoints/step-00000006.pt: File too large; what was saved earlier is intact")
+
+
+@pytest.mark.filterwarnings("default")
+def test_training_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main([*training(out, text), "--checkpoint-every", "3"]) == 0
+    newest = out / "checkpoints" / "step-00000006.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    first = json.loads((out / "result.json").read_text())
+    capsys.readouterr()
+    assert main([*training(out, text), "--checkpoint-every", "3"]) == 0
+    assert f"surefoot: warning: {newest} is damaged" in capsys.readouterr().err
+    assert json.loads((out / "result.json").read_text())["val_loss"] == first["val_loss"]
+
+
+def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
+    assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 0
+    assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["val_loss"] is None
+
+
+def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main([*training(out, text, "--log-every", "2"), "--norm-limit", "0.5"]) == 0
+    err = capsys.readouterr().err
+    assert "surefoot train: warning: step 0: blocks.0.mlp.up.weight: its norm, " in err
+    (out / "norms.png").unlink()
+    assert main(["report", f"{out}"]) == 0
+    said = capsys.readouterr().out
+    assert "| linear    | 6      | " in said
+    assert "alarm at step 0: blocks.0.mlp.up.weight, norm " in said
+    assert said.endswith(f"picture: {out}/norms.png\n")
+    assert (out / "norms.png").exists()
+    assert main(["report", f"{out}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"][0]["role"] == "embedding"
+
+
+def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):
+    monkeypatch.setattr("surefoot.cli.train.find_spec", lambda name: None)
+    assert main(training(tmp_path / "run", text)) == 0
+    assert "no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
+    assert (tmp_path / "run" / "norms.jsonl").exists()
+    assert not (tmp_path / "run" / "norms.png").exists()
+
+
+def test_training_writes_to_tensorboard(tmp_path, text, capsys):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "run"
+    assert main([*training(out, text, "--log-every", "2"), "--tensorboard"]) == 0
+    found = events.EventAccumulator(f"{out / 'tensorboard'}")
+    found.Reload()
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (record["step"], pytest.approx(record["loss"])) for record in lines(out / "log.jsonl")
+    ]
+    norms = [(e.step, e.value) for e in found.Scalars("norm/head.weight")]
+    assert norms == [(r["step"], pytest.approx(r["norms"]["head.weight"][0])) for r in lines(out / "norms.jsonl")]
+    assert "update/head.weight" in found.Tags()["scalars"]
+
+
+def test_tensorboard_that_is_missing_is_named_before_anything_runs(tmp_path, text, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    said = refused([*training(tmp_path / "run", text), "--tensorboard"], capsys, code=1)
+    assert said.endswith("pip install 'surefoot[tensorboard]'")
+    assert not (tmp_path / "run").exists()

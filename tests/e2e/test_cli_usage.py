@@ -1,0 +1,121 @@
+"""The command line: help, wrong usage, data that cannot be used, output that cannot be written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from surefoot.cli import _parser
+from surefoot.experiment.training.config import TrainConfig
+
+from .commands import command, finish, refused, sweep
+
+COMMANDS = ("transfer", "train", "audit", "convert", "coordcheck", "report")
+CONVERT = ["convert", "--lr", "3e-4", "--d-in", "64", "--d-out", "64"]  # imports no torch
+
+
+def test_help_imports_nothing_heavy():
+    script = """
+import sys
+from surefoot.cli import main
+for name in ("", "transfer", "train", "audit", "convert", "coordcheck", "report"):
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as leaving:
+        assert leaving.code == 0
+heavy = {"torch", "numpy", "scipy", "matplotlib", "tqdm", "filelock"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("examples:") == 6
+    for name in COMMANDS:
+        assert f"surefoot {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["transfer", "--widths", "0"], "argument --widths: must be at least 1, got 0"),
+        (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
+        (["transfer", "--recipes", "sgd"], "argument --recipes: invalid choice: 'sgd'"),
+        (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
+        (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
+        (["train", "--seed", "-1"], "argument --seed: must not be negative"),
+        (["report"], "the following arguments are required: directory"),
+        (["coordcheck", "--band", "0"], "argument --band: must be a finite number above 0, got 0"),
+        (["train", "--method", "sgd"], "argument --recipe/--method: invalid choice: 'sgd'"),
+        (["train", "--cooldown", "2"], "argument --cooldown: must lie between 0 and 1, got 2"),
+        (["train", "--decay", "0.5"], "unrecognized arguments: --decay 0.5"),
+        (["train", "--warm", "0.5"], "unrecognized arguments: --warm 0.5"),
+        (["--vers"], "the following arguments are required: command"),
+        (["check"], "invalid choice: 'check'"),
+        ([], "the following arguments are required: command"),
+    ],
+)
+def test_wrong_usage(arguments, message, capsys):
+    assert message in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize(("name", "field"), [("transfer", "recipes"), ("train", "method"), ("audit", "method")])
+@pytest.mark.parametrize("flag", ["--recipes", "--recipe", "--method"])
+def test_recipes_have_two_other_names(name, field, flag):
+    chosen = getattr(_parser().parse_args([name, flag, "muon"]), field)
+    assert chosen == (["muon"] if name == "transfer" else "muon")
+
+
+def test_every_setting_of_a_run_is_an_option_of_train():
+    arguments = vars(_parser().parse_args(["train"]))
+    settings = TrainConfig().to_json()
+    assert {name: arguments[name] for name in settings} == {**settings, "lr": None}
+
+
+@pytest.mark.parametrize("name", ["transfer", "train", "coordcheck"])
+def test_data_that_cannot_be_used(name, tmp_path, capsys):
+    out, short = tmp_path / "out", tmp_path / "short.txt"
+    short.write_bytes(b"abc")
+    missing = refused([name, "--out", f"{out}", "--data", f"{tmp_path}/none"], capsys)
+    assert f"{tmp_path}/none does not exist" in missing
+    assert f"{short}: 3 bytes are too few" in refused([name, "--out", f"{out}", "--data", f"{short}"], capsys)
+    assert not out.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_data_without_permission(tmp_path, text, capsys):
+    text.chmod(0)
+    assert f"cannot read {text}: Permission denied" in refused(sweep(tmp_path / "out", text), capsys)
+
+
+def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, text, capsys):
+    assert "width 24 is not a multiple of the head dimension 16" in refused(
+        [*sweep(tmp_path / "out", text), "--widths", "16", "24"], capsys
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_rates_given_twice(tmp_path, text, capsys):
+    assert "rates names a value twice" in refused([*sweep(tmp_path / "out", text), "--rates", "-6", "-6"], capsys)
+
+
+def test_output_to_a_full_disk():
+    with open("/dev/full", "w") as full:
+        code, _, err = finish(CONVERT, stdout=full)
+    assert code == 1
+    assert err == "surefoot convert: error: No space left on device\n"
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, _, err = finish(CONVERT, stdout=writer)
+    os.close(writer)
+    assert (code, err) == (1, "")
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early_is_no_error():
+    shell = " ".join(f"'{part}'" for part in command(["audit", "--depth", "400"]))
+    done = subprocess.run(["sh", "-c", f"{shell} | head -n 1"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("name ")
+    assert done.stderr == ""

@@ -1,0 +1,70 @@
+"""A model of the user's own that fails: whose fault it is, and where."""
+
+import sys
+
+import pytest
+from torch import nn
+
+from surefoot.cli import main
+from surefoot.experiment.models.user_model import call
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes `broken.py` into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("broken", None)
+    yield lambda source: (tmp_path / "broken.py").write_text(source)
+    sys.modules.pop("broken", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import math\n\nmath.tua\n", r"importing broken failed: AttributeError: module 'math'.*broken\.py, line 3"),
+        ("int('x')\n", r"importing broken failed: ValueError: invalid literal.*broken\.py, line 1"),
+        ("import absent_package\n", r"importing broken failed: ModuleNotFoundError: No module named 'absent_package'"),
+        ("from math import tua\n", r"importing broken failed: ImportError: cannot import name 'tua'"),
+        ("def build(:\n", r"importing broken failed: SyntaxError: "),
+    ],
+    ids=["attribute", "value", "package", "name", "syntax"],
+)
+def test_a_module_that_fails_to_import_is_not_a_missing_function(module, source, message):
+    module(source)
+    with pytest.raises(ValueError, match=message):
+        call("broken:build")
+
+
+def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
+    module("def build():\n    import absent_package\n")
+    assert main(["audit", "broken:build"]) == 2
+    message = capsys.readouterr().err
+    assert "broken:build: it is called without arguments, and failed: No module named 'absent_package'" in message
+    assert "broken.py, line 2" in message
+    assert "pip install" not in message
+
+
+def test_a_function_that_takes_no_width_says_so(module):
+    module("def build():\n    return None\n")
+    with pytest.raises(ValueError, match=r"called with 32, and failed: build\(\) takes 0 positional arguments"):
+        call("broken:build", 32)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("broken:other", r"module 'broken' has no function 'other'"),
+        ("absent:build", r"No module named 'absent'; it is looked for"),
+        ("absent.inner:build", r"No module named 'absent'; it is looked for"),
+        ("broken.inner:build", r"No module named 'broken\.inner'.*; it is looked for"),
+        (":build", r"is not module:function"),
+        ("broken:", r"is not module:function"),
+        (".broken:build", r"is not module:function"),
+    ],
+)
+def test_a_name_that_is_wrong_is_refused(module, target, message):
+    module("from torch import nn\n\ndef build():\n    return nn.Linear(2, 3)\n")
+    with pytest.raises(ValueError, match=message):
+        call(target)
+    assert isinstance(call("broken:build"), nn.Linear)
