@@ -20,8 +20,10 @@ PROJECTION = "tests/laws/test_projection.py"
 MSIGN = "tests/laws/linalg/test_msign.py"
 PRECISION = "tests/laws/linalg/test_matmul_precision.py"
 OPS = "tests/laws/linalg/test_ops.py"
-OPTIM = "tests/unit/optim/test_optimizer.py"
+BATCHING = "tests/unit/optim/test_batching.py"
+RATES = "tests/unit/optim/test_learning_rates.py"
 STABILISERS = "tests/laws/test_stabilisers.py"
+MOVES = "tests/laws/test_moves.py"
 GUARANTEE = "tests/laws/test_guarantee.py"
 TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
 VIEWS = "tests/unit/core/test_views.py"
@@ -45,7 +47,7 @@ MUTATIONS = (
         "stabilise/base.py",
         "alpha=-eta",
         "alpha=eta",
-        STABILISERS,
+        MOVES,
     ),
     Mutation(
         "sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY
@@ -144,14 +146,14 @@ MUTATIONS = (
         "inverse by halves, coupling", "linalg/ops.py", "torch.bmm(side, last)).neg_()", "torch.bmm(side, last))", OPS
     ),
     Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
-    Mutation("weights side by side", "optim/batching.py", "Tensor] = stack)", "Tensor] = stack_adjacent)", OPTIM),
-    Mutation("a rate of one entry", "optim/optimizer.py", 'group["lr"].reshape(())', 'group["lr"]', OPTIM),
-    Mutation("pages given back", "optim/optimizer.py", "        host.keep_freed()\n", "", OPTIM),
-    Mutation("momenta apart", "optim/optimizer.py", "if unseen and host", "if False and host", OPTIM),
-    Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", STABILISERS),
-    Mutation("momentum in new memory", "momentum.py", "old.lerp_(g, 1", "old.lerp(g, 1", STABILISERS),
+    Mutation("weights side by side", "optim/batching.py", "Tensor] = stack)", "Tensor] = stack_adjacent)", BATCHING),
+    Mutation("a rate of one entry", "optim/optimizer.py", 'group["lr"].reshape(())', 'group["lr"]', RATES),
+    Mutation("pages given back", "optim/optimizer.py", "        host.keep_freed()\n", "", BATCHING),
+    Mutation("momenta apart", "optim/optimizer.py", "if unseen and host", "if False and host", BATCHING),
+    Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", MOVES),
+    Mutation("momentum in new memory", "momentum.py", "old.lerp_(g, 1", "old.lerp(g, 1", MOVES),
     Mutation("an empty row", "geometry/lp_balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
-    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", STABILISERS),
+    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", MOVES),
     Mutation("running bound does not grow", "geometry/spectral.py", ") + reach, cache", "), cache", GUARANTEE),
     Mutation(
         "running bound believes in any direction",

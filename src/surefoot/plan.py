@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from surefoot.discovery.find import find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.discovery.torch_layers import remedy
-from surefoot.geometry import Identity
+from surefoot.identity import digest
 from surefoot.initialise import generator_for
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
@@ -28,8 +27,17 @@ from surefoot.views import Shape
 class Placement:
     """One parameter's role and the reason for it.
 
+    Args:
+        role: the role.
+        why: the reason, in words.
+        shape: of the parameter.
+
     Raises:
         ValueError: the role's view does not fit the shape, or its geometry not the view's blocks.
+
+    >>> from surefoot.roles import NATURAL
+    >>> Placement(NATURAL["linear"], "as given", (8, 4)).blocks
+    ((1, 8, 4),)
     """
 
     role: Role
@@ -37,8 +45,8 @@ class Placement:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for geometry in (self.role.geometry, self.role.weight_norm):
-            if geometry and len(self.blocks[0]) - 1 != geometry.ndim and not isinstance(geometry, Identity):
+        for geometry in (self.role.geometry, self.role.weight_geometry):
+            if not geometry.takes(self.blocks[0]):
                 raise ValueError(
                     f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
                     f"{type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}"
@@ -49,33 +57,22 @@ class Placement:
         """The shapes of the blocks that the norm is taken over."""
         return self.role.view.blocks(self.shape)
 
-    @property
-    def block(self) -> Shape:
-        """The shape of the one block; of fused projections of unequal size there are several, `blocks`."""
-        (only,) = self.blocks
-        return only
-
-    @property
-    def stabiliser(self) -> Stabiliser:
-        """That of the one block."""
-        (only,) = self.stabilisers
-        return only
-
     @cached_property
-    def rule(self) -> str:
-        """The role in full, as text: equal for equal roles, and cheap to compare."""
-        return repr(self.role)
+    def digest(self) -> str:
+        """16 hexadecimal digits of shape and role, the same in every process; a checkpoint carries it."""
+        return digest((self.shape, self.role))
 
     @property
     def promise(self) -> str:
-        """What holds of the weight's norm, in words; the norm is named where it is not the increment's."""
-        words, norm = _once(stabiliser.promise for stabiliser in self.stabilisers), self.role.weight_norm
-        return words if norm is None else words.replace("norm", f"{type(norm).__name__} norm", 1)
+        """What holds of the weight's norm, in words; the norm is named where it is not the step's."""
+        weight_norm = self.role.weight_norm
+        name = "norm" if weight_norm is None else f"{type(weight_norm).__name__} norm"
+        return _once(stabiliser.describe(name) for stabiliser in self.stabilisers)
 
     @cached_property
     def stabilisers(self) -> tuple[Stabiliser, ...]:
         """The role's stabiliser for each block, with its radius in plain numbers."""
-        return tuple(self.role.stabiliser.scaled(self.role.radius_unit(block)) for block in self.blocks)
+        return tuple(self.role.stabiliser.scaled(self.role.radius_unit(block), block) for block in self.blocks)
 
     @torch.no_grad()
     def fill_(self, parameter: Tensor, name: str, seed: int) -> None:
@@ -92,6 +89,13 @@ class Plan:
     """The placements of a model's trainable parameters, in its order.
 
     Build one with `Plan.of`, read it with `print`, hand it to `SteepestDescent`.
+
+    Args:
+        recipe: the recipe's name.
+        placements: parameter name -> placement.
+
+    >>> print(Plan.of(nn.Linear(4, 2, bias=False))["weight"].promise)
+    free
     """
 
     recipe: str
@@ -167,8 +171,7 @@ class Plan:
     @property
     def hash(self) -> str:
         """A digest of all roles and shapes in order; the names do not count, so that wrappers may change them."""
-        text = "\n".join(f"{placement.shape} {placement.rule}" for placement in self.placements.values())
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([placement.digest for placement in self.placements.values()])
 
     def rows(self) -> list[dict[str, str]]:
         """One dictionary of strings per parameter: the plan as a table, and as JSON."""

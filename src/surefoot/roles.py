@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, Paired, RowRMS, Spectral
+from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
+from surefoot.identity import key
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.momentum import Momentum, Smoothing
 from surefoot.scaling import Constant, LogRows, Scale
@@ -12,21 +15,27 @@ from surefoot.stabilise import Free, Stabiliser
 from surefoot.views import Convolution, Matrix, Rows, Stack, Vector, View
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Role:
     """Everything that one step needs to know about a parameter: a frozen value.
 
+    Two roles are equal if their fields are: tensors are compared by content, objects that are no dataclass by their
+    attributes.
+
     Args:
         name: linear, embedding, head, gain, bias, conv, experts, scalar, or your own.
-        geometry: the norm of the increment, and of the weight unless `weight_norm` says otherwise.
+        geometry: the norm of the step, and of the weight unless `weight_norm` says otherwise.
         view: how the parameter is laid out in blocks.
         initial: its initial value.
         momentum: how gradients are smoothed.
         lr_scale: factor on the group's learning rate, a named function of the block's shape.
         radius_unit: unit of a radius that is given for all roles, likewise.
         stabiliser: what bounds its norm.
-        weight_norm: the norm that a radius and the stability numbers are of, if not the increment's: a linear weight's
+        weight_norm: the norm that a radius and the stability numbers are of, if not the step's: a linear weight's
             is RMS -> RMS whatever its steps are.
+
+    >>> Role("gain", MaxNorm(), view=Vector()) == Role("gain", MaxNorm(), view=Vector())
+    True
     """
 
     name: str
@@ -41,8 +50,18 @@ class Role:
 
     @property
     def weight_geometry(self) -> Geometry:
-        """The geometry that a stabiliser and the stability numbers see."""
-        return self.geometry if self.weight_norm is None else Paired(self.geometry, self.weight_norm)
+        """The norm that a stabiliser bounds and the stability numbers are of."""
+        return self.geometry if self.weight_norm is None else self.weight_norm
+
+    @cached_property
+    def _key(self) -> Hashable:
+        return key(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Role) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
 _LINEAR = Role("linear", Spectral(), initial=LinearNormal())
@@ -65,11 +84,18 @@ DERIVED: dict[str, tuple[str, View]] = {
     "router": ("head", Matrix()),
     "positions": ("embedding", Rows()),
 }
-"""Kinds that take another kind's rule in a layout of their own."""
+"""Kinds that take another kind's role in a layout of their own."""
 
 
 def derive(kind: str, table: dict[str, Role]) -> Role:
     """The role of a kind under a table of roles.
+
+    Args:
+        kind: of the table, or of `DERIVED`.
+        table: kind -> role.
+
+    Returns:
+        The table's role, or the one that it derives from in the kind's own layout.
 
     Raises:
         ValueError: an unknown kind; the message lists the known ones.

@@ -1,8 +1,7 @@
-"""One step of one chunk of like parameters: the whole algorithm; and the same in pieces that fit in a cache."""
+"""One step of a batch of like parameters: the whole algorithm, as one pure function."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +14,13 @@ from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
+from surefoot.stabilise.base import where_moved
 
 Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Tensor], tuple[Tensor, State]]
-"""What `step` is, and what `compiled` makes of it."""
-
-LINE = 16
-"""Pieces are multiples of so many rows or entries: then each starts at a cache line, as its whole does."""
+"""The type of `step`, and of what `compiled` returns."""
 
 GRAPHS = 512
-"""How many graphs are kept: one for each role and shape of chunk; torch would stop after 8."""
+"""How many graphs `compiled` keeps: one for each role and shape of a batch; torch would stop after 8."""
 
 
 def step(
@@ -31,18 +28,17 @@ def step(
 ) -> tuple[Tensor, State]:
     """Gradient -> momentum -> direction -> step -> stabilised weight.
 
-    w and state are given away: the results may lie there.
-
     A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
-    gradient is zero, take no step and keep their momentum bit for bit: live = 0, so their eta is 0. A stabiliser that
-    acts on the whole block may still move such a row with the others.
+    gradient is zero, take no step and keep weight and momentum bit for bit: the active mask makes their eta 0. A
+    stabiliser that takes a norm of the whole weight may still move such a row with the others.
 
     Args:
         role: the rule; its geometry takes blocks `(n, out, in)` or `(n, size)`.
-        stabiliser: the role's, with its radius in plain numbers.
-        w: k stacked weights `(k, n, out, in)` or `(k, n, size)`, float32 or float64.
+        stabiliser: the role's, with its radius in natural units.
+        w: k stacked weights `(k, n, out, in)` or `(k, n, size)`, float32 or float64. Donated, as is state: their memory
+            may be reused for the results.
         g: their gradients, w's shape and dtype.
-        state: what momentum and stabiliser keep, stacked likewise.
+        state: of momentum and stabiliser, stacked likewise.
         eta: `lr * lr_scale`.
         finite: whether each parameter's gradient is finite, `(k, 1, ...)`, bool.
 
@@ -50,39 +46,12 @@ def step(
         `(next weights, next state)`.
     """
     g = where_finite(g, finite)
-    live = role.momentum.live(g, finite, role.geometry.couples)
-    smoothed, m = role.momentum(state, g, live)
-    cache = {name: x for name, x in state.items() if name not in smoothed}
-    w, kept = stabiliser.move(w, m, eta * live, role.weight_geometry, cache)
-    return w, {**smoothed, **(kept or {})}
-
-
-def in_pieces(take: Step, budget: int) -> Step:
-    """A step that goes some leading rows at a time where they are independent of each other: every operation finds its
-    input in the cache, and w and g are read from memory once.
-
-    Args:
-        take: the step of a piece.
-        budget: bytes of a piece of w.
-    """
-
-    def run(
-        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
-    ) -> tuple[Tensor, State]:
-        rows, pieces = -role.weight_geometry.ndim, math.ceil(w.numel() * w.element_size() / budget)
-        whole = rows in role.geometry.couples or not stabiliser.by_problem
-        if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
-            return take(role, stabiliser, w, g, state, eta, finite)
-        size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
-        for here, gradient, *old in zip(*(torch.split(x, size, rows) for x in (w, g, *state.values())), strict=True):
-            piece = dict(zip(state, old, strict=True))
-            moved, kept = take(role, stabiliser, here, gradient, piece, eta, finite)
-            for place, x in ((here, moved), *((piece[name], x) for name, x in kept.items())):
-                if place is not x:
-                    place.copy_(x)
-        return w, state
-
-    return run
+    active = role.momentum.active(g, finite, role.geometry.couples)
+    smoothed, m = role.momentum(state, g, active)
+    cache, eta = {name: x for name, x in state.items() if name not in smoothed}, eta * active
+    moved, kept = stabiliser.move(w, m, eta, role.geometry, role.weight_geometry, cache)
+    dims = () if stabiliser.independent else tuple(range(-role.weight_geometry.ndim, 0))
+    return where_moved(eta, dims, moved, w), {**smoothed, **(kept or {})}
 
 
 def compiled(**options: Any) -> Step:
@@ -93,10 +62,17 @@ def compiled(**options: Any) -> Step:
     only exact schemes do.
 
     Args:
-        options: of `torch.compile`; default `fullgraph=True, dynamic=False`.
+        **options: of `torch.compile`; default `fullgraph=True, dynamic=False`.
+
+    Returns:
+        A function with the arguments and results of `step`.
 
     Raises:
-        torch._dynamo.exc.Unsupported, UserError: at the first step, where there is a branch on values.
+        torch._dynamo.exc.Unsupported: at the first step, where there is a branch on values.
+
+    >>> import surefoot as sf
+    >>> model = torch.nn.Linear(2, 2)
+    >>> optimizer = sf.SteepestDescent(model, lr=0.1, step=sf.compiled())  # compiles at its first step
     """
     graph = torch.compile(step, **{"fullgraph": True, "dynamic": False, **options})
 

@@ -4,7 +4,6 @@ from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm
 from surefoot.geometry.mean_operator import MeanOperator
-from surefoot.geometry.paired import Paired
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
@@ -17,7 +16,6 @@ __all__ = [
     "Identity",
     "MaxNorm",
     "MeanOperator",
-    "Paired",
     "RowMean",
     "RowRMS",
     "Spectral",

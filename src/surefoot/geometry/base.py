@@ -1,4 +1,4 @@
-"""`Geometry`: a norm in natural units, and the three things a norm gives: direction, projection, bounds."""
+"""`Geometry`: a norm in natural units, and what a norm gives: direction, projection, bounds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,35 @@ from torch import Tensor
 from surefoot.linalg import device
 
 Cache = dict[str, Tensor] | None
-"""What a geometry may keep from step to step (warm vectors); optimizer state, never an attribute."""
+"""Tensors that a geometry keeps from step to step, such as singular-vector estimates; optimizer state."""
 
 Eta = float | Tensor
-"""A step size; a tensor broadcasts against the weight."""
+"""A step size in natural units; a tensor broadcasts against the weight."""
 
 
 class Geometry(ABC):
     """A norm on matrices `(..., out, in)` or vectors `(..., n)`; leading dimensions are a batch.
 
-    The norm carries its width factor ("natural units"): 1 means that the layer changes its output by Theta(1)
-    RMS at every width. Four methods define a geometry; `surefoot.check` tests the laws that bind them.
+    The norm carries its width factor ("natural units"): 1 means that the layer changes its output by Theta(1) RMS at
+    every width. `couples`, `norm`, `direction` and `project` define a geometry; all else has a default that follows
+    from them. `surefoot.check` tests the laws that bind them.
+
+    >>> import surefoot as sf
+    >>> class HalfMaximum(sf.Geometry):
+    ...     couples = frozenset()
+    ...     def norm(self, w): return 2 * w.abs().amax((-2, -1))
+    ...     def direction(self, g): return g.sign() / 2
+    ...     def project(self, w, radius, cache=None): return w.clamp(-radius / 2, radius / 2), cache
+    >>> max(sf.check(HalfMaximum()).values()) < 1e-6
+    True
     """
 
     ndim: int = 2
     """How many trailing dimensions one norm is taken over: 2 for matrices, 1 for vectors."""
+
+    costly: bool = False
+    """True if `project` costs about as much as a direction. `PostClip` then keeps an upper bound on the norm from step
+    to step (`stabilise.running_bound`) and projects only where that bound exceeds the radius."""
 
     @property
     @abstractmethod
@@ -34,74 +48,70 @@ class Geometry(ABC):
 
     @abstractmethod
     def norm(self, w: Tensor) -> Tensor:
-        """`norm(w)` in natural units, shape w.shape[:-ndim]; float32 for half precision."""
+        """`norm(w)` in natural units, shape `w.shape[:-ndim]`; float32 for half precision."""
 
     @abstractmethod
     def direction(self, g: Tensor) -> Tensor:
-        """The maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0.
-
-        A tensor of its own, which the caller may write to; or g itself.
-        """
+        """Maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. A new tensor, or g itself."""
 
     @abstractmethod
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """The nearest point (Frobenius) with `norm <= radius`; w itself, bit for bit, if it is inside.
-
-        A radius given as a tensor broadcasts against w, for instance `(..., 1, 1)`.
-        """
-
-    @property
-    def direction_norm_bound(self) -> float:
-        """No direction's norm exceeds this, rounding included; inf where that is not known."""
-        return math.inf
-
-    def init_state(self, w: Tensor) -> dict[str, Tensor]:
-        """What `hold` keeps from step to step for weights w; nothing where the norm is cheap."""
-        return {}
-
-    def revalidate(self, w: Tensor, cache: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The cache as far as it is true of w, which somebody else may have written."""
-        return cache
-
-    def enforce(
-        self,
-        w: Tensor,
-        radius: float,
-        eta: Eta,
-        period: int | None = 1,
-        cache: Cache = None,
-        longest: float | None = None,
-    ) -> tuple[Tensor, Cache]:
-        """`project(w, radius)` for a weight that was inside before a step of eta; a costly norm may look away.
+        """Nearest point (Frobenius) with `norm <= radius`, and the cache; w itself, bit for bit, if it is inside.
 
         Args:
-            w: the weight after its step.
-            radius: in natural units.
-            eta: the step's size, broadcasting against w; a matrix whose eta is 0 stays as it is.
-            period: a costly projection goes `(period - 1) * eta` inside the ball, and so is not needed for that many
-                steps; None chooses, at most a quarter of the radius.
-            cache: as `fresh` made it, or None for the plain projection.
-            longest: how long the step's direction may be, where it is not this geometry's own.
+            w: weights.
+            radius: in natural units; a tensor broadcasts against w, for instance `(..., 1, 1)`.
+            cache: returned as it is, unless the geometry keeps something.
+
+        Returns:
+            `(projected weights, cache)`.
         """
-        return self.project(w, radius, cache)
+
+    def takes(self, block: tuple[int, ...]) -> bool:
+        """True if blocks of this shape, `(n, out, in)` or `(n, size)`, have as many dimensions as the norm."""
+        return len(block) - 1 == self.ndim
+
+    def direction_norm_bound(self, norm: Geometry) -> float:
+        """Upper bound on `norm.norm(self.direction(g))` over all g, rounding included; inf if unknown."""
+        return math.inf
+
+    def certificate(self, w: Tensor) -> Tensor:
+        """Upper bound on `norm(w)` that no rounding invalidates, computed without a device synchronisation."""
+        return self.norm(w)
+
+    def is_below(self, w: Tensor, limit: Tensor) -> Tensor:
+        """True where `norm(w) <= limit` is certain; limit and result have the shape of `norm(w)`."""
+        return self.norm(w) <= limit
+
+    def quick_bound(self, w: Tensor) -> Tensor:
+        """Upper bound on `norm(w)` from one pass over w, however loose; by default the certificate."""
+        return self.certificate(w)
 
     def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
-        """What `seen` keeps from step to step for weights w; nothing where the norm is cheap."""
+        """Initial cache of `estimate_norm` and `clip_leading` for weights like w; empty where the norm is cheap."""
         return {}
 
     def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """`(norm, cache)` as the cache's vectors see it: at most the truth, and the truth where the norm is cheap."""
+        """`(lower bound on the norm, improved cache)` from the cached vectors; the norm itself where it is cheap."""
         return self.norm(w), cache
 
     def clip_leading(
         self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`project`, applied to what the cache's vectors see; all of it where the norm is cheap."""
+        """`(w clipped to the radius on the span of the cached vectors, cache)`; `project` where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
+    def init_tangent(self, w: Tensor) -> dict[str, Tensor]:
+        """Initial cache of `tangent` for weights like w; empty where `tangent` is `direction`."""
+        return {}
+
     def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The direction for a weight that stays on its sphere; `direction(m)` where no better one is known."""
+        """`(best direction that keeps norm(w) to first order, cache)`; by default `direction(m)`."""
         return self.direction(m), cache
+
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on the layer's Lipschitz constant from bounds on its norm; the same for a linear layer."""
+        return lower, upper
 
     def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
         """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
@@ -110,7 +120,7 @@ class Geometry(ABC):
         return self.project(w, torch.where(device.scalar_like(factor, w) < 1, limit, math.inf))[0], norm
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
-        """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; a closed form gives the norm twice."""
+        """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; the norm twice where it is cheap."""
         norm = self.norm(w)
         return norm, norm, cache
 

@@ -52,6 +52,10 @@ class RMS(VectorGeometry):
         """`1 / sqrt(n)`."""
         return 1 / math.sqrt(max(1, shape[-1]))
 
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """0: a bias is added, whatever the input."""
+        return torch.zeros_like(lower), torch.zeros_like(upper)
+
 
 @dataclass(frozen=True)
 class Frobenius(Geometry):
@@ -78,18 +82,17 @@ class Frobenius(Geometry):
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Radial."""
-        limit = device.scalar_like(radius, w, torch.promote_types(w.dtype, torch.float32)).expand(
-            (*w.shape[:-2], 1, 1)
-        )[..., 0]
+        limit = device.scalar_like(radius, w, torch.promote_types(w.dtype, torch.float32))
+        limit = limit.expand((*w.shape[:-2], 1, 1))[..., 0]
         flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
         return flat.reshape(w.shape), cache
 
 
 @dataclass(frozen=True)
 class Identity(Geometry):
-    """No norm at all: the direction is the argument. For methods that bring their own step, such as Adam's.
+    """No norm: the direction is the argument, of any shape. For methods that compute their own step, such as Adam's.
 
-    It keeps none of the laws that make a bound; its norm, for metrics, is the largest entry.
+    None of the laws that make a bound holds of it; its norm, for metrics, is the largest entry.
 
     >>> Identity().direction(torch.tensor([3.0, 0.5]))
     tensor([3.0000, 0.5000])
@@ -101,6 +104,10 @@ class Identity(Geometry):
     def couples(self) -> frozenset[int]:
         """Nothing."""
         return frozenset()
+
+    def takes(self, block: tuple[int, ...]) -> bool:
+        """True."""
+        return True
 
     def norm(self, w: Tensor) -> Tensor:
         """`max |w_i|`."""

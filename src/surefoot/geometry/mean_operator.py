@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.lp_base import VectorGeometry
-from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.spectral import LARGEST, Spectral
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class MeanOperator(Geometry):
     | (p, inf) row | `d_in**(1/p) * max_r |W[r, :]|_p'` | dual vector of each row |
     | (1, inf) | `d_in * max |W_ij|` | `sign(G) / d_in` |
     | (2, 2) | `sqrt(d_in/d_out) sigma_max` | `sqrt(d_out/d_in) msign(G)` |
+
+    A network of such layers keeps a bounded smoothness at every width if `q >= 2p`; else it grows as
+    `width**max(0, 2/q - 1/p)`.
 
     Args:
         p: exponent of the input's mean, at least 1.
@@ -55,11 +58,6 @@ class MeanOperator(Geometry):
         return _Columns(self.q) if self.p == 1 else Spectral()
 
     @property
-    def smooth(self) -> bool:
-        """Whether a network's smoothness stays bounded in width: `q >= 2p` (it grows as `width**max(0, 2/q - 1/p)`)."""
-        return self.q >= 2 * self.p
-
-    @property
     def couples(self) -> frozenset[int]:
         """{-2} columns, {-1} rows, {} entries, {-2, -1} spectral."""
         return self._form.couples
@@ -71,6 +69,10 @@ class MeanOperator(Geometry):
     def direction(self, g: Tensor) -> Tensor:
         """The direction of the table."""
         return self._form.direction(g)
+
+    def direction_norm_bound(self, norm: Geometry) -> float:
+        """1.001 in the spectral norm for p <= 2 <= q, where it is the smaller norm; inf in others."""
+        return LARGEST if self.p <= 2 <= self.q and type(norm) is Spectral else math.inf
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each row or column onto its ball; singular values clipped for (2, 2)."""

@@ -6,12 +6,21 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from surefoot.geometry.lp_base import VectorGeometry
 
 
+class _Table(VectorGeometry):
+    """A norm of tables whose input is one-hot: the layer's output is a row."""
+
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest difference of two rows: at least that from the first row, at most twice the norm."""
+        return (self.norm(w - w[..., :1, :]) if w.numel() else lower), 2 * upper
+
+
 @dataclass(frozen=True)
-class RowMean(VectorGeometry):
+class RowMean(_Table):
     """Embedding: `max_i mean_q(E_i)`, one-hot -> q-mean; each token moves by a full step of its own.
 
     Args:
@@ -40,7 +49,7 @@ class RowMean(VectorGeometry):
 
 
 @dataclass(frozen=True)
-class RowRMS(VectorGeometry):
+class RowRMS(_Table):
     """Embedding: `max_i rms(E_i)`, direction `G_i / rms(G_i)` for each row; the same as `RowMean(2)`.
 
     Source: "Beyond MuP 3", embedding.

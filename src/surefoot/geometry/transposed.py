@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.spectral import ScaledSpectral, Spectral
+from surefoot.linalg.polar import require_method
 
 
 @dataclass(frozen=True)
-class TransposedConvSpectral(Spectral):
-    """`sqrt(d_in / (stride d_out)) sigma_max(W)`: of `d_in` columns an output entry sees one in `stride`.
+class TransposedConvSpectral(ScaledSpectral):
+    """`sqrt(d_in / (stride d_out)) sigma_max(W)`: of `d_in` columns an output entry sums over one in `stride`.
 
     Its fan-in, and so the width factor, is `d_in / stride`; all else is the spectral norm's.
 
@@ -21,13 +22,20 @@ class TransposedConvSpectral(Spectral):
         stride: how many disjoint sets of columns make different output entries; `prod(stride)` of a transposed
             convolution whose kernel is no smaller.
 
+    Raises:
+        ValueError: an unknown method.
+
     >>> w = torch.zeros(2, 8); w[0, 0] = 2.0
     >>> TransposedConvSpectral(stride=4).norm(w)
     tensor(2.)
     """
 
+    method: str = "auto"
     stride: int = 1
+
+    def __post_init__(self) -> None:
+        require_method(self.method)
 
     def unit(self, shape: torch.Size) -> float:
         """`sqrt(stride d_out/d_in)`."""
-        return super().unit(shape) * math.sqrt(self.stride)
+        return Spectral().unit(shape) * math.sqrt(self.stride)

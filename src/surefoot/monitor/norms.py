@@ -12,8 +12,9 @@ from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.views import Shape
 
-VECTORS, COLD = 4, 4  # Ritz vectors a matrix, and iterations before they are first believed
-TABLES, SHIFTS = ("embedding", "positions"), ("bias",)
+VECTORS, FIRST_ITERATIONS = 4, 4
+"""Ritz vectors of a matrix, and the power iterations that give the first ones."""
+
 _NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
 
 
@@ -47,46 +48,42 @@ def stability(
     blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
-    parts = divide(cache or {}, placement.blocks)
-    found = [_of_block(w, role, lr, known) for w, known in zip(blocks, parts, strict=True)]
-    return [numbers for block, _ in found for numbers in block], unite([kept for _, kept in found])
+    caches = split_by_block(cache or {}, placement.blocks)
+    reports = [_of_block(w, role, lr, known) for w, known in zip(blocks, caches, strict=True)]
+    return [numbers for block, _ in reports for numbers in block], join_blocks([kept for _, kept in reports])
 
 
-def divide(cache: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
-    """What is kept of a parameter, by block; a scalar (a counter) goes to all of them. `unite` is the inverse."""
+def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
+    """A parameter's cached tensors by block, cut along the first dimension; a scalar goes to every block."""
     counts = [block[0] for block in blocks]
-    split = {name: torch.split(x, counts) if x.ndim else [x] * len(counts) for name, x in cache.items()}
-    return [{name: parts[i] for name, parts in split.items()} for i in range(len(counts))]
+    parts = {name: torch.split(x, counts) if x.ndim else [x] * len(counts) for name, x in state.items()}
+    return [{name: part[i] for name, part in parts.items()} for i in range(len(counts))]
 
 
-def unite(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What is kept of several blocks, along the first dimension."""
-    several = len(parts) > 1
+def join_blocks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The inverse of `split_by_block`."""
+    several = len(states) > 1
     return {
-        name: torch.cat([part[name] for part in parts]) if several and x.ndim else x for name, x in parts[0].items()
+        name: torch.cat([state[name] for state in states]) if several and x.ndim else x for name, x in states[0].items()
     }
 
 
 def _of_block(
     w: Tensor, role: Role, lr: float, cache: dict[str, Tensor]
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    """The numbers of each of the n problems of one block, and what to keep."""
-    block = tuple(w.shape)
+    """The numbers of each of the n problems of one block, and the cache for the next call."""
+    block, geometry = tuple(w.shape), role.weight_geometry
     if not cache.keys() - {"upper"}:
-        cache = {**cache, **role.weight_geometry.init_vectors(w, VECTORS)}
-        for _ in range(COLD if w.numel() else 0):
-            _, cache = role.weight_geometry.estimate_norm(w, cache)
-    lower, upper, kept = role.weight_geometry.bounds(w, cache)
-    lower, upper = (_per_block(x, block[0]) for x in (lower, upper))
-    forward = torch.stack([lower, upper], -1)
-    dependency = forward * (role.name not in SHIFTS)
-    if role.name in TABLES and w.numel():
-        dependency[:, 0], dependency[:, 1] = _per_block(role.weight_geometry.norm(w - w[:, :1]), block[0]), 2 * upper
+        cache = {**cache, **geometry.init_vectors(w, VECTORS)}
+        for _ in range(FIRST_ITERATIONS if w.numel() else 0):
+            _, cache = geometry.estimate_norm(w, cache)
+    lower, upper, kept = geometry.bounds(w, cache)
+    norms = [_per_block(x, block[0]) for x in (lower, upper, *geometry.lipschitz(w, lower, upper))]
     step = lr * role.lr_scale(block)
     if role.weight_norm is not None and step > 0:
-        step *= role.weight_geometry.direction_norm_bound
-    pairs = torch.cat([forward, dependency], -1).tolist()
-    return [dict(zip(_NAMES, [*four, 0.0, step], strict=True)) for four in pairs], kept or {}
+        step *= role.geometry.direction_norm_bound(geometry)
+    rows = torch.stack(norms, -1).tolist()
+    return [dict(zip(_NAMES, [*row, 0.0, step], strict=True)) for row in rows], kept or {}
 
 
 def _per_block(norms: Tensor, blocks: int) -> Tensor:

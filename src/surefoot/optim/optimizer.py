@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,25 +11,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.linalg import device
-from surefoot.momentum import is_finite
-from surefoot.monitor.norms import divide, stability, unite
-from surefoot.optim.batching import chunks, gather, marks, scatter, side_by_side, stacked, unstacked, write_
-from surefoot.optim.param_groups import by_role, digest, place, with_names
+from surefoot.momentum import State
+from surefoot.monitor.norms import join_blocks, split_by_block, stability
+from surefoot.optim.batching import Batch, Blocks, batches, in_pieces, load, store
+from surefoot.optim.param_groups import by_role, check_learning_rate, learning_rate, place, with_names
 from surefoot.optim.precision import Precision
-from surefoot.optim.running_bound import Looks
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
-from surefoot.step import Step, in_pieces
+from surefoot.stabilise.running_bound import RunningBound
+from surefoot.step import Step
 from surefoot.step import step as advance
 
-FORMAT = 1
+FORMAT = 2
 """Version of the state dictionary's layout."""
 
-_CHUNK_BYTES = {"cpu": 4 << 20}
-"""How much of a bucket of like parameters is stacked at once: a share of the cache; a small part of the memory."""
-
-_PIECE_BYTES = {"cpu": 3 << 19}
-"""How much of a table's rows goes through the whole step at once."""
+STEPS = "steps_on_device"
+"""Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
 
 Params = nn.Module | Iterable[Any]
 
@@ -40,19 +37,18 @@ class SteepestDescent(Optimizer):
     For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
+    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16, see `precision`; twice as much for AdamW parts).
+    Parameters in bfloat16 or float16 are stepped in float32. A parameter without gradient is untouched; one whose
+    gradient is not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
             `{"params": [...], "role": "linear"}` (a role's name, with natural scale and no bound, or a `Role`).
         plan: roles of the parameters; default for a model: `Plan.of(model)`.
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
-        storage: in what numbers momentum and half-precision weights are kept; default: float32, rounded to nearest.
-        step: what takes the step of a chunk of like parameters; `surefoot.compiled()` fuses its passes.
+        precision: in which numbers momentum and half-precision weights are stored; default: float32, to nearest.
+        step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
-
-    State: 4 bytes per parameter (float32 momentum; 2 if `precision` says bfloat16; twice as much for AdamW parts).
-    Parameters in bfloat16 or float16 are stepped in float32, and rounded as it says. A parameter without gradient is
-    untouched; one whose gradient is not finite keeps weight and state, and is counted (`skipped()`), without a
-    synchronisation.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
@@ -76,14 +72,13 @@ class SteepestDescent(Optimizer):
         step: Step = advance,
         maximize: bool = False,
     ) -> None:
-        device.keep_freed()
         self._precision = precision or Precision()
         self._step = step
         self._placements: dict[Tensor, Placement] = {}
-        self._numbers: dict[Tensor, int] = {}
-        self._marks: dict[Tensor, Tensor] = {}  # of each bounded parameter as this optimizer left it
-        self._looks = Looks()  # the same for those on an accelerator
-        self._seen: dict[Tensor, dict[str, Tensor]] = {}  # vectors that `stability` keeps; no part of the state
+        self._names: dict[Tensor, str] = {}
+        self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
+        self._bounds = RunningBound()
+        self._vectors: dict[Tensor, State] = {}  # of `stability`; no part of the state
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -101,11 +96,7 @@ class SteepestDescent(Optimizer):
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
-            if (
-                not (isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu")
-                and not 0 <= group["lr"] < math.inf
-            ):
-                raise ValueError(f"Invalid learning rate: {group['lr']}")
+            check_learning_rate(group)
             if any(p.is_complex() for p in group["params"]):
                 raise ValueError("complex parameters have no role; give their real and imaginary parts")
             for p in group["params"]:
@@ -114,9 +105,13 @@ class SteepestDescent(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        self._placements.update(zip(group["params"], placements, strict=True))
-        self._numbers = {p: number for number, p in enumerate(self._placements)}
-        group["plan"] = digest(placements)
+        number = len(self.param_groups) - 1
+        names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(placements))]
+        self._names.update(zip(group["params"], names, strict=True))
+        for p, placement in zip(group["params"], placements, strict=True):
+            shared = self._roles.setdefault(placement.role, placement.role)
+            self._placements[p] = replace(placement, role=shared)
+        group["plan"] = [placement.digest for placement in placements]
         group["format"] = FORMAT
 
     @torch.no_grad()
@@ -137,125 +132,120 @@ class SteepestDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for chunk in chunks(group["params"], self._placements, budget):
-                self._advance(chunk, group)
-            self._looks.count(group)
+            for batch in batches(group, self._placements):
+                states = [self._state(p) for p in batch.params]
+                blocks = load(batch, states, self._precision)
+                self._revalidate(batch, blocks)
+                self._advance(batch, blocks)
+                store(batch, blocks, states, self._precision)
+                self._record(batch, blocks)
+            if not all(device.on_cpu(p) for p in group["params"]):
+                group[STEPS] = group.get(STEPS, 0) + 1
         return loss
 
-    def _advance(self, chunk: list[Tensor], group: dict[str, Any]) -> None:
-        """Stack the blocks of like parameters, take the step, write the results back."""
-        placement = self._placements[chunk[0]]
-        role, view = placement.role, placement.role.view
-        dtype = torch.promote_types(chunk[0].dtype, torch.float32)
-        unseen = not any(self.state[p] for p in chunk)
-        states = [self._state(p, placement, dtype) for p in chunk]
-        if unseen and device.on_cpu(chunk[0]):
-            side_by_side(states, states[0].keys() & set(role.momentum.averages))
-        rounding = self._precision.rounding(chunk[0])
-        weights = stacked([rounding.read(p, state, dtype) for p, state in zip(chunk, states, strict=True)], view)
-        gradients = stacked([p.grad.to(dtype) for p in chunk if p.grad is not None], view)
-        kept = gather(states, placement, dtype)
-        if "upper" in kept[0]:
-            if device.on_cpu(weights[0]):
-                kept = self._trusted(chunk, weights, kept)
-            else:
-                kept = self._looks.before(chunk, weights, kept, placement, group)
-        finite = torch.stack([is_finite(g) for g in gradients]).all(0)
-        lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
-        for i, (stabiliser, block) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
-            g = -gradients[i] if group["maximize"] else gradients[i]
-            eta, flag = lr * role.lr_scale(block), finite.reshape(-1, *(1,) * len(block))
-            take = in_pieces(self._step, budget(g.device, _PIECE_BYTES))
-            weights[i], kept[i] = take(role, stabiliser, weights[i], g, kept[i], eta, flag)
-        spoilt = () if device.on_cpu(finite) and bool(finite.all()) else (~finite).unbind()
-        moved, news = unstacked(weights, view, placement.shape), scatter(kept, placement, states)
-        for p, w, state, new in zip(chunk, moved, states, news, strict=True):
-            value, added = rounding.write(w, p.dtype, state)
-            write_(p, value)
-            for name, x in new.items():
-                write_(state[name], self._precision.keep(x, state[name], state))
-            for name, x in added.items():
-                write_(state[name], x)
-            if "rounds" in state:
-                state["rounds"] += 1
-        for state, missed in zip(states, spoilt, strict=False):
-            state["skipped"] += missed
-        if "upper" in kept[0] and (chunk[0].dtype == dtype or "master" in states[0]):  # rounding is a write, too
-            if device.on_cpu(weights[0]):
-                self._marks.update(zip(chunk, marks(weights), strict=True))
-            else:
-                self._looks.after(chunk)
+    def _advance(self, batch: Batch, blocks: Blocks) -> None:
+        """The step of each block of a batch, in place of what was loaded."""
+        placement, lr = batch.placement, learning_rate(batch.group)
+        take = in_pieces(self._step)
+        for i, (stabiliser, shape) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
+            eta, finite = lr * placement.role.lr_scale(shape), blocks.finite.reshape(-1, *(1,) * len(shape))
+            w, g, state = blocks.weights[i], blocks.gradients[i], blocks.states[i]
+            blocks.weights[i], blocks.states[i] = take(placement.role, stabiliser, w, g, state, eta, finite)
 
-    def _state(self, p: Tensor, placement: Placement, dtype: torch.dtype) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[p]
+    def _revalidate(self, batch: Batch, blocks: Blocks) -> None:
+        """Reset norm bounds that no longer hold of the loaded weights."""
+        if "upper" not in blocks.states[0]:
+            return
+        due = False
+        if not device.on_cpu(blocks.weights[0]):
+            placement, lr = batch.placement, batch.group["lr"]
+            pairs = zip(placement.stabilisers, placement.blocks, strict=True)
+            period = min(scheme.certificate_period(lr * placement.role.lr_scale(shape)) for scheme, shape in pairs)
+            due = batch.group.get(STEPS, 0) % period == 0
+        geometry = batch.placement.role.weight_geometry
+        blocks.states = self._bounds.revalidate(batch.params, blocks.weights, blocks.states, geometry, due)
+
+    def _record(self, batch: Batch, blocks: Blocks) -> None:
+        """Remember weights whose norm bounds hold; what was rounded to half precision is another weight."""
+        exact = batch.params[0].dtype == batch.dtype or "master" in self.state[batch.params[0]]
+        if "upper" in blocks.states[0] and exact:
+            self._bounds.record(batch.params, blocks.weights)
+
+    def _state(self, p: Tensor) -> State:
+        """The parameter's state, initialised at its first step."""
+        state: State = self.state[p]
         if not state:
-            role = placement.role
-            state.update(role.momentum.init_state(torch.zeros_like(p, dtype=dtype)))
-            blocks = zip(placement.stabilisers, role.view.split(p.detach().to(dtype)), strict=True)
-            state.update(unite([stabiliser.init_state(w, role.weight_geometry) for stabiliser, w in blocks]))
+            placement = self._placements[p]
+            role, w = placement.role, p.detach().to(torch.promote_types(p.dtype, torch.float32))
+            state.update(role.momentum.init_state(torch.zeros_like(w)))
+            pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
+            caches = [scheme.init_state(block, role.geometry, role.weight_geometry) for scheme, block in pairs]
+            state.update(join_blocks(caches))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
-            self._conform(p)
+            self._convert(p)
         return state
 
-    def _conform(self, p: Tensor) -> None:
-        """Keep a parameter's state as `precision` says."""
-        kept = self._precision.conform(p, self.state[p], self._placements[p].role.momentum.averages, self._numbers[p])
+    def _convert(self, p: Tensor) -> None:
+        """Store a parameter's state as `precision` says."""
+        averages = self._placements[p].role.momentum.averages
+        converted = self._precision.convert(p, self.state[p], averages, self._names[p])
         self.state[p].clear()
-        self.state[p].update(kept)
+        self.state[p].update(converted)
 
-    def _trusted(
-        self, chunk: list[Tensor], weights: list[Tensor], kept: list[dict[str, Tensor]]
-    ) -> list[dict[str, Tensor]]:
-        """What is kept of the weights, checked where somebody else has written to them (a load, `p.data`, rounding)."""
-        geometry = self._placements[chunk[0]].role.weight_geometry
-        if not device.on_cpu(weights[0]):
-            return [x | geometry.revalidate(w, {"upper": x["upper"]}) for w, x in zip(weights, kept, strict=True)]
-        found = marks(weights)
-        unknown = found.new_full(found.shape[1:], math.nan)
-        written = (torch.stack([self._marks.get(p, unknown) for p in chunk]) != found).any(1)
-        if not bool(written.any()):
-            return kept
-        checked = [
-            geometry.revalidate(w[written], {"upper": x["upper"][written]}) for w, x in zip(weights, kept, strict=True)
-        ]
-        return [
-            x | {"upper": x["upper"].index_put((written,), new["upper"])} for x, new in zip(kept, checked, strict=True)
-        ]
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
+        saved = super().state_dict()
+        saved["state"] = {index: _own_memory(state) for index, state in saved["state"].items()}
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, and state is kept as `precision` says (torch casts it to the parameter's dtype).
+        """As torch's, but state is stored as `precision` says (torch casts it to the parameter's dtype).
+
+        Args:
+            state_dict: what `state_dict` returned. A group entry that it lacks keeps its present value.
 
         Raises:
-            ValueError: the checkpoint was made under another plan, or by another optimizer.
+            ValueError: the checkpoint was made under another plan, by another optimizer, or by version 1 of the format.
         """
         saved = state_dict["param_groups"]
         for index, (theirs, ours) in enumerate(zip(saved, self.param_groups, strict=False)):
-            if theirs.get("format") != FORMAT:
-                raise ValueError(f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT}")
-            if theirs.get("plan") != ours["plan"]:
-                raise ValueError(
-                    f"parameter group {index} ({ours['role']}) was saved under another plan: {theirs.get('plan')}, "
-                    f"now {ours['plan']}; build the optimizer with the recipe and overrides of the checkpoint"
-                )
-        super().load_state_dict(state_dict)
-        self._marks.clear()  # what was saved of the weights may be of others
-        self._looks.clear()
+            self._refuse_other(index, theirs, ours)
+        super().load_state_dict({**state_dict, "param_groups": [{**self.defaults, **group} for group in saved]})
+        self._bounds.clear()  # the state may be of other weights
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
-                for name, value in state_dict["state"].get(index, {}).items():
-                    self.state[p][name] = value.detach().to(device=p.device, copy=True)
+                for key, value in state_dict["state"].get(index, {}).items():
+                    self.state[p][key] = value.detach().to(device=p.device, copy=True)
                 if self.state.get(p):
-                    self._conform(p)
+                    self._convert(p)
+
+    def _refuse_other(self, index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        """Raise ValueError where a saved group is of another format or plan than ours."""
+        if theirs.get("format") != FORMAT:
+            raise ValueError(
+                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
+                f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
+                "weights alone and start with a new optimizer"
+            )
+        for p, saved, present in zip(ours["params"], theirs["plan"], ours["plan"], strict=False):
+            if saved != present:
+                raise ValueError(
+                    f"{self._names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
+                    f"{saved}, now {present}; build the optimizer with the recipe and overrides of the checkpoint"
+                )
 
     @torch.no_grad()
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
-        """Multiply parameters by factors in [0, 1], `{parameter: factors of its shape}`, between two steps.
+        """Multiply parameters by factors in [0, 1] between two steps; momentum stays as it is.
 
-        For control that couples parameters, `surefoot.LogitControl` for one; momentum stays as it is. Factors that are
-        constant along rows or columns raise no norm, so no bound is lost.
+        For control that couples parameters, `surefoot.LogitControl` for one. Factors that are constant along rows or
+        columns raise no norm, so no bound is lost.
+
+        Args:
+            factors: `{parameter: factors of its shape}`.
 
         Raises:
-            ValueError: a parameter that this optimizer does not hold.
+            ValueError: a parameter that is not this optimizer's.
         """
         if foreign := [p for p in factors if p not in self._placements]:
             raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
@@ -269,47 +259,45 @@ class SteepestDescent(Optimizer):
 
     @torch.no_grad()
     def stability(self) -> dict[str, dict[str, float]]:
-        """Every parameter's forward, dependency and update numbers in natural units, see `surefoot.monitor`.
+        """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.norms`.
 
-        `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
-        parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
-        It reads the weights once and changes nothing that a step reads; four vectors a matrix are kept from
-        call to call, the stabiliser's own where it has some.
+        Weights are read once; nothing that a step reads is changed. Four singular-vector estimates a matrix are kept
+        from call to call, the stabiliser's own where it has some.
+
+        Returns:
+            `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
+            parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
         """
         report: dict[str, dict[str, float]] = {}
         for name, p, group in self._named():
-            numbers, cache = stability(p, self._placements[p], float(group["lr"]), self._known(p))
-            self._seen[p] = {key: x for key, x in cache.items() if key != "upper"}
+            numbers, cache = stability(p, self._placements[p], float(group["lr"]), self._cache_of(p))
+            self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
             report[name] = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
             report |= {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
         return report
 
-    def _known(self, p: Tensor) -> dict[str, Tensor]:
-        """What is known of a parameter's norm: the stabiliser's vectors, or the last report's, and a true upper."""
+    def _cache_of(self, p: Tensor) -> State:
+        """Cached norm information: singular-vector estimates and a revalidated upper bound."""
         state, placement = self.state.get(p, {}), self._placements[p]
-        known = {**self._seen.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
-        if "upper" in known:
+        cache = {**self._vectors.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
+        if "upper" in cache:
             wide = p.to(torch.promote_types(p.dtype, torch.float32))
-            weights = stacked([wide], placement.role.view)
-            uppers = [{"upper": part["upper"][None]} for part in divide({"upper": known["upper"]}, placement.blocks)]
-            known |= unite([{"upper": x["upper"][0]} for x in self._trusted([p], weights, uppers)])
-        return known
+            weights = [block[None] for block in placement.role.view.split(wide)]
+            uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
+            uppers = self._bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
+            cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
+        return cache
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        for number, group in enumerate(self.param_groups):
-            names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(group["params"]))]
-            yield from ((name, p, group) for name, p in zip(names, group["params"], strict=True))
+        return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {
-            "_placements": self._placements,
-            "_numbers": self._numbers,
-            "_storage": self._precision,
-            "_step": self._step,
-        }
-        return {**super().__getstate__(), **kept, "_marks": {}, "_looks": Looks(), "_seen": {}}
+        kept = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
+        return {**super().__getstate__(), **kept, "_bounds": RunningBound(), "_vectors": {}}
 
 
-def budget(device: torch.device, of: Mapping[str, int] = _CHUNK_BYTES) -> int:
-    """Bytes that are worked on at once: by default, of a bucket of like parameters. On an accelerator 256 MiB."""
-    return of.get(device.type, 256 << 20)
+def _own_memory(state: State) -> State:
+    return {
+        name: x.clone() if isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
+        for name, x in state.items()
+    }

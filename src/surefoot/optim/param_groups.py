@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from surefoot.linalg import device
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 
@@ -39,6 +41,23 @@ def with_names(params: Any, number: int) -> Any:
     return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
 
 
+def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
+    """A group's learning rate, a tensor as a scalar; ValueError for a tensor with several entries."""
+    lr: float | Tensor = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
+        return lr.reshape(())
+    return lr
+
+
+def check_learning_rate(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a learning rate that is negative or not finite; one on a device is not read."""
+    lr = learning_rate(group)
+    if not (isinstance(lr, Tensor) and not device.on_cpu(lr)) and not 0 <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {group['lr']}")
+
+
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
@@ -54,8 +73,3 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
         except ValueError as error:
             raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
     return placements
-
-
-def digest(placements: list[Placement]) -> str:
-    """A group's part of the plan's hash."""
-    return Plan("group", {str(i): placement for i, placement in enumerate(placements)}).hash

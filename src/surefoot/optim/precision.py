@@ -1,7 +1,9 @@
-"""Storage: in what numbers momentum and half-precision weights lie between two steps, which are taken in float32."""
+"""`Precision`: in which numbers momentum and half-precision weights are stored; steps are taken in float32."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -13,23 +15,22 @@ from torch import Tensor
 from surefoot.momentum import State
 
 HALF = (torch.bfloat16, torch.float16)
-GOLDEN = 0x9E3779B1
-"""Of the golden ratio: its multiples lie far apart, so that no two parameters count through the same numbers."""
 
 ADDED = ("master", "rounds")
-"""What storage keeps in a parameter's state, beside momentum and stabiliser."""
+"""What `Precision` adds to a parameter's state, beside momentum and stabiliser."""
+
+WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""What DDP, `torch.compile`, activation checkpointing and FSDP put into a parameter's name."""
 
 
 class Rounding(ABC):
-    """How a weight in half precision comes to the step in float32, and back. Pure: state in, state out.
-
-    `dtypes` are those it can round to.
-    """
+    """How a half-precision weight is read for a step in float32, and written back. Pure: state in, state out."""
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = HALF
+    """The dtypes that it can round to."""
 
     def init_state(self, p: Tensor, dtype: torch.dtype) -> State:
-        """What is kept beside a weight `p` whose steps are taken in this dtype: nothing."""
+        """What is stored beside a weight p whose steps are taken in this dtype; by default nothing."""
         return {}
 
     def read(self, p: Tensor, state: State, dtype: torch.dtype) -> Tensor:
@@ -38,32 +39,47 @@ class Rounding(ABC):
 
     @abstractmethod
     def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
-        """`(weight in its own dtype, what changes in the state)`."""
+        """`(weight in its own dtype, changed entries of the state)`."""
 
 
 @dataclass(frozen=True)
 class RoundToNearest(Rounding):
-    """Rounded to nearest: a step below half a unit in the last place (2**-9 of an entry in bfloat16) is lost."""
+    """Rounded to nearest: a step below half a unit in the last place (2**-9 of an entry in bfloat16) is lost.
+
+    >>> RoundToNearest().write(torch.tensor([1 + 2**-10]), torch.bfloat16, {})[0].tolist()
+    [1.0]
+    """
 
     def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
-        """Rounded."""
+        """w in this dtype."""
         return w.to(dtype), {}
 
 
 @dataclass(frozen=True)
 class StochasticRounding(Rounding):
-    """Rounded up or down at random, see `stochastic`: right on average, at no memory. bfloat16 only."""
+    """Rounded up or down at random, see `stochastic`: right on average, at no memory. bfloat16 only.
+
+    >>> StochasticRounding().dtypes
+    (torch.bfloat16,)
+    """
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)  # float16's range would need other noise
 
     def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
-        """Rounded."""
+        """w in bfloat16; the noise differs from the momentum's."""
         return stochastic(w, ~state["rounds"]), {}
 
 
 @dataclass(frozen=True)
 class MasterWeights(Rounding):
-    """An exact float32 copy in the optimizer's state, 4 bytes a parameter; where a weight was written to, it yields."""
+    """An exact float32 copy in the optimizer's state, 4 bytes a parameter.
+
+    Entries of the parameter that were changed from outside take precedence over the master copy.
+
+    >>> p = torch.ones(2, dtype=torch.bfloat16)
+    >>> MasterWeights().read(p, {"master": torch.tensor([1 + 2**-10, 3.0])}, torch.float32).tolist()
+    [1.0009765625, 1.0]
+    """
 
     def init_state(self, p: Tensor, dtype: torch.dtype) -> State:
         """The copy."""
@@ -74,21 +90,21 @@ class MasterWeights(Rounding):
         return torch.where(state["master"].to(p.dtype) == p, state["master"], p.to(dtype))
 
     def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
-        """Rounded to nearest, and the copy."""
+        """w rounded to nearest, and the copy."""
         return w.to(dtype), {"master": w}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """In what numbers momentum and half-precision weights are kept.
+    """In which numbers momentum and half-precision weights are stored.
 
     Args:
-        momentum: float32, 4 bytes per parameter; or bfloat16 by stochastic rounding, 2 bytes (float64 parameters keep
+        momentum: float32, 4 bytes per parameter; or bfloat16 by stochastic rounding, 2 bytes (float64 parameters have
             theirs in float64). Rounding to nearest would lose what a gradient adds to a much larger average.
-        weights: how bfloat16 and float16 parameters are rounded; others are never.
+        weights: how bfloat16 and float16 parameters are rounded; others never are.
 
     Raises:
-        ValueError: another dtype for the momentum.
+        ValueError: another dtype for the momentum, or no `Rounding` for the weights.
 
     >>> from surefoot.optim.optimizer import SteepestDescent
     >>> p = torch.nn.Parameter(torch.ones(4, 4))
@@ -111,11 +127,11 @@ class Precision:
             )
 
     def rounding(self, p: Tensor) -> Rounding:
-        """That of a parameter: the one asked for in half precision, else none to speak of."""
+        """How a parameter is rounded: as asked for in half precision; others need none."""
         return self.weights if p.dtype in HALF else RoundToNearest()
 
     def check(self, p: Tensor) -> None:
-        """Raise ValueError for a parameter that cannot be kept so."""
+        """Raise ValueError for a parameter that cannot be stored so."""
         if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64, *HALF):
             raise ValueError(f"parameters of {p.dtype} cannot be stepped: keep them in bfloat16 or float32")
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
@@ -123,38 +139,51 @@ class Precision:
                 f"{self.weights} cannot round weights to {p.dtype}; take MasterWeights() or RoundToNearest()"
             )
 
-    def conform(self, p: Tensor, state: State, averages: Collection[str], number: int) -> State:
-        """A parameter's state as it is kept: fresh, or loaded from a checkpoint that was kept otherwise.
+    def convert(self, p: Tensor, state: State, averages: Collection[str], name: str) -> State:
+        """A parameter's state in the dtypes asked for: a new one, or one from a checkpoint of another precision.
 
         Args:
             p: the parameter.
-            state: what momentum and stabiliser keep.
-            averages: the entries of it that are kept in `momentum`'s dtype.
-            number: the parameter's own, so that no two are rounded by the same noise.
+            state: of momentum and stabiliser.
+            averages: the entries of it that are stored in `momentum`'s dtype.
+            name: the parameter's, from which its rounding noise is drawn.
+
+        Returns:
+            The state, with "master" and "rounds" where they are needed.
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
         small = self.momentum if self.momentum == torch.bfloat16 and dtype == torch.float32 else dtype
-        state = {name: x.to(small) if name in averages else x for name, x in state.items()}
+        converted = {key: x.to(small) if key in averages else x for key, x in state.items() if key not in ADDED}
         added = self.rounding(p).init_state(p, dtype)
         if small == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
-            added["rounds"] = torch.full((), number * GOLDEN % 2**31, dtype=torch.int32, device=p.device)
-        kept = {name: state.get(name, x) for name, x in added.items()}
-        return {name: x for name, x in state.items() if name not in ADDED} | kept
+            added["rounds"] = torch.full((), noise_key(name), dtype=torch.int32, device=p.device)
+        return converted | {key: state.get(key, x) for key, x in added.items()}
 
     def keep(self, x: Tensor, like: Tensor, state: State) -> Tensor:
-        """An average x for its place in the state, `like`."""
+        """An average x in the dtype of its place in the state, `like`: bfloat16 by stochastic rounding."""
         return stochastic(x, state["rounds"]) if like.dtype == torch.bfloat16 != x.dtype else x
 
 
-def stochastic(x: Tensor, count: Tensor) -> Tensor:
+def noise_key(name: str) -> int:
+    """The first count of a parameter's rounding noise: a hash of its name, without what wrappers add to it.
+
+    >>> noise_key("module.layer._orig_mod.weight") == noise_key("layer.weight")
+    True
+    """
+    return int.from_bytes(hashlib.sha256(WRAPPERS.sub("", name).encode()).digest()[:4], "big") >> 1
+
+
+def stochastic(x: Tensor, count: Tensor, offset: int = 0) -> Tensor:
     """x in bfloat16, rounded up or down at random so that the mean over counts is x.
 
     `P(up) = (x - down) / (up - down)`; numbers that bfloat16 has, and those that are not finite, come back as they are.
-    The noise is a hash of (index, count): the same on every device, and nobody's generator is consumed.
+    The noise is a hash of (index, count): the same on every device, and no generator is consumed. A part of a tensor
+    is rounded as in the whole if its offset is given.
 
     Args:
         x: float32, any shape.
         count: int32 scalar, another one for every rounding.
+        offset: index of x's first entry in the whole parameter.
 
     Returns:
         bfloat16, within one unit in the last place (2**-7 relatively). Cost: ten passes over integers of x's size.
@@ -166,12 +195,13 @@ def stochastic(x: Tensor, count: Tensor) -> Tensor:
     >>> rounded.unique().tolist(), round(float(rounded.float().mean() - 1) * 2**9, 1)
     ([1.0, 1.0078125], 1.0)
     """
-    half = (x.numel() + 1) // 2
-    pairs = _hash(torch.arange(half, dtype=torch.int32, device=x.device).add_(_hash(count)))
-    noise = torch.cat([pairs & 0xFFFF, (pairs >> 16).bitwise_and_(0xFFFF)])[: x.numel()]
+    first, last = offset // 2, (offset + x.numel() + 1) // 2  # a hash serves two neighbours, 16 bits each
+    hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(count)))
+    halves = hashes.view(torch.int16)[offset % 2 : offset % 2 + x.numel()]
+    noise = halves.to(torch.int32).bitwise_and_(0xFFFF)
     bits = noise.view(x.shape).add_(x.contiguous().view(torch.int32))
-    moved = bits.bitwise_and_(-0x10000).view(torch.float32)  # an infinity has no low bits to carry from
-    return torch.where(x.isnan(), x, moved).to(torch.bfloat16)
+    rounded = bits.bitwise_and_(-0x10000).view(torch.float32)  # an infinity has no low bits to carry from
+    return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)
 
 
 def _hash(x: Tensor) -> Tensor:

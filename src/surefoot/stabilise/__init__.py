@@ -1,12 +1,14 @@
 """Stabilisers: from weight and smoothed gradient to the next weight, with a promise on its norm; a family a file."""
 
-from surefoot.stabilise.base import Free, Stabiliser
+from surefoot.stabilise.base import Ball, Decay, Free, Stabiliser
 from surefoot.stabilise.clip import PostClip, Rescale
 from surefoot.stabilise.decay import DecoupledWeightDecay, PreDecay, WeightDecay
 from surefoot.stabilise.sphere import Normalise, SpectralSphere, Stiefel
 from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
+    "Ball",
+    "Decay",
     "DecoupledWeightDecay",
     "Free",
     "Normalise",

@@ -1,15 +1,11 @@
-"""What stabilisers have in common: from weight and smoothed gradient to the next weight.
-
-Each takes the step itself, `w - eta * geometry.direction(m)`, because some need more than the direction. `eta` is a
-number or a tensor that broadcasts against w; a matrix (vector) whose eta is 0 everywhere comes back bit for bit.
-"""
+"""What stabilisers have in common: from weight and smoothed gradient to the next weight."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,86 +15,174 @@ from surefoot.linalg import device
 
 
 class Stabiliser(ABC):
-    """A scheme for moving a weight. `promise` says in words what `tests/laws/test_stabilisers.py` shows.
+    """A scheme for moving a weight; `promise` states in words what holds of its norm afterwards.
 
-    `by_problem` says that each row (entry, matrix) that has a direction of its own is moved on its own, whatever the
-    others do: so it is where no norm of the weight is taken.
+    A scheme takes the step `w - eta * geometry.direction(m)` itself, because some need more than the direction.
     """
 
-    by_problem: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
+    """True if the update of each independent problem (`Geometry.couples`) does not depend on the others."""
 
-    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-        """What the scheme keeps from step to step, beside weights w; each tensor starts with w's batch."""
+    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+        """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
         return {}
 
     @abstractmethod
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """`(next weight, cache)`.
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """The next weight.
+
+        Where eta is 0 the result is of no consequence: `step` puts the old weight there.
 
         Args:
-            w: weights `(..., out, in)` or `(..., n)`, given away: the next weight may be written there.
+            w: weights `(..., out, in)` or `(..., n)`. Donated: their memory may be reused for the result.
             m: smoothed gradient, w's shape.
-            eta: step size in natural units, `lr * lr_scale`.
-            geometry: the norm.
-            cache: what the geometry keeps between steps.
+            eta: step size in natural units, `lr * lr_scale`: a number, or a tensor that broadcasts against w.
+            geometry: the norm of the step, whose direction is taken.
+            weight_geometry: the norm of the weight, which a radius and a promise are of.
+            cache: what the last step returned, at first `init_state`.
+
+        Returns:
+            `(next weight, cache)`.
         """
 
     @abstractmethod
-    def scaled(self, unit: float) -> Stabiliser:
-        """The same scheme with its radius multiplied by unit (a rate divided by it)."""
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
+        """The same scheme for blocks of this shape, its radius multiplied by unit (a rate divided by it)."""
+
+    @abstractmethod
+    def describe(self, norm: str) -> str:
+        """`promise`, of a norm of this name."""
 
     @property
-    @abstractmethod
     def promise(self) -> str:
         """What holds after every step with eta > 0, in words."""
-
-    def certificate_period(self, eta: Eta) -> int:
-        """For how many steps of eta a proof of a matrix's norm serves an accelerator: one."""
-        return 1
+        return self.describe("norm")
 
     @property
     def bound(self) -> float:
-        """The role's norm that weights are kept to, or brought down to, as a number; inf if there is none."""
+        """Norm that weights are kept to, or brought down to, in natural units; inf if there is none."""
         return math.inf
+
+    def certificate_period(self, eta: Eta) -> int:
+        """Number of steps for which one certified norm bound stays valid on an accelerator."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Ball(Stabiliser):
+    """Schemes with a radius: the weight's norm is kept at it or below it.
+
+    Args:
+        radius: in the unit of the role.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+    """
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        require_positive(f"{type(self).__name__}'s radius", self.radius)
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
+        """Radius times unit."""
+        return replace(self, radius=self.radius * unit)
+
+    @property
+    def bound(self) -> float:
+        """The radius."""
+        return self.radius
+
+
+@dataclass(frozen=True)
+class Decay(Stabiliser):
+    """Schemes with a rate: the weight's norm is brought down to its inverse or below.
+
+    Args:
+        rate: decay per unit of eta; `eta * rate` is capped at 1.
+
+    Raises:
+        ValueError: a rate that is not positive and finite.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_positive(f"{type(self).__name__}'s rate", self.rate)
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
+        """Rate over unit."""
+        return replace(self, rate=self.rate / unit)
+
+    @property
+    def bound(self) -> float:
+        """`1 / rate`, for weights that start below it."""
+        return 1 / self.rate
+
+
+@dataclass(frozen=True)
+class Free(Stabiliser):
+    """No bound: `w - eta d`.
+
+    >>> Free().promise
+    'free'
+    """
+
+    independent: ClassVar[bool] = True
+
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """The step alone, written to w."""
+        return step(w, m, eta, geometry, into=w), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Free:
+        """Itself."""
+        return self
+
+    def describe(self, norm: str) -> str:
+        """'free'."""
+        return "free"
 
 
 def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, into: Tensor | None = None) -> Tensor:
     """`w - eta direction(m)`, in the memory of `into` or of the direction where that saves a pass over it."""
     d = geometry.direction(m)
-    if into is None and device.may_branch(w) and d.data_ptr() != m.data_ptr():  # `Identity` gives m itself
+    if into is None and device.may_branch(w) and d.data_ptr() != m.data_ptr():  # `Identity` returns m itself
         into = d
     return along(w, d, eta, into)
 
 
 def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None = None) -> Tensor:
-    """`w - eta d`; adding 0 turns -0 into 0, so that eta = 0 keeps every bit of w, the sign of -0 included."""
+    """`w - eta d`, in the memory of `into` where all of w moves."""
     if not (w.dtype == d.dtype and all_move(eta, w)):
-        return w - (eta * d).add_(0.0)
+        return w - eta * d
     if isinstance(eta, Tensor):
         return torch.addcmul(w, d, eta, value=-1, out=into)
     return torch.add(w, d, alpha=-eta, out=into)
 
 
 def all_move(eta: Eta, w: Tensor) -> bool:
-    """Whether the host sees that no part of w has a step of 0."""
+    """True if the host can tell, without a synchronisation, that eta is positive everywhere."""
     if isinstance(eta, Tensor):
         return device.may_branch(w) and eta.dtype == w.dtype and bool((eta > 0).all())
     return eta > 0 and device.may_branch(w)
 
 
-def where_moved(eta: Eta, geometry: Geometry, new: Tensor, old: Tensor) -> Tensor:
-    """The new weight where any part of the matrix moves, else the old one bit for bit."""
-    if all_move(eta, old):
+def where_moved(eta: Eta, dims: tuple[int, ...], new: Tensor, old: Tensor) -> Tensor:
+    """The new weight where eta > 0 anywhere along dims, else the old one bit for bit, the sign of -0 included."""
+    if new is old or all_move(eta, old):
         return new
     moved = device.scalar_like(eta, old) > 0
-    if moved.ndim:
-        dims = tuple(range(-geometry.ndim, 0))
+    if moved.ndim and dims:
         moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
     return torch.where(moved, new, old) if new.numel() else old.clone()
 
 
-def whole(eta: Eta, geometry: Geometry) -> Eta:
-    """The largest step in each of the geometry's problems; steps of another norm may differ between its rows."""
+def largest_step(eta: Eta, geometry: Geometry) -> Eta:
+    """The largest eta in each of the geometry's problems; steps of another norm may differ between its rows."""
     dims = tuple(geometry.couples)
     return eta.amax(dims, keepdim=True) if isinstance(eta, Tensor) and eta.ndim and dims else eta
 
@@ -109,32 +193,12 @@ def remaining(eta: Eta, rate: float) -> Tensor | float:
 
 
 def require_positive(name: str, value: float) -> None:
-    """Raise ValueError naming a radius or rate that is none."""
+    """Raise ValueError naming a radius or rate that is not positive and finite."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
 
 
 def require_count(name: str, value: int) -> None:
-    """Raise ValueError naming a number that must be at least 1."""
+    """Raise ValueError naming a number that is below 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-@dataclass(frozen=True)
-class Free(Stabiliser):
-    """`w - eta d`: no bound."""
-
-    by_problem: ClassVar[bool] = True
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """The step alone, written to w."""
-        return step(w, m, eta, geometry, into=w), cache
-
-    def scaled(self, unit: float) -> Free:
-        """Itself."""
-        return self
-
-    @property
-    def promise(self) -> str:
-        """None."""
-        return "free"

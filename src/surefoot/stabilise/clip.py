@@ -2,107 +2,99 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.geometry.spectral import MARGIN, MARGIN_STEPS
 from surefoot.linalg import device
-from surefoot.stabilise.base import Stabiliser, require_count, require_positive, step, where_moved
+from surefoot.stabilise.base import Ball, require_count, step
+from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
 @dataclass(frozen=True)
-class PostClip(Stabiliser):
+class PostClip(Ball):
     """`clip(w - eta d, radius)`, clip being the nearest point of the ball: `norm(w) <= radius`, whatever d is.
 
-    Where a clip is an eigendecomposition (the spectral norm), a running bound on the norm says when one is needed, and
-    it goes `(period - 1) * eta` further in, half the radius at most: then the bound holds at every step at 1/period of
-    the cost.
+    Where a clip is costly (`Geometry.costly`: an eigendecomposition under the spectral norm), an upper bound on the
+    norm is kept from step to step, and only weights whose bound exceeds the radius are clipped, `(period - 1) * eta`
+    further in, half the radius at most: the norm is bounded at every step at 1/period of the cost.
 
-    On an accelerator a step waits for nothing, so such a matrix is not clipped but scaled by `min(1, radius / upper)`,
-    as by `Rescale`; upper is the running bound, proven anew after `period` steps and wherever somebody else has written
-    to the weight. A write through `.data` is the exception: the host cannot see it, and the next proof finds it.
+    On an accelerator a step waits for nothing, so such a matrix is not clipped but multiplied by
+    `min(1, radius / upper)`, as by `Rescale`. `RunningBound` says when upper is certified anew.
 
     Args:
         radius: in the unit of the role.
         period: least number of steps between two costly clips of a matrix; 1 is the scheme as published, None chooses
-            (16, or as many as move the matrix by a quarter of the radius). On an accelerator: between two proofs.
+            (16, or as many as move the matrix by a quarter of the radius). On an accelerator: between two certificates.
+
+    Raises:
+        ValueError: a radius that is not positive and finite, a period below 1.
 
     Source: "Beyond MuP 4", Post Clip.
+
+    >>> PostClip(2.0).promise
+    'norm <= 2 at every step, certified'
     """
 
-    radius: float
     period: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive("PostClip's radius", self.radius)
+        super().__post_init__()
         require_count("PostClip's period", 1 if self.period is None else self.period)
 
-    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-        """The geometry's running bound."""
-        return geometry.init_state(w)
+    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+        """The running bound, where the weight's norm is costly."""
+        return RunningBound.init_state(w, weight_geometry)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Step, then project."""
-        held, cache = geometry.enforce(step(w, m, eta, geometry), self.radius, eta, self.period, cache)
-        return where_moved(eta, geometry, held, w), cache
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """Step, then project where the bound requires it."""
+        moved = step(w, m, eta, geometry)
+        if not cache or "upper" not in cache:
+            return weight_geometry.project(moved, self.radius, cache)
+        longest = geometry.direction_norm_bound(weight_geometry)
+        return RunningBound.enforce(moved, cache, weight_geometry, self.radius, eta, longest, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
-        """`period`, or 16, or as many as move the matrix by a quarter of the radius; a rate on the device: 1."""
+        """`period`, or 16, or as many steps as move the matrix by a quarter of the radius; 1 for a rate on a device."""
         if self.period is not None:
             return self.period
         if isinstance(eta, Tensor) and not device.on_cpu(eta):
             return 1
         return max(1, min(MARGIN_STEPS, int(MARGIN * self.radius / max(float(eta), 1e-30))))
 
-    def scaled(self, unit: float) -> PostClip:
-        """Radius times unit."""
-        return replace(self, radius=self.radius * unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"norm <= {self.radius:.4g} at every step, certified"
-
-    @property
-    def bound(self) -> float:
-        """The radius."""
-        return self.radius
+    def describe(self, norm: str) -> str:
+        """`norm <= radius`."""
+        return f"{norm} <= {self.radius:.4g} at every step, certified"
 
 
 @dataclass(frozen=True)
-class Rescale(Stabiliser):
+class Rescale(Ball):
     """`w min(1, radius / upper(w))` after the step: `norm(w) <= radius` without singular vectors.
 
     On an accelerator upper is proven by products, 1.3 % above the norm at 768 rows, and the step waits for nothing.
 
     Args:
         radius: in the unit of the role.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    >>> Rescale(2.0).promise
+    'norm <= 2 at every step, certified; rescaled'
     """
 
-    radius: float
-
-    def __post_init__(self) -> None:
-        require_positive("Rescale's radius", self.radius)
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Step, then scale down."""
         stepped = step(w, m, eta, geometry)
-        _, upper, cache = geometry.bounds(stepped, cache)
-        scale = (self.radius / expand(upper, geometry).clamp_min(self.radius)).to(w.dtype)
-        return where_moved(eta, geometry, stepped * scale, w), cache
+        _, upper, cache = weight_geometry.bounds(stepped, cache)
+        scale = (self.radius / expand(upper, weight_geometry).clamp_min(self.radius)).to(w.dtype)
+        return stepped * scale, cache
 
-    def scaled(self, unit: float) -> Rescale:
-        """Radius times unit."""
-        return Rescale(self.radius * unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"norm <= {self.radius:.4g} at every step, certified; rescaled"
-
-    @property
-    def bound(self) -> float:
-        """The radius."""
-        return self.radius
+    def describe(self, norm: str) -> str:
+        """`norm <= radius`, by rescaling."""
+        return f"{norm} <= {self.radius:.4g} at every step, certified; rescaled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,49 +11,42 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
-from surefoot.scaling import Scale
-from surefoot.stabilise.base import Stabiliser, along, remaining, require_positive, step, where_moved, whole
+from surefoot.scaling import Constant, Scale
+from surefoot.stabilise.base import Decay, Stabiliser, along, largest_step, remaining, require_positive, step
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
 
 
 @dataclass(frozen=True)
-class WeightDecay(Stabiliser):
+class WeightDecay(Decay):
     """`(1 - eta rate) w - eta d`: `norm(w) <= max(norm(w0), 1/rate)` in every norm, by the triangle inequality.
 
     The bound needs `eta * rate <= 1` and directions of norm 1.
 
     Args:
         rate: decay per unit of eta; the decay `eta * rate` is capped at 1, the step is not.
+
+    Raises:
+        ValueError: a rate that is not positive and finite.
+
+    >>> WeightDecay(0.5).promise
+    'norm <= max(initial, 2) by decay while eta <= 2'
     """
 
-    by_problem: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_positive("WeightDecay's rate", self.rate)
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Decay, then step."""
         d, keep = geometry.direction(m), remaining(eta, self.rate)
         w = w.mul_(keep) if device.may_branch(w) else w * keep
         return along(w, d, eta, into=w), cache
 
-    def scaled(self, unit: float) -> WeightDecay:
-        """Rate over unit."""
-        return WeightDecay(self.rate / unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"norm <= max(initial, {1 / self.rate:.4g}) by decay while eta <= {1 / self.rate:.4g}"
-
-    @property
-    def bound(self) -> float:
-        """Of the weights that start below it."""
-        return 1 / self.rate
+    def describe(self, norm: str) -> str:
+        """`norm <= max(initial, 1 / rate)`."""
+        return f"{norm} <= max(initial, {1 / self.rate:.4g}) by decay while eta <= {1 / self.rate:.4g}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,16 @@ class DecoupledWeightDecay(Stabiliser):
     Args:
         rate: the weight decay as published.
         lr_scale: the role's scale rule.
+
+    Raises:
+        ValueError: a rate that is not positive and finite.
+
+    >>> from surefoot.scaling import Constant
+    >>> DecoupledWeightDecay(0.1, Constant()).promise
+    'decay 0.1 lr'
     """
+
+    independent: ClassVar[bool] = True
 
     rate: float
     lr_scale: Scale
@@ -73,22 +75,24 @@ class DecoupledWeightDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("DecoupledWeightDecay's rate", self.rate)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """As WeightDecay in our units."""
-        return WeightDecay(self.rate / self.lr_scale(tuple(w.shape))).move(w, m, eta, geometry, cache)
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
+        """`WeightDecay`'s, in natural units."""
+        natural = WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
+        return natural.move(w, m, eta, geometry, weight_geometry, cache)
 
-    def scaled(self, unit: float) -> DecoupledWeightDecay:
-        """Itself: a published rate is absolute."""
-        return self
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
+        """Its scale for this shape; a published rate is absolute, whatever the unit."""
+        return replace(self, lr_scale=Constant(self.lr_scale(shape)))
 
-    @property
-    def promise(self) -> str:
-        """The bound."""
+    def describe(self, norm: str) -> str:
+        """The decay of a step; its bound depends on the shape."""
         return f"decay {self.rate:.4g} lr"
 
 
 @dataclass(frozen=True)
-class PreDecay(Stabiliser):
+class PreDecay(Decay):
     """`clip(w, (1 - eta rate) norm(w)) - eta d`: `norm(w) <= max(norm(w0), 1/rate)`; decays the largest parts only.
 
     A direction longer than 1 is caught by a clip to `max(norm(w), 1/rate)` afterwards. Under the RMS norm it
@@ -97,38 +101,32 @@ class PreDecay(Stabiliser):
     Args:
         rate: decay per unit of eta; `eta * rate` is capped at 1.
 
+    Raises:
+        ValueError: a rate that is not positive and finite.
+
     Source: "Beyond MuP 4", eq. 3.
+
+    >>> PreDecay(0.5).promise
+    'norm <= max(initial, 2) at every step, certified'
     """
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_positive("PreDecay's rate", self.rate)
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Shrink the norm, step, and clip what a long direction left outside."""
-        largest = whole(eta, geometry)
+        largest = largest_step(eta, weight_geometry)
         keep = remaining(largest, self.rate)
-        shrunk, norm = geometry.shrink(w, keep)
-        moved, norm = step(shrunk, m, eta, geometry), expand(norm, geometry)
+        shrunk, norm = weight_geometry.shrink(w, keep)
+        moved, norm = step(shrunk, m, eta, geometry), expand(norm, weight_geometry)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        outside = keep * norm + largest * geometry.direction_norm_bound > bound * TOLERANCE[w.dtype]
+        longest = geometry.direction_norm_bound(weight_geometry)
+        outside = keep * norm + largest * longest > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
-            moved, cache = geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)
-        return where_moved(eta, geometry, moved, w), cache
+            moved, cache = weight_geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)
+        return moved, cache
 
-    def scaled(self, unit: float) -> PreDecay:
-        """Rate over unit."""
-        return PreDecay(self.rate / unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"norm <= max(initial, {1 / self.rate:.4g}) at every step, certified"
-
-    @property
-    def bound(self) -> float:
-        """Of the weights that start below it."""
-        return 1 / self.rate
+    def describe(self, norm: str) -> str:
+        """`norm <= max(initial, 1 / rate)`."""
+        return f"{norm} <= max(initial, {1 / self.rate:.4g}) at every step, certified"

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Stabiliser, along, require_positive, step, where_moved
-
-VECTORS, COLD = 2, 8  # leading vectors a matrix, and iterations that give the first ones
+from surefoot.stabilise.base import Ball, Stabiliser, along, require_positive, step
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,13 @@ class Normalise(Stabiliser):
 
     Args:
         radius: in the unit of the role; None keeps the norm that the weight has.
-        norm: whose sphere; None is the role's own norm, `Frobenius()` gives Hyperball.
+        norm: whose sphere; None is the weight's own norm, `Frobenius()` gives Hyperball.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    >>> Normalise(2.0).promise, Normalise().promise
+    ('norm = 2', 'norm = initial')
     """
 
     radius: float | None = None
@@ -30,78 +34,68 @@ class Normalise(Stabiliser):
         if self.radius is not None:
             require_positive("Normalise's radius", self.radius)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Step, then rescale."""
-        moved = _rescaled(step(w, m, eta, geometry), w, self.norm or geometry, self.radius)
-        return where_moved(eta, geometry, moved, w), cache
+        return _rescaled(step(w, m, eta, geometry), w, self.norm or weight_geometry, self.radius), cache
 
-    def scaled(self, unit: float) -> Normalise:
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Normalise:
         """Radius times unit."""
         return Normalise(None if self.radius is None else self.radius * unit, self.norm)
 
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        name = "norm" if self.norm is None else f"{type(self.norm).__name__} norm"
+    def describe(self, norm: str) -> str:
+        """`norm = radius`; of its own norm if it has one."""
+        name = norm if self.norm is None else f"{type(self.norm).__name__} norm"
         return f"{name} = {'initial' if self.radius is None else f'{self.radius:.4g}'}"
 
     @property
     def bound(self) -> float:
-        """The radius, if it is of the role's own norm."""
+        """The radius, if it is of the weight's own norm; else inf."""
         return math.inf if self.radius is None or self.norm is not None else self.radius
 
 
 @dataclass(frozen=True)
-class SpectralSphere(Stabiliser):
+class SpectralSphere(Ball):
     """Steepest descent on the sphere `norm(w) = radius`: the best direction that keeps the norm, then a rescaling.
 
     The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being the leading singular pair
-    of w as two vectors kept from step to step see it; see `linalg.spectral_sphere`. Under norms other than the spectral
-    one, and wherever `direction(m)` keeps the norm by itself, it equals `Normalise(radius)`.
+    of w as two vectors kept from step to step estimate it; see `linalg.spectral_sphere`. Where the step's norm is
+    another than the weight's, and under norms other than the spectral one, it equals `Normalise(radius)`.
 
     Cost: about 2 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
 
     Args:
         radius: in the unit of the role.
 
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
     Source: "Spectral Sphere", 2026; "Beyond MuP 4" compares it.
+
+    >>> SpectralSphere(2.0).promise
+    'norm = 2'
     """
 
-    radius: float
+    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+        """The leading vectors and the multiplier, where the step is along the weight's own sphere."""
+        return geometry.init_tangent(w) if geometry is weight_geometry else {}
 
-    def __post_init__(self) -> None:
-        require_positive("SpectralSphere's radius", self.radius)
-
-    def init_state(self, w: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-        """The leading vectors and the multiplier."""
-        cache = geometry.init_vectors(w, VECTORS)
-        for _ in range(COLD if cache and w.numel() else 0):
-            _, cache = geometry.estimate_norm(w, cache)
-        return cache | ({"multiplier": w.new_zeros(w.shape[:-2])} if cache else {})
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Step along the sphere, then back onto it."""
-        d, cache = geometry.tangent(w, m, self.init_state(w, geometry) if cache is None else cache)
-        moved = _rescaled(along(w, d, eta), w, geometry, self.radius)
-        return where_moved(eta, geometry, moved, w), cache
+        cache = self.init_state(w, geometry, weight_geometry) if cache is None else cache
+        d, cache = geometry.tangent(w, m, cache) if geometry is weight_geometry else (geometry.direction(m), cache)
+        return _rescaled(along(w, d, eta), w, weight_geometry, self.radius), cache
 
-    def scaled(self, unit: float) -> SpectralSphere:
-        """Radius times unit."""
-        return SpectralSphere(self.radius * unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"norm = {self.radius:.4g}"
-
-    @property
-    def bound(self) -> float:
-        """The radius."""
-        return self.radius
+    def describe(self, norm: str) -> str:
+        """`norm = radius`."""
+        return f"{norm} = {self.radius:.4g}"
 
 
 @dataclass(frozen=True)
-class Stiefel(Stabiliser):
+class Stiefel(Ball):
     """`radius * direction(w - eta d)`: every singular value becomes radius; every row of a table has norm radius.
 
     For a matrix the nearest one with orthogonal rows or columns, times radius. The entries of a gain would all
@@ -109,31 +103,23 @@ class Stiefel(Stabiliser):
 
     Args:
         radius: in the unit of the role.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    >>> Stiefel(1.0).promise
+    'orthogonal, norm = 1'
     """
 
-    radius: float
-
-    def __post_init__(self) -> None:
-        require_positive("Stiefel's radius", self.radius)
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, cache: Cache = None) -> tuple[Tensor, Cache]:
+    def move(
+        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
+    ) -> tuple[Tensor, Cache]:
         """Step, then the polar factor."""
-        held = geometry.direction(step(w, m, eta, geometry)) * self.radius
-        return where_moved(eta, geometry, held, w), cache
+        return weight_geometry.direction(step(w, m, eta, geometry)) * self.radius, cache
 
-    def scaled(self, unit: float) -> Stiefel:
-        """Radius times unit."""
-        return Stiefel(self.radius * unit)
-
-    @property
-    def promise(self) -> str:
-        """The bound."""
-        return f"orthogonal, norm = {self.radius:.4g}"
-
-    @property
-    def bound(self) -> float:
-        """The radius."""
-        return self.radius
+    def describe(self, norm: str) -> str:
+        """Orthogonal, of norm radius."""
+        return f"orthogonal, {norm} = {self.radius:.4g}"
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:

@@ -35,7 +35,15 @@ ANYWHERE = {*sys.stdlib_module_names, "surefoot", "torch"}
 ON_TOP = {"filelock", "numpy", "scipy", "tqdm"}
 """What experiment and cli may import besides."""
 
-PLOTTING = {"experiment.report", "experiment.coordreport", "experiment.normreport"}
+ONLY_IN = {
+    "matplotlib": "experiment.reports",
+    "triton": "linalg.triton_ops",
+    "tokenizers": "experiment.data.bpe",
+    "transformers": "integrations",
+    "lightning": "integrations",
+    "torchtitan": "integrations",
+}
+"""Packages that one room or module alone may import."""
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -75,34 +83,32 @@ def room(module: str) -> int:
     return INNER.get(".".join(module.split(".")[:2]), -1)
 
 
+def inside(module: str, name: str) -> bool:
+    """Whether a module is the named one or a part of it."""
+    return f"{module}.".startswith(f"{name}.")
+
+
+def points_upward(module: str, target: str) -> bool:
+    """Whether one module of the package may not import another: it lies in a higher row, or beside `experiment`."""
+    here, there = (LEVEL[name.split(".")[0]] for name in (module, target))
+    if here == there and inside(module, "experiment"):
+        return not inside(target, "experiment") or room(target) > room(module)
+    return there > here
+
+
+def allowed(module: str, name: str) -> bool:
+    """Whether a module may import an absolute dotted name."""
+    package = name.split(".")[0]
+    if package == "surefoot":
+        return not points_upward(module, inner(name))
+    if package in ONLY_IN:
+        return inside(module, ONLY_IN[package])
+    return package in ANYWHERE or (package in ON_TOP and module.split(".")[0] in ("experiment", "cli"))
+
+
 def violations(module: str, source: str) -> list[str]:
     """What a module imports and may not."""
-    top = module.split(".")[0]
-    wrong: list[str] = []
-    for name in sorted(imported(source)):
-        package = name.split(".")[0]
-        if package == "surefoot":
-            target = inner(name)
-            here, there = LEVEL[top], LEVEL[target.split(".")[0]]
-            beside = here == there and top == "experiment" and not target.startswith("experiment")
-            upward = top == "experiment" and room(target) > room(module)
-            if there > here or beside or upward:
-                wrong.append(name)
-        elif package == "matplotlib":
-            if not module.startswith("experiment.reports"):
-                wrong.append(name)
-        elif package == "triton":
-            if module != "linalg.triton_ops":
-                wrong.append(name)
-        elif package == "tokenizers":
-            if module != "experiment.data.bpe":
-                wrong.append(name)
-        elif package in ("transformers", "lightning", "torchtitan"):
-            if top != "integrations":
-                wrong.append(name)
-        elif package not in ANYWHERE and not (package in ON_TOP and top in ("experiment", "cli")):
-            wrong.append(name)
-    return wrong
+    return [name for name in sorted(imported(source)) if not allowed(module, name)]
 
 
 def test_only_the_choice_of_operations_knows_triton():

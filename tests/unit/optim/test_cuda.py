@@ -9,7 +9,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.optim import optimizer as optimizer_module
+from surefoot.optim import batching
 
 pytestmark = [
     pytest.mark.cuda,
@@ -134,7 +134,7 @@ def test_compiled_steps_are_the_eager_ones():
 def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
     """128 matrices of 4 MiB, 8 to a chunk: a step of all at once would need several times 512 MiB."""
     chunk = 32 << 20
-    monkeypatch.setitem(optimizer_module._CHUNK_BYTES, "cuda", chunk)
+    monkeypatch.setitem(batching.BATCH_BYTES, "cuda", chunk)
     params = [nn.Parameter(torch.randn(1024, 1024, device="cuda") / 32) for _ in range(128)]
     for p in params:
         p.grad = torch.randn_like(p)

@@ -1,0 +1,233 @@
+"""`RunningBound`: an upper bound on each weight's norm, kept from step to step, so that costly projections are rare.
+
+A projection under the spectral norm costs an eigendecomposition. But a step of size eta raises a norm by at most
+`eta * norm(direction)`, so an upper bound that was once proven grows by known amounts, and only a weight whose bound
+exceeds its radius is projected. The bound is a tensor "upper" in the optimizer's state: one number a matrix.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Eta, Geometry, expand
+from surefoot.linalg import device
+from surefoot.linalg.matmul_precision import full_precision
+
+log = logging.getLogger("surefoot")
+
+State = dict[str, Tensor]
+
+MARGIN, MARGIN_STEPS = 0.25, 16
+"""How far inside its ball a weight is projected by default: this part of the radius, or this many steps if less."""
+
+MARGIN_ASKED = 0.5
+"""The part of the radius for a period that was asked for: all of it would leave nothing of the weight."""
+
+SLACK = 1e-6
+"""A bound is kept where the norm is proven to be at most so much above it, relatively: far below every tolerance."""
+
+
+class RunningBound:
+    """Decides before each step whether the bounds in the state still hold, and computes new ones where they do not.
+
+    When it is trusted: a bound holds for the weights that this optimizer wrote last. Before a step the weights' present
+    fingerprint is compared with the one after the last step; where they differ (a loaded checkpoint, `p.data.copy_`,
+    rounding to half precision), the bound is revalidated.
+
+    When it is proven anew: on a CPU, when it exceeds the radius, by an exact projection. On an accelerator the host
+    must not read a number, so bounds are certified on a schedule that it knows: after `PostClip.certificate_period`
+    steps, after a write that the parameter's version or address shows, and at every step of a captured CUDA graph.
+
+    What an outside write does: on a CPU the old bound is kept where one Cholesky factor proves it, else the weight is
+    projected. On an accelerator the fingerprint is compared on the device; a write that the host cannot see
+    (`p.data.mul_`) leaves the Frobenius norm as the bound until the next certificate, which may scale the weight down
+    further than needed, never less.
+    """
+
+    def __init__(self) -> None:
+        self._fingerprints: dict[Tensor, Tensor] = {}
+        self._versions: dict[Tensor, tuple[int, int]] = {}
+        self._announced = False
+
+    @staticmethod
+    def init_state(w: Tensor, geometry: Geometry) -> State:
+        """The first "upper" for weights w: inf on a CPU, a certificate on an accelerator; empty for a cheap norm."""
+        if not geometry.costly:
+            return {}
+        unknown = w.new_full(w.shape[: -geometry.ndim], math.inf)
+        return {"upper": unknown if device.on_cpu(w) else geometry.certificate(w)}
+
+    @staticmethod
+    def enforce(
+        w: Tensor,
+        state: State,
+        geometry: Geometry,
+        radius: float,
+        eta: Eta,
+        longest: float,
+        period: int | None,
+    ) -> tuple[Tensor, State]:
+        """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
+
+        Weights are projected `(period - 1) * eta` inside the ball, so that no projection is needed for as many steps.
+        On an accelerator nothing is read on the host: each weight is multiplied by `min(1, radius / upper)` instead.
+
+        Args:
+            w: weights after their step, `(..., out, in)`.
+            state: with "upper", `(...)`, for the weights before it.
+            geometry: whose norm.
+            radius: in natural units.
+            eta: size of the step, broadcasting against w; where it is 0 the weight stays as it is.
+            longest: upper bound on the norm of the step's direction; inf if unknown.
+            period: of projections; None chooses, at most a quarter of the radius inside.
+
+        Returns:
+            `(weights, state)`.
+        """
+        if not w.numel():
+            return w, state
+        dims = tuple(range(-geometry.ndim, 0))
+        eta = device.scalar_like(eta, w, w.dtype)
+        eta = (eta.amax(dims) if eta.ndim else eta).expand(w.shape[: -geometry.ndim])
+        reach = eta * longest
+        rounding = math.sqrt(min(w.shape[-geometry.ndim :])) * torch.finfo(w.dtype).eps
+        upper = torch.where(eta > 0, state["upper"] * (1 + 2 * rounding) + reach, state["upper"])
+        if not device.on_cpu(w):
+            upper = torch.minimum(geometry.quick_bound(w), upper if math.isfinite(longest) else geometry.certificate(w))
+            scaled = w * expand(torch.where(eta > 0, radius / upper.clamp_min(radius), 1), geometry)
+            held = torch.where(upper > radius, radius * (1 + 4 * rounding), upper)
+            return scaled, {**state, "upper": torch.where(eta > 0, held, state["upper"])}
+        outside = (upper > radius) & (eta > 0)
+        if not bool(outside.any()):
+            return w, {**state, "upper": upper}
+        steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
+        margin = torch.where(reach.isfinite(), reach * (steps - 1), 0)  # steps of unknown length are all projected
+        inside = radius - margin.clamp(max=most * radius)
+        w = w.index_put((outside,), geometry.project(w[outside], expand(inside, geometry)[outside])[0])
+        return w, {**state, "upper": torch.where(outside, inside * (1 + 4 * rounding), upper)}
+
+    def revalidate(
+        self,
+        params: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        states: list[State],
+        geometry: Geometry,
+        due: bool = False,
+    ) -> list[State]:
+        """States whose "upper" bounds these weights: kept where it still does, reset or certified anew elsewhere.
+
+        Args:
+            params: k like parameters.
+            weights: their blocks, each `(k, n, out, in)`.
+            states: of each block, as the last step returned it.
+            geometry: whose norm.
+            due: on an accelerator, whether the last certificates have served their steps.
+
+        Returns:
+            The states, of each block; the argument itself where nothing is to be changed.
+        """
+        if "upper" not in states[0]:
+            return states
+        if not device.on_cpu(weights[0]):
+            return self._revalidate_on_device(params, weights, states, geometry, due)
+        changed = self._changed(params, fingerprint(weights))
+        if not bool(changed.any()):
+            return states
+        blocks = zip(weights, states, strict=True)
+        uppers = [_proven(w[changed], state["upper"][changed], geometry) for w, state in blocks]
+        return [
+            state | {"upper": state["upper"].index_put((changed,), upper)}
+            for state, upper in zip(states, uppers, strict=True)
+        ]
+
+    def _revalidate_on_device(
+        self,
+        params: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        states: list[State],
+        geometry: Geometry,
+        due: bool,
+    ) -> list[State]:
+        if not self._announced:
+            log.warning(
+                "PostClip on %s: matrices are scaled down by a proven bound on their norm, where a CPU clips singular "
+                "values, so that no step waits for the device",
+                params[0].device.type,
+            )
+            self._announced = True
+        if due or (params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            uppers = [geometry.certificate(w) for w in weights]
+        elif any(self._versions.get(p) != _version(p) for p in params):
+            uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
+        else:
+            changed = self._changed(params, fingerprint(weights))
+            uppers = [_where(changed, math.inf, state["upper"]) for state in states]
+        return [state | {"upper": upper} for state, upper in zip(states, uppers, strict=True)]
+
+    def record(self, params: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Remember that these parameters are now as this optimizer wrote them; weights are their blocks."""
+        self._fingerprints.update(zip(params, fingerprint(weights), strict=True))
+        if not device.on_cpu(weights[0]):
+            self._versions.update((p, _version(p)) for p in params)
+
+    def clear(self) -> None:
+        """Forget all fingerprints: every bound is revalidated before the next step."""
+        self._fingerprints.clear()
+        self._versions.clear()
+
+    def _changed(self, params: Sequence[Tensor], present: Tensor) -> Tensor:
+        """Whether each parameter differs from what was recorded, `(k,)`; True for one that never was."""
+        unknown = present.new_full(present.shape[1:], -1 if present.dtype == torch.int64 else math.nan)
+        recorded = torch.stack([self._fingerprints.get(p, unknown) for p in params])
+        return (recorded != present).any(1)
+
+
+def fingerprint(weights: Sequence[Tensor]) -> Tensor:
+    """Sums of each parameter's rows under pseudo-random weights of the columns, which a write or a permutation changes.
+
+    On a CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky
+    factor. On an accelerator the sum of `bits(w) * r` over 64-bit integers, which no order of summation changes.
+
+    Args:
+        weights: blocks of k like parameters, each `(k, n, out, in)` or `(k, n, size)`.
+
+    Returns:
+        `(k, rows)`: all rows of all blocks, float32 (float64), or int64 on an accelerator.
+
+    >>> w = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    >>> bool((fingerprint([w]) == fingerprint([w.flip(-1)])).any())
+    False
+    """
+    return torch.cat([_row_sums(w).flatten(1) for w in weights], 1)
+
+
+def _row_sums(w: Tensor) -> Tensor:
+    """`(..., rows)`; the weights of the columns are a multiplicative hash of their numbers."""
+    hashes = torch.arange(1, w.shape[-1] + 1, device=w.device) * 0x2545F4914F6CDD1D
+    hashes = hashes.bitwise_xor_(hashes >> 32).mul_(0x2545F4914F6CDD1D)
+    if device.on_cpu(w):
+        with full_precision(w.device):
+            return w @ (hashes.to(w.dtype) * 2.0**-64 + 1.5)  # between 1 and 2
+    bits = w.contiguous().view(torch.int64 if w.dtype == torch.float64 else torch.int32)
+    return (bits * hashes).sum(-1)
+
+
+def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
+    """upper where it is certain to bound w, to `SLACK`; elsewhere inf, on an accelerator a certificate."""
+    other = math.inf if device.on_cpu(w) else geometry.certificate(w)
+    return torch.where(geometry.is_below(w, upper * (1 + SLACK)), upper, other)
+
+
+def _where(rows: Tensor, value: float, other: Tensor) -> Tensor:
+    """`torch.where` with a condition `(k,)` on the leading dimension of other."""
+    return torch.where(rows.reshape(-1, *(1,) * (other.ndim - 1)), value, other)
+
+
+def _version(p: Tensor) -> tuple[int, int]:
+    """What the host knows of writes to a parameter without asking the device."""
+    return p._version, p.data_ptr()

@@ -1,0 +1,41 @@
+"""The stabilisers and geometries of the laws about a scheme's next weight."""
+
+import pytest
+
+from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowRMS, Spectral
+from surefoot.stabilise import (
+    Free,
+    Normalise,
+    PostClip,
+    PreDecay,
+    Rescale,
+    SpectralSphere,
+    Stiefel,
+    StreamingPostClip,
+    StreamingPreDecay,
+    WeightDecay,
+)
+from surefoot.stabilise.base import where_moved
+
+from .cases import CASES, Case
+
+RADIUS = 2.0
+BOUNDED = (PostClip(RADIUS), Rescale(RADIUS))
+DECAYING = (WeightDecay(1 / RADIUS), PreDecay(1 / RADIUS))
+STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
+SPHERES = (Normalise(RADIUS), SpectralSphere(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
+EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, *SPHERES, Stiefel(RADIUS))
+GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxNorm(), RMS())
+each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
+each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
+
+
+def moved(scheme, w, m, eta, geometry, cache=None):
+    """The next weight as a step makes it: the scheme's, and the old one where eta is 0."""
+    new, cache = scheme.move(w.clone(), m, eta, geometry, geometry, cache)
+    dims = () if scheme.independent else tuple(range(-geometry.ndim, 0))
+    return where_moved(eta, dims, new, w), cache
+
+
+def case_of(geometry) -> Case:
+    return next(case for case in CASES if case.geometry == geometry)

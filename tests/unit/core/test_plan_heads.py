@@ -1,0 +1,130 @@
+"""The plan's language-model head: declared, by shape, tied, given by the caller, or refused."""
+
+import pytest
+import torch
+from plan_helpers import Language, roles, tied
+from torch import nn
+
+from surefoot import Plan
+
+
+def test_head_by_shape_beside_the_embedding():
+    plan = Plan.of(Language())
+    assert {name: plan[name].role.name for name in plan} == {
+        "table.weight": "embedding",
+        "hidden.weight": "linear",
+        "hidden.bias": "bias",
+        "norm.weight": "gain",
+        "norm.bias": "bias",
+        "out.weight": "head",
+    }
+    assert "beside Embedding(V, d)" in plan["out.weight"].why
+
+
+def test_head_by_get_output_embeddings_wins_over_shape():
+    class Declared(Language):
+        def __init__(self):
+            super().__init__()
+            self.twin = nn.Linear(8, 50)
+
+        def get_output_embeddings(self):
+            return self.twin
+
+    plan = Plan.of(Declared())
+    assert plan["twin.weight"].role.name == "head"
+    assert plan["out.weight"].role.name == "linear"
+    assert plan["twin.bias"].role.name == "bias"
+    assert "get_output_embeddings" in plan["twin.weight"].why
+
+
+def test_a_model_that_declares_no_head_has_none():
+    class Headless(Language):
+        def get_output_embeddings(self):
+            return None
+
+    assert roles(Headless())["out.weight"] == "linear"
+
+
+@pytest.mark.parametrize(("multiplier", "role"), [(None, "head"), (1 / 8, "embedding")])
+def test_tied_by_identity_has_one_explicit_policy(multiplier, role):
+    model = tied() if multiplier is None else tied(output_multiplier=multiplier)
+    plan = Plan.of(model)
+    assert plan["table.weight"].role.name == role
+    assert "tied (table.weight, out.weight)" in plan["table.weight"].why
+    assert "out.weight" not in set(plan)  # once
+    assert ("output_multiplier" in plan["table.weight"].why) == (multiplier is not None)
+
+
+def test_tied_head_whose_first_name_is_the_heads():
+    class Declared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(8, 50, bias=False)
+            self.table = nn.Embedding(50, 8)
+            self.table.weight = self.out.weight
+
+        def get_output_embeddings(self):
+            return self.out
+
+    assert roles(Declared()) == {"out.weight": "head"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"twin": nn.Linear(8, 50)}, "out, twin could each be"),
+        ({"out": nn.Linear(8, 3)}, "no Linear"),
+    ],
+    ids=["two candidates", "none"],
+)
+def test_an_unclear_head_raises_and_names_the_remedy(extra, message):
+    model = Language()
+    for name, module in extra.items():
+        setattr(model, name, module)
+    with pytest.raises(ValueError, match=message) as error:
+        Plan.of(model)
+    assert "head='" in str(error.value)
+    assert "head=()" in str(error.value)
+    assert roles(model, head="out")["out.weight"] == "head"
+    assert "head" not in roles(model, head=()).values()
+
+
+def test_several_heads_can_be_given_and_an_unknown_one_raises():
+    model = Language()
+    model.twin = nn.Linear(8, 50)
+    assert list(roles(model, head=("out", "twin")).values()).count("head") == 2
+    with pytest.raises(ValueError, match="'outt'"):
+        Plan.of(model, head="outt")
+
+
+def test_given_head_that_owns_no_weight_raises():
+    model = Language(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 50)))
+    with pytest.raises(ValueError, match="out"):
+        Plan.of(model, head="out")
+
+
+def test_no_head_is_looked_for_without_an_embedding():
+    assert set(roles(nn.Sequential(nn.Linear(8, 50), nn.Linear(50, 8))).values()) == {"linear", "bias"}
+
+
+def test_names_mean_nothing():
+    class Misleading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm_head_norm = nn.RMSNorm(8)
+            self.embedding_proj = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 8)
+            self.linear = nn.Embedding(50, 8)
+            self.bias = nn.Linear(8, 50, bias=False)
+            self.weight_gain_embed = nn.Parameter(torch.ones(8))
+
+    assert roles(Misleading()) == {
+        "weight_gain_embed": "scalar",
+        "lm_head_norm.weight": "gain",
+        "embedding_proj.weight": "linear",
+        "embedding_proj.bias": "bias",
+        "head.weight": "linear",
+        "head.bias": "bias",
+        "linear.weight": "embedding",
+        "bias.weight": "head",
+    }

@@ -1,0 +1,165 @@
+"""The plan's initial values: their norms, and what they depend on and do not."""
+
+import math
+
+import pytest
+import torch
+from plan_helpers import Language
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, recipes
+
+
+def spectral(w):
+    """Natural norm of a linear weight `(out, in)`, in float64."""
+    return float(torch.linalg.matrix_norm(w.detach().double(), 2)) * math.sqrt(w.shape[1] / w.shape[0])
+
+
+@pytest.mark.parametrize("width", [64, 128, 256, 512])
+def test_initial_norms_are_about_one_at_every_width(width):
+    model = nn.ModuleDict(
+        {
+            "square": nn.Linear(width, width),
+            "wide": nn.Linear(4 * width, width),
+            "tall": nn.Linear(width, 4 * width),
+            "table": nn.Embedding(300, width),
+            "head": nn.Linear(width, 300),
+            "conv": nn.Conv2d(width // 4, width, 3, groups=4),
+            "norm": nn.LayerNorm(width),
+        }
+    )
+    plan = Plan.of(model, head="head")
+    plan.initialise_(model, seed=3)
+    for name in ("square", "wide", "tall"):
+        assert 0.9 < spectral(model[name].weight) < 1.06
+        assert not model[name].bias.any()
+    rms = model["table"].weight.square().mean(-1).sqrt()
+    assert rms.max() < 1 + 3.2 / math.sqrt(width)
+    assert rms.min() > 1 - 3.2 / math.sqrt(width)
+    head = width * model["head"].weight.square().mean(-1).sqrt()
+    assert 1 < head.max() < 1 + 3.2 / math.sqrt(width)
+    for kernel in model["conv"].weight.reshape(4, width // 4, -1):
+        assert 0.85 < spectral(kernel) < 1.1
+    assert bool((model["norm"].weight == 1).all())
+    assert not model["norm"].bias.any()
+
+
+def test_initial_standard_deviations():
+    model = Language(vocab=2000, width=128)
+    Plan.of(model).initialise_(model)
+    assert model.table.weight.std().item() == pytest.approx(1, rel=0.01)
+    assert model.out.weight.std().item() == pytest.approx(1 / 128, rel=0.01)
+    assert model.hidden.weight.std().item() == pytest.approx(1 / (2 * math.sqrt(128)), rel=0.02)
+    layer = nn.Linear(100, 900)
+    Plan.of(layer).initialise_(layer)
+    assert layer.weight.std().item() == pytest.approx(3 / (10 + 30), rel=0.01)  # fan-in and fan-out differ
+
+
+def initialised(model, seed=0, recipe=None, **kwargs):
+    Plan.of(model, recipe, **kwargs).initialise_(model, seed)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_initialisation_is_deterministic_in_the_seed_and_leaves_the_global_generator():
+    torch.manual_seed(5)
+    a, b = Language(), Language()
+    before = torch.get_rng_state()
+    first, second, other = initialised(a), initialised(b), initialised(a, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert same(first, second)
+    assert same(first, initialised(a))
+    assert not torch.equal(first["hidden.weight"], other["hidden.weight"])
+
+
+def test_equal_shapes_get_different_values():
+    values = initialised(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    assert not torch.equal(values["0.weight"], values["1.weight"])
+
+
+def test_initialisation_does_not_depend_on_the_order_or_the_company():
+    class Reversed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(8, 50, bias=False)
+            self.extra = nn.Linear(8, 3)
+            self.hidden = nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+            self.table = nn.Embedding(50, 8)
+
+    a, b = initialised(Language()), initialised(Reversed())
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [recipes.moga_row(1.5), recipes.moga_column(), recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd()],
+    ids=lambda recipe: recipe.name,
+)
+def test_initialisation_does_not_depend_on_the_recipe(recipe):
+    assert same(initialised(Language()), initialised(Language(), recipe=recipe))
+    assert same(initialised(Language()), initialised(Language(), stabiliser=sf.PostClip(0.1)))
+
+
+def test_initialisation_does_not_depend_on_default_dtype_and_device():
+    model, expected = Language(), initialised(Language())
+    plan = Plan.of(model)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            plan.initialise_(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(expected, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def test_initialisation_by_way_of_the_meta_device():
+    with torch.device("meta"):
+        model = Language()
+    plan = Plan.of(model)
+    assert plan.hash == Plan.of(Language()).hash
+    plan.initialise_(model)  # nothing to write to, and no error
+    assert model.hidden.weight.is_meta
+    model.to_empty(device="cpu")
+    plan.initialise_(model)
+    assert same(initialised(Language()), {name: p.detach() for name, p in model.named_parameters()})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_initialisation_in_other_dtypes_is_the_rounded_float32_value(dtype):
+    expected, values = initialised(Language()), initialised(Language().to(dtype))
+    assert all(values[name].dtype == dtype and torch.equal(values[name], expected[name].to(dtype)) for name in expected)
+
+
+def test_initialisation_of_parameters_that_are_not_contiguous():
+    conv, plain = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last), nn.Conv2d(4, 8, 3)
+    linear, transposed = nn.Linear(6, 4), nn.Linear(6, 4)
+    transposed.weight = nn.Parameter(torch.zeros(6, 4).T)
+    assert not conv.weight.is_contiguous()
+    assert not transposed.weight.is_contiguous()
+    assert same(initialised(plain), initialised(conv))
+    assert same(initialised(linear), initialised(transposed))
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_initialisation_leaves_frozen_parameters_and_buffers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[0].weight.requires_grad_(False).fill_(7)
+    model[1].running_mean.fill_(3)
+    initialised(model)
+    assert bool((model[0].weight == 7).all())
+    assert bool((model[1].running_mean == 3).all())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [(nn.Sequential(nn.Linear(4, 4)), "weight is missing"), (nn.Linear(4, 5), r"weight has shape \(5, 4\)")],
+    ids=["missing", "shape"],
+)
+def test_initialising_another_model_raises(other, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.of(nn.Linear(4, 4)).initialise_(other)

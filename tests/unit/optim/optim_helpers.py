@@ -1,0 +1,103 @@
+"""A model with a parameter of every kind, optimizers of one parameter, and comparisons, for the optimizer's tests."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, SteepestDescent, recipes
+
+RECIPES = [
+    recipes.beyond_mup(),
+    recipes.moga_row(1.5),
+    recipes.moga_column(),
+    recipes.muon(),
+    recipes.scion(),
+    recipes.lion(),
+    recipes.sign_sgd(),
+    recipes.hyperball(),
+]
+STABILISERS = [
+    sf.WeightDecay(2.0),
+    sf.PostClip(0.5),
+    sf.PreDecay(2.0),
+    sf.Rescale(0.5),
+    sf.Normalise(0.5),
+    sf.SpectralSphere(0.5),
+]
+ROLES = {"linear": (6, 4), "embedding": (9, 4), "head": (9, 4), "gain": (7,), "bias": (7,), "scalar": ()}
+by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+
+
+class Small(nn.Module):
+    """A parameter of every kind; 3 tokens of 11 are seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.conv = nn.Conv1d(6, 6, 3, padding=1, groups=2)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.up = nn.Linear(6, 24)
+        self.down = nn.Linear(24, 6)
+        self.norm = nn.LayerNorm(6)
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.out = nn.Linear(6, 11, bias=False)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        x = x + self.conv(x.mT).mT
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = x + self.down(self.up(self.norm(x)).relu())
+        return self.out(self.norm(x)) * self.temperature
+
+
+def small(seed=0):
+    model = Small()
+    Plan.of(model).initialise_(model, seed)
+    return model
+
+
+def backward(model, seed):
+    """Gradients on random tokens of 0, 1, 2."""
+    tokens = torch.randint(3, (4, 5), generator=torch.Generator().manual_seed(seed))
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
+    loss.backward()
+    return loss
+
+
+def noise(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def one(role, value, **options):
+    """A parameter with this value and an optimizer of it alone."""
+    w = nn.Parameter(value.clone())
+    return w, SteepestDescent([{"params": [w], "role": role}], **{"lr": 0.1, **options})
+
+
+def stepped(role, value, *gradients, **options):
+    """The value after a step with each gradient."""
+    w, optimizer = one(role, value, **options)
+    for gradient in gradients:
+        w.grad = gradient.clone()
+        optimizer.step()
+    return w.detach()
+
+
+def weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def bits(x):
+    return x.detach().contiguous().view({4: torch.int32, 2: torch.int16}[x.element_size()])
+
+
+def same(a, b):
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(bits(a[name]), bits(b[name])) for name in a)
+
+
+def spectral(w):
+    return float(torch.linalg.matrix_norm(w.detach().double(), 2)) * math.sqrt(w.shape[1] / w.shape[0])

@@ -1,0 +1,197 @@
+"""Like parameters stepped together, pieces of large ones, and shapes and layouts: the step of each alone."""
+
+import math
+
+import pytest
+import torch
+from optim_helpers import by_name, noise, one, small, stepped, weights
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, SteepestDescent
+from surefoot.optim import batching
+from surefoot.step import step as take
+
+
+@pytest.mark.parametrize("role", ["linear", "embedding", "head"])
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)], ids=str)
+def test_empty_matrices(role, shape):
+    full, empty = nn.Parameter(noise(6, 4)), nn.Parameter(torch.zeros(shape))
+    optimizer = SteepestDescent([{"params": [full, empty], "role": role}], lr=0.1)
+    full.grad, empty.grad = noise(6, 4, seed=1), torch.zeros(shape)
+    before = full.detach().clone()
+    optimizer.step()
+    assert empty.shape == shape
+    assert not torch.equal(before, full.detach())
+    assert optimizer.stability()["group0.1"]["forward_upper"] == 0
+
+
+def test_like_parameters_together_step_as_each_alone():
+    shape, count = (512, 512), 6  # more than one chunk on a CPU
+    values = [noise(*shape, seed=s) for s in range(count)]
+    gradients = [noise(*shape, seed=10 + s) * 10.0**s for s in range(count)]
+    ws = [nn.Parameter(v.clone()) for v in values]
+    optimizer = SteepestDescent([{"params": ws, "role": "linear"}], lr=1.0)
+    for w, g in zip(ws, gradients, strict=True):
+        w.grad = g
+    optimizer.step()
+    for w, value, g in zip(ws, values, gradients, strict=True):
+        assert torch.allclose(w.detach(), stepped("linear", value, g, lr=1.0), atol=1e-5)
+
+
+@by_name
+def test_like_layers_of_a_model_step_as_each_alone(recipe):
+    layers = nn.ModuleList(nn.Conv1d(4, 6, 3, groups=2) for _ in range(3))
+    plan = Plan.of(layers, recipe)
+    alone = [nn.ModuleList([layer]) for layer in layers]
+    copies = nn.ModuleList(nn.Conv1d(4, 6, 3, groups=2) for _ in range(3))
+    copies.load_state_dict(layers.state_dict())
+    for seed, (p, q) in enumerate(zip(layers.parameters(), copies.parameters(), strict=True)):
+        p.grad = noise(*p.shape, seed=seed)
+        q.grad = p.grad.clone()
+    SteepestDescent(copies, plan, lr=0.01).step()
+    for model in alone:
+        SteepestDescent(model, Plan.of(model, recipe), lr=0.01).step()
+    for p, q in zip(layers.parameters(), copies.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6)
+
+
+def test_channels_last_takes_the_same_step_and_stays():
+    plain, last = nn.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3)
+    last.load_state_dict(plain.state_dict())
+    last = last.to(memory_format=torch.channels_last)
+    optimizers = [SteepestDescent(m, Plan.of(m, stabiliser=sf.PostClip(1.0)), lr=0.1) for m in (plain, last)]
+    for seed in range(3):
+        for model, optimizer in zip((plain, last), optimizers, strict=True):
+            model(noise(1, 4, 5, 5, seed=seed)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert last.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not last.weight.is_contiguous()
+    assert torch.allclose(plain.weight, last.weight, atol=1e-4)
+
+
+def test_transposed_weight_takes_the_same_step():
+    value, g = noise(4, 6), noise(4, 6, seed=1)
+    w = nn.Parameter(value.T.contiguous().T)
+    optimizer = SteepestDescent([{"params": [w], "role": "linear"}], lr=0.1)
+    for _ in range(2):
+        w.grad = g.T.contiguous().T
+        optimizer.step()
+    assert w.stride() == (1, 4)
+    assert torch.allclose(w.detach(), stepped("linear", value, g, g), atol=1e-6)
+
+
+def states(optimizer):
+    return {f"{i}.{name}": x for i, s in optimizer.state_dict()["state"].items() for name, x in s.items()}
+
+
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.WeightDecay(2.0), sf.PostClip(0.5), sf.Rescale(0.5)], ids=repr)
+@by_name
+def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
+    """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
+    found = []
+    monkeypatch.setattr(batching, "LINE", 1)
+    for budget in (1 << 20, 40):
+        monkeypatch.setitem(batching.PIECE_BYTES, "cpu", budget)
+        model = small()
+        optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=stabiliser), lr=0.1)
+        for seed in range(3):
+            for p in model.parameters():
+                p.grad = noise(*p.shape, seed=seed)
+            model.table.weight.grad[3:] = 0
+            optimizer.step()
+        found.append(weights(model) | states(optimizer))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ["embedding", "gain"])
+def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
+    monkeypatch.setitem(batching.PIECE_BYTES, "cpu", 64)
+    w, optimizer = one(role, noise(64, 4) if role == "embedding" else noise(256))
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    before, momentum = w.detach().clone(), optimizer.state[w]["momentum"].clone()
+    w.grad.view(-1)[-1] = math.inf
+    optimizer.step()
+    assert torch.equal(w, before)
+    assert torch.equal(optimizer.state[w]["momentum"], momentum)
+    assert int(optimizer.state[w]["skipped"]) == 1
+
+
+def test_vectors_of_like_size_and_other_shapes():
+    """`(4, 3)` and `(12,)` have blocks of one shape; each keeps its own."""
+    together = [nn.Parameter(noise(4, 3)), nn.Parameter(noise(12, seed=1))]
+    alone = [nn.Parameter(p.detach().clone()) for p in together]
+    for i, (p, q) in enumerate(zip(together, alone, strict=True)):
+        p.grad, q.grad = noise(*p.shape, seed=2 + i), noise(*p.shape, seed=2 + i)
+    whole = SteepestDescent([{"params": together, "role": "scalar"}], lr=0.1)
+    for _ in range(2):
+        whole.step()
+    for p, q in zip(together, alone, strict=True):
+        single = SteepestDescent([{"params": [q], "role": "scalar"}], lr=0.1)
+        for _ in range(2):
+            single.step()
+        assert torch.equal(p, q)
+        assert torch.equal(whole.state[p]["momentum"], single.state[q]["momentum"])
+
+
+def test_autograd_sees_a_write_to_weights_that_lie_side_by_side():
+    params = [nn.Parameter(noise(4, 3)) for _ in range(3)]
+    for p, w in zip(params, noise(3, 4, 3).unbind(), strict=True):
+        p.data, p.grad = w, torch.ones(4, 3)
+    loss = (noise(2, 3).requires_grad_() @ params[1].T).square().sum()
+    loss.backward(retain_graph=True)
+    SteepestDescent([{"params": params, "role": "linear"}], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_momenta_of_like_parameters_lie_side_by_side():
+    """So a step stacks them without a copy; where one is missing they are copied, and no memory is added."""
+    params = [nn.Parameter(noise(4, 3, seed=i)) for i in range(3)]
+    single = [nn.Parameter(p.detach().clone()) for p in params]
+    together = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+    alone = [SteepestDescent([{"params": [p], "role": "linear"}], lr=0.1) for p in single]
+    for step, missing in enumerate((None, None, 1, 0, None)):
+        for i, (p, q) in enumerate(zip(params, single, strict=True)):
+            p.grad = None if i == missing else noise(4, 3, seed=10 * step + i)
+            q.grad = None if i == missing else noise(4, 3, seed=10 * step + i)
+        for optimizer in (together, *alone):
+            optimizer.step()
+        momenta = [together.state[p]["momentum"] for p in params]
+        assert len({m.untyped_storage().data_ptr() for m in momenta}) == 1
+        assert momenta[0].untyped_storage().nbytes() == 3 * 4 * 3 * 4
+        for p, q, optimizer in zip(params, single, alone, strict=True):
+            assert torch.equal(p, q)
+            assert torch.equal(together.state[p]["momentum"], optimizer.state[q]["momentum"])
+
+
+def test_momenta_lie_side_by_side_again_after_loading_and_each_is_saved_alone():
+    params = [nn.Parameter(noise(4, 3, seed=i)) for i in range(3)]
+    optimizer = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+
+    def storages():
+        for p in params:
+            p.grad = noise(4, 3)
+        optimizer.step()
+        return {optimizer.state[p]["momentum"].untyped_storage().data_ptr() for p in params}
+
+    assert len(storages()) == 1
+    saved = optimizer.state_dict()
+    assert saved["state"][1]["momentum"].untyped_storage().nbytes() == 4 * 3 * 4, "one carries its whole bucket"
+    optimizer.load_state_dict(saved)
+    assert len(storages()) == 1
+
+
+def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
+    """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
+    calls = []
+    monkeypatch.setitem(batching.PIECE_BYTES, "cpu", 64)
+    for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least
+        calls.clear()
+        w = nn.Parameter(noise(64, 4))
+        w.grad = noise(64, 4, seed=1)
+        counted = lambda *arguments: calls.append(arguments) or take(*arguments)  # noqa: E731
+        SteepestDescent([{"params": [w], "role": role}], lr=0.1, step=counted).step()
+        assert len(calls) == count

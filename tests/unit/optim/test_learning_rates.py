@@ -1,0 +1,95 @@
+"""Learning rates: torch's schedulers, tensors as rates, and rates of zero."""
+
+import dataclasses
+
+import pytest
+import torch
+from optim_helpers import (
+    STABILISERS,
+    noise,
+    stepped,
+)
+from torch import nn
+from torch.optim import lr_scheduler
+
+import surefoot as sf
+from surefoot import SteepestDescent
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (t + 1)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.5),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 1, 0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 2], 0.5),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.25, 1.0, 2),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=False),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5, cycle_momentum=False),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.5, 5), lr_scheduler.ExponentialLR(o, 0.5)], [1]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.5)], o
+    ),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.01, anneal_epochs=2),
+}
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("name", [n for n in lr_scheduler.__all__ if n not in ("LRScheduler", "ReduceLROnPlateau")])
+def test_every_scheduler_sets_the_step_size(name, tensor):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    gain, scale = model[1].weight, sf.Plan.of(model)["1.weight"].role.lr_scale((1, 4))
+    optimizer = SteepestDescent(model, lr=torch.tensor(0.1) if tensor else 0.1)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates = []
+    for _ in range(4):
+        rates.append({float(g["lr"]) for g in optimizer.param_groups})
+        before = gain.detach().clone()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert torch.allclose(before - gain.detach(), scale * torch.tensor(rates[-1].copy().pop()), atol=1e-6)
+        scheduler.step()
+    assert all(len(rate) == 1 for rate in rates)  # one number for all groups
+    assert len(set.union(*rates)) > 1
+
+
+def test_swa_schedule():
+    optimizer = SteepestDescent(nn.LayerNorm(4), lr=0.1)
+    scheduler = SCHEDULERS["SWALR"](optimizer)
+    optimizer.step()
+    for _ in range(2):
+        scheduler.step()
+    assert {g["lr"] for g in optimizer.param_groups} == {0.01}
+
+
+def test_reduce_on_plateau():
+    optimizer = SteepestDescent(nn.Linear(3, 2), lr=0.1)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step(1.0)
+    assert {g["lr"] for g in optimizer.param_groups} == {0.025}
+
+
+def test_learning_rate_as_a_tensor_takes_the_same_step():
+    value, g = noise(6, 4), noise(6, 4, seed=1)
+    expected = stepped("linear", value, g, g, lr=0.125)
+    assert torch.equal(expected, stepped("linear", value, g, g, lr=torch.tensor(0.125)))
+
+
+@pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
+def test_a_rate_may_be_a_tensor_of_one_entry(stabiliser):
+    weights = []
+    for lr in (0.1, torch.tensor(0.1), torch.tensor([0.1])):
+        p = nn.Parameter(noise(6, 4))
+        p.grad = noise(6, 4, seed=1)
+        role = dataclasses.replace(sf.roles.by_name("linear"), stabiliser=stabiliser)
+        SteepestDescent([{"params": [p], "role": role}], lr=lr).step()
+        weights.append(p.detach())
+    for w in weights[1:]:
+        torch.testing.assert_close(w, weights[0])

@@ -1,0 +1,118 @@
+"""State and dtypes: momentum as the average of gradients, rounding, memory per parameter, and random numbers."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from optim_helpers import (
+    ROLES,
+    backward,
+    bits,
+    by_name,
+    noise,
+    one,
+    small,
+)
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, SteepestDescent, recipes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lookahead", [None, 0.9, 0.5])
+@pytest.mark.parametrize("role", ROLES)
+def test_momentum_is_the_average_of_the_gradients(role, lookahead, dtype):
+    """Normalising must not write to it, whatever the direction is computed from (torch's Muon did, in bfloat16)."""
+    rule = dataclasses.replace(recipes.NATURAL[role], momentum=sf.Momentum(0.9, lookahead))
+    w, optimizer = one(rule, noise(*ROLES[role]).to(dtype))
+    average = torch.zeros(ROLES[role], dtype=torch.float64)
+    for seed in range(6):
+        w.grad = noise(*ROLES[role], seed=seed).to(dtype)
+        average = 0.9 * average + 0.1 * w.grad.double()
+        optimizer.step()
+        assert optimizer.state[w]["momentum"].dtype == torch.float32
+        assert torch.allclose(optimizer.state[w]["momentum"].double(), average, atol=1e-6)
+
+
+def test_lookahead_uses_the_old_momentum():
+    rule = sf.Role("own", sf.RMS(), view=recipes.NATURAL["bias"].view, momentum=sf.Momentum(0.9, 0.5))
+    w, optimizer = one(rule, torch.zeros(4), lr=1.0)
+    gradients = [noise(4, seed=s) for s in (1, 2)]
+    for g in gradients:
+        before = w.detach().clone()
+        w.grad = g
+        optimizer.step()
+    look = 0.5 * 0.1 * gradients[0] + 0.5 * gradients[1]
+    assert torch.allclose(before - w.detach(), look / look.square().mean().sqrt(), atol=1e-6)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_low_precision_weights_are_rounded_once(role):
+    value = noise(*ROLES[role]).bfloat16()
+    w, optimizer = one(role, value)
+    exact, twin = one(role, value.float())
+    for seed in range(4):
+        w.grad = noise(*ROLES[role], seed=seed).bfloat16()
+        exact.grad = w.grad.float()
+        optimizer.step()
+        twin.step()
+        assert torch.equal(bits(w), bits(exact.bfloat16()))
+        with torch.no_grad():
+            exact.copy_(exact.bfloat16())
+    assert torch.equal(optimizer.state[w]["momentum"], twin.state[exact]["momentum"])
+
+
+def test_double_precision_is_kept():
+    value, g = noise(6, 4).double(), noise(6, 4, seed=1).double()
+    w, optimizer = one("linear", value, lr=1.0)
+    w.grad = g
+    optimizer.step()
+    u, _, vh = torch.linalg.svd(g, full_matrices=False)
+    assert optimizer.state[w]["momentum"].dtype == torch.float64
+    assert torch.allclose(value - w.detach(), math.sqrt(6 / 4) * u @ vh, atol=1e-3)
+    assert torch.allclose(optimizer.state[w]["momentum"], 0.05 * g, atol=1e-15)
+
+
+@by_name
+def test_state_is_four_bytes_a_parameter(recipe):
+    class Model(nn.Module):
+        def __init__(self, d=64, v=256):
+            super().__init__()
+            self.table, self.out = nn.Embedding(v, d), nn.Linear(d, v, bias=False)
+            self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(d, 4, 3 * d) for _ in range(2))
+
+    model = Model()
+    optimizer = SteepestDescent(model, Plan.of(model, recipe), lr=0.1)
+    for p in model.parameters():
+        p.grad = noise(*p.shape)
+    optimizer.step()
+    sizes = [t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values()]
+    entries = sum(p.numel() for p in model.parameters())
+    limit = {"sign_sgd": 0.1, "muon(keller)": 8.1}.get(recipe.name, 4.1)
+    assert sum(sizes) / entries <= limit
+
+
+def test_state_holds_tensors_and_the_groups_plain_values():
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.1)
+    backward(model, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert all(isinstance(v, torch.Tensor) for entry in state["state"].values() for v in entry.values())
+    for group in state["param_groups"]:
+        assert all(isinstance(v, (str, int, float, bool, list)) for v in group.values())
+    names = str([{k: v for k, v in g.items() if k != "param_names"} for g in state["param_groups"]])
+    assert "up.weight" not in names
+
+
+@by_name
+def test_a_step_draws_no_random_numbers(recipe):
+    model = small()
+    optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=sf.PostClip(0.5)), lr=0.1)
+    backward(model, 0)
+    before = torch.get_rng_state()
+    for _ in range(2):
+        optimizer.step()
+    assert torch.equal(before, torch.get_rng_state())

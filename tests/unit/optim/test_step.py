@@ -1,0 +1,182 @@
+"""One step: its loss, its gradients, its size and descent, and bounds that hold whoever wrote the weight."""
+
+import math
+
+import pytest
+import torch
+from optim_helpers import ROLES, backward, by_name, noise, one, same, small, spectral, stepped, weights
+from torch import nn
+
+import surefoot as sf
+from surefoot import Plan, SteepestDescent
+
+
+def test_step_returns_the_closures_loss_and_enables_gradients():
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.01)
+    seen = []
+
+    def closure():
+        optimizer.zero_grad()
+        seen.append(torch.is_grad_enabled())
+        return backward(model, 0)
+
+    before = weights(model)
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert seen == [True]
+    assert loss.item() > 0
+    assert not same(before, weights(model))
+    assert optimizer.step() is None
+
+
+@by_name
+def test_maximize_climbs(recipe):
+    after = []
+    for sign in (1, -1):
+        model = small()
+        optimizer = SteepestDescent(model, Plan.of(model, recipe), lr=0.001, maximize=sign < 0)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, step)
+            for p in model.parameters():
+                p.grad = noise(*p.shape, seed=step) * sign
+            optimizer.step()
+        after.append(weights(model))
+    assert same(*after)
+
+
+def test_sparse_gradient_is_a_clear_error():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = SteepestDescent(table, Plan.of(table, head=()), lr=0.1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"sparse gradients.*sparse=False"):
+        optimizer.step()
+
+
+@by_name
+def test_gradients_are_not_written_to(recipe):
+    model = small()
+    optimizer = SteepestDescent(model, Plan.of(model, recipe), lr=0.1)
+    for step in range(2):
+        backward(model, step)
+        before = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        assert same(before, {name: p.grad for name, p in model.named_parameters()})
+
+
+def test_gradient_accumulation_is_the_step_of_the_sum():
+    a, b = small(), small()
+    for seed in (0, 1):
+        backward(a, seed)
+    sums = [p.grad.clone() for p in a.parameters()]
+    for p, g in zip(b.parameters(), sums, strict=True):
+        p.grad = g
+    for model in (a, b):
+        SteepestDescent(model, lr=0.1).step()
+    assert same(weights(a), weights(b))
+
+
+def test_gradient_scaler_changes_nothing_and_skips_an_overflow():
+    a, b = small(), small()
+    scaler, plain = SteepestDescent(a, lr=0.1), SteepestDescent(b, lr=0.1)
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    tokens = torch.tensor([[0, 1, 2]])
+    scale.scale(a(tokens).square().mean()).backward()
+    b(tokens).square().mean().backward()
+    scale.step(scaler)
+    scale.update()
+    plain.step()
+    assert same(weights(a), weights(b))
+    before = weights(a)
+    a.up.weight.grad.fill_(math.inf)
+    scale.scale(a(tokens).square().mean()).backward()
+    scale.step(scaler)
+    scale.update()
+    assert same(before, weights(a))
+    assert scale.get_scale() == 2.0**9
+
+
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float32], ids=str)
+def test_gradient_of_another_dtype(weight):
+    value = noise(6, 4).to(weight)
+    other = torch.float32 if weight == torch.bfloat16 else torch.float64
+    g = noise(6, 4, seed=1).to(other)
+    w, optimizer = one("linear", value)
+    w.grad_dtype = None
+    w.grad = g
+    optimizer.step()
+    assert optimizer.state[w]["momentum"].dtype == torch.float32
+    assert torch.equal(w.detach(), stepped("linear", value.float(), g.float()).to(weight))
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12, 1e25])
+@pytest.mark.parametrize("role", ROLES)
+def test_the_size_of_the_gradient_does_not_matter(role, scale):
+    value, g = noise(*ROLES[role]), [noise(*ROLES[role], seed=s) for s in (1, 2)]
+    expected = stepped(role, value, *g, lr=1.0)
+    assert torch.allclose(expected, stepped(role, value, *(x * scale for x in g), lr=1.0), atol=1e-5)
+    assert (expected - value).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("geometry", [sf.MeanOperator(1.5, math.inf), sf.MeanOperator(1, 2), sf.RowMean(3.0)], ids=str)
+def test_the_size_of_the_gradient_does_not_matter_to_general_exponents(geometry):
+    role, value, g = sf.Role("own", geometry), noise(6, 4), noise(6, 4, seed=1)
+    assert torch.allclose(stepped(role, value, g), stepped(role, value, g * 1e-25), atol=1e-5)
+
+
+@pytest.mark.parametrize("stabiliser", [sf.PostClip(0.5), sf.Rescale(0.5)], ids=str)
+def test_weights_written_from_outside_are_bounded_on_the_next_step(stabiliser):
+    model = small()
+    optimizer = SteepestDescent(model, Plan.of(model, stabiliser=stabiliser), lr=0.1)
+    ema = {name: 20 * p for name, p in weights(model).items()}
+
+    def check():
+        optimizer.zero_grad()
+        backward(model, 0)
+        optimizer.step()
+        assert spectral(model.up.weight) <= 0.5 * 1.001
+        assert spectral(model.down.weight) <= 0.5 * 1.001
+        assert model.table.weight.square().mean(-1).sqrt().max() <= 0.5 * 1.001
+        assert 6 * model.out.weight.square().mean(-1).sqrt().max() <= 0.5 * math.log(11) * 1.001
+        assert model.norm.weight.abs().max() <= 0.5 * 1.001
+
+    for _ in range(3):
+        check()
+    with torch.no_grad():
+        model.up.weight.mul_(50)  # a reset in place
+    check()
+    model.load_state_dict(ema)  # a swap
+    check()
+    model.down.weight.data = 20 * torch.ones(6, 24)  # around the version counter
+    check()
+
+
+@pytest.mark.parametrize("role", ["linear", "conv", "embedding", "head", "bias", "gain"])
+def test_a_fresh_step_has_norm_lr(role):
+    shape = {"conv": (6, 4, 3)}.get(role) or ROLES[role]
+    w, optimizer = one(role, torch.zeros(shape), lr=0.25)
+    w.grad = noise(*shape)
+    optimizer.step()
+    numbers = optimizer.stability()["group0.0"]
+    assert numbers["forward_lower"] == pytest.approx(0.25, rel=0.35 if role in ("linear", "conv") else 1e-5)
+    assert numbers["forward_lower"] <= 0.25 * 1.001
+    assert numbers["update_upper"] == pytest.approx(0.25)
+
+
+def test_the_step_descends():
+    for role, shape in ROLES.items():
+        g = noise(*shape)
+        assert (stepped(role, torch.zeros(shape), g) * g).sum() < 0
+
+
+def test_stability_reports_every_parameter_in_natural_units():
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.02)
+    report = optimizer.stability()
+    assert {name.partition("[")[0] for name in report} == {name for name, _ in model.named_parameters()}
+    assert report["up.weight"]["forward_lower"] == pytest.approx(spectral(model.up.weight), rel=0.02)
+    assert report["out.weight"]["update_upper"] == pytest.approx(16 * 0.02)
+    assert report["table.weight"]["forward_upper"] == pytest.approx(
+        float(model.table.weight.detach().square().mean(-1).sqrt().max()), rel=1e-6
+    )
