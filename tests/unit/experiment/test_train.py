@@ -42,6 +42,15 @@ def test_impossible_configurations_are_refused(change, message):
         TINY.replace(**change)
 
 
+def test_settings_are_flat_in_files():
+    keys = "model width depth head_dim method stabiliser lr seed steps batch_size context warmup decay device autocast"
+    assert set(TINY.to_json()) == set(keys.split())
+    assert TrainConfig.of(**TINY.to_json()) == TINY
+    assert TINY.replace(seed=3, width=32) == TrainConfig.of(**{**TINY.to_json(), "seed": 3, "width": 32})
+    with pytest.raises(TypeError, match="'depht'"):
+        TINY.replace(depht=3)
+
+
 def test_a_gpu_that_is_missing_is_named():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, final, get_args
@@ -45,36 +46,33 @@ FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0
 LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
 
 
-def check_settings(part: Any) -> None:
-    """Check the fields of a dataclass against their metadata.
-
-    Args:
-        part: an instance of one of this module's dataclasses.
+@dataclass(frozen=True)
+class Settings(ABC):
+    """Settings of a run, whose values are checked against the metadata of their fields.
 
     Raises:
         ValueError: a value that `number` does not allow, or that is not one of `choices`.
     """
-    for setting in fields(part):
-        value = getattr(part, setting.name)
-        number, choices = (setting.metadata.get(key) for key in ("number", "choices"))
-        if number is not None and not number.allows(value):
-            raise ValueError(f"{setting.name} {number.condition}, got {value}")
-        if choices is not None and value not in choices:
-            raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, number = getattr(self, setting.name), setting.metadata.get("number")
+            choices = setting.metadata.get("choices", (value,))
+            if number is not None and not number.allows(value):
+                raise ValueError(f"{setting.name} {number.condition}, got {value}")
+            if value not in choices:
+                raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
 
 
 @final
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Settings):
     """The model: a reference model and its size, or `module:function`, which is called with the width."""
 
     model: str = field(default="gpt", metadata={"help": "reference model, or module:function that takes a width"})
     width: int = field(default=64, metadata={"help": "model width", "number": COUNT})
     depth: int = field(default=2, metadata={"help": "blocks of a reference model", "number": COUNT})
     head_dim: int = field(default=16, metadata={"help": "dimension of an attention head", "number": COUNT})
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 _STABILISER = {
@@ -85,15 +83,12 @@ _STABILISER = {
 
 @final
 @dataclass(frozen=True)
-class Optimisation:
+class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
 
     method: str = field(default="beyond_mup", metadata={"choices": METHODS})
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 _WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
@@ -107,15 +102,12 @@ _COOLDOWN = {
 
 @final
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """The steps of a run, and the learning rate's warm-up and cool-down as fractions of them."""
 
     steps: int = field(default=120, metadata={"help": "optimizer steps of a run", "number": COUNT})
     warmup: float = field(default=0.1, metadata=_WARMUP)
     decay: float = field(default=1.0, metadata=_COOLDOWN)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def factor(self, step: int) -> float:
         """Factor on the learning rate at a step: it rises linearly to 1, and in the end falls linearly to 0.
@@ -140,19 +132,16 @@ class Schedule:
 
 @final
 @dataclass(frozen=True)
-class Batches:
+class Batches(Settings):
     """The shape of a batch: sequences, and tokens in each."""
 
     batch_size: int = field(default=16, metadata={"help": "sequences a step", "number": COUNT})
     context: int = field(default=64, metadata={"help": "tokens a sequence", "number": COUNT})
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
 
 @final
 @dataclass(frozen=True)
-class Execution:
+class Execution(Settings):
     """Where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass."""
 
     device: Device = field(default="cpu", metadata={"help": "where to train", "choices": get_args(Device)})
@@ -161,13 +150,10 @@ class Execution:
         metadata={"help": "dtype of the forward pass; weights and loss stay float32", "choices": get_args(Autocast)},
     )
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
 
 @final
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Everything that determines a run, in parts. Files, checkpoints and `of` have the parts' settings flat.
 
     Raises:
@@ -183,9 +169,6 @@ class TrainConfig:
     batches: Batches = Batches()
     execution: Execution = Execution()
     seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": NATURAL})
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
@@ -216,14 +199,12 @@ class TrainConfig:
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
-        if unknown := settings.keys() - self.to_json().keys():
-            raise TypeError(f"no setting of a run is called {', '.join(sorted(unknown))}")
-        changes: dict[str, Any] = {name: settings[name] for name in ("seed",) if name in settings}
-        for name, part in vars(self).items():
-            if dataclasses.is_dataclass(part) and not isinstance(part, type):
-                own = {setting.name: settings[setting.name] for setting in fields(part) if setting.name in settings}
-                changes[name] = dataclasses.replace(part, **own)
-        return dataclasses.replace(self, **changes)
+        parts: dict[str, Any] = {
+            name: dataclasses.replace(part, **{key: settings.pop(key) for key in vars(part) if key in settings})
+            for name, part in vars(self).items()
+            if isinstance(part, Settings)
+        }
+        return dataclasses.replace(self, **parts, **settings)
 
     def to_json(self) -> dict[str, Any]:
         """The settings by their flat names, as `config.json` and checkpoints have them."""
