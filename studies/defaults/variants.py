@@ -37,7 +37,7 @@ Variants = dict[str, Variant]
 class Restless(Momentum):
     """Momentum that also steps rows absent from the batch, in the direction of their old gradients."""
 
-    def live(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
+    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Return 1 for every finite gradient, zero or not."""
         return finite.to(g.dtype)
 

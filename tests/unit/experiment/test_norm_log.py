@@ -212,7 +212,7 @@ def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
 )
 def test_the_bound_of_a_stabiliser(scheme, bound):
     assert scheme.bound == bound
-    assert scheme.scaled(2.0).bound == 2 * bound
+    assert scheme.scaled(2.0, (1, 4, 4)).bound == 2 * bound
 
 
 def test_no_norms_no_report(tmp_path):
