@@ -1,7 +1,11 @@
 """The pages that the studies write agree with the committed results, and every script of the studies starts."""
 
+import importlib
+
 import pytest
-from scripts import ROOT, run, run_in_shell
+from scripts import ROOT, importable, run, run_in_shell
+
+from surefoot.momentum import Momentum
 
 SCRIPTS = ["report.py", *(f"{name}/run.py" for name in ("coordinates", "defaults", "paired", "stability", "transfer"))]
 
@@ -25,6 +29,14 @@ def test_the_search_for_the_defaults_prints_its_tables():
     done = run("studies/defaults/run.py", "--table", "beyond_mup_2")
     assert done.code == 0
     assert "| base | " in done.out
+
+
+def test_a_variant_of_momentum_overrides_a_method_that_exists():
+    with importable(ROOT / "studies" / "defaults"):
+        restless = importlib.import_module("variants").Restless
+    names = [name for name in vars(restless) if not name.startswith("_")]
+    assert names
+    assert all(hasattr(Momentum, name) for name in names)
 
 
 @pytest.mark.slow
