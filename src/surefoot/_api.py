@@ -9,25 +9,29 @@ from surefoot.geometry import (
     Frobenius,
     Geometry,
     HeadRMS,
+    Identity,
     MaxNorm,
     MeanOperator,
     RowMean,
     RowRMS,
     Spectral,
+    TransposedConvSpectral,
     check,
     dual_norm,
 )
+from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
-from surefoot.momentum import Momentum
+from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
 from surefoot.plan import Placement, Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.scaling import Constant, Keller, Moonlight, Natural
+from surefoot.scaling import Constant, FanIn, Keller, LogRows, Moonlight, Natural, Scale
 from surefoot.stabilise import (
+    DecoupledWeightDecay,
     Free,
     Normalise,
     PostClip,
@@ -44,12 +48,22 @@ from surefoot.step import compiled
 
 __all__ = [
     "RMS",
+    "Adam",
+    "AsBuilt",
     "Constant",
+    "DecoupledWeightDecay",
+    "FanIn",
+    "Fill",
     "Free",
     "Frobenius",
     "Geometry",
+    "HeadNormal",
     "HeadRMS",
+    "Identity",
+    "Initial",
     "Keller",
+    "LinearNormal",
+    "LogRows",
     "LogitControl",
     "MasterWeights",
     "MaxNorm",
@@ -69,7 +83,9 @@ __all__ = [
     "RoundToNearest",
     "RowMean",
     "RowRMS",
+    "Scale",
     "Setting",
+    "Smoothing",
     "Spectral",
     "SpectralSphere",
     "Stabiliser",
@@ -78,6 +94,8 @@ __all__ = [
     "StochasticRounding",
     "StreamingPostClip",
     "StreamingPreDecay",
+    "TransposedConvSpectral",
+    "UnitNormal",
     "WeightDecay",
     "check",
     "compiled",

@@ -150,7 +150,7 @@ class Adam(Smoothing):
 
     >>> adam, g = Adam(), torch.tensor([3.0, -0.5])
     >>> _, smoothed = adam(adam.init_state(g), g, torch.tensor([1.0]))
-    >>> smoothed
+    >>> smoothed.round()
     tensor([ 1., -1.])
     """
 

@@ -218,22 +218,25 @@ def test_a_write_that_the_host_cannot_see_is_found_on_the_device(accelerator):
     assert min(norms) > RADIUS / 16**0.5 * 0.4  # by its Frobenius norm, at most four times the other
 
 
-@pytest.mark.parametrize("change", [lambda w: w[0, 0].add_(1e-3), lambda w: w.copy_(w.flip(0)), lambda w: w.neg_(),
-                                    lambda w: w.copy_(w[:, torch.arange(16).roll(1)]), lambda w: w[3].copy_(w[3].flip(0)),
-                                    lambda w: w.copy_(w.flatten()[torch.arange(256).roll(7)].view(16, 16)),
-                                    lambda w: swap(w)],
-                         ids=["an entry", "rows", "sign", "columns", "a row", "all entries", "two entries"])  # fmt: skip
+WRITES = {
+    "an entry": lambda w: w[0, 0].add_(1e-3),
+    "sign": lambda w: w.neg_(),
+    "rows": lambda w: w.copy_(w.flip(0)),
+    "columns": lambda w: w.copy_(w.roll(1, 1)),
+    "a row": lambda w: w[3].copy_(w[3].flip(0)),
+    "two entries": lambda w: w[2].copy_(w[2, [0, 5, 2, 3, 4, 1, *range(6, 16)]]),
+    "all entries": lambda w: w.copy_(w.flatten().roll(7).view(16, 16)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_fingerprint_notices_every_write(device, change, dtype):
+def test_a_fingerprint_notices_every_write(device, write, dtype):
     w = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = fingerprint([w])
     assert torch.equal(fingerprint([w.clone()]), before)
-    change(w[0, 0])
+    write(w[0, 0])
     assert not torch.equal(fingerprint([w]), before)
-
-
-def swap(w):
-    w[2, 1], w[2, 5] = float(w[2, 5]), float(w[2, 1])
 
 
 def test_a_fingerprint_on_an_accelerator_does_not_depend_on_the_batch(accelerator):
@@ -295,7 +298,7 @@ def test_a_users_costly_norm_is_bounded_without_more_code(device):
         optimizer.step()
         assert float(Nuclear().norm(layer.weight.detach())) <= RADIUS * (1 + 1e-3)
     assert optimizer.state[layer.weight]["upper"].shape == (1,)
-    assert len(projections) <= 6
+    assert 1 <= len(projections) <= 8
 
 
 def test_after_a_step_of_unknown_length_the_norm_is_proven_at_once(accelerator):

@@ -67,7 +67,7 @@ class StochasticRounding(Rounding):
 
     def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
         """w in bfloat16; the noise differs from the momentum's."""
-        return stochastic(w, ~state["rounds"]), {}
+        return stochastic(w, noise_seed(~state["rounds"])), {}
 
 
 @dataclass(frozen=True)
@@ -156,16 +156,16 @@ class Precision:
         converted = {key: x.to(small) if key in averages else x for key, x in state.items() if key not in ADDED}
         added = self.rounding(p).init_state(p, dtype)
         if small == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
-            added["rounds"] = torch.full((), noise_key(name), dtype=torch.int32, device=p.device)
+            added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
 
     def keep(self, x: Tensor, like: Tensor, state: State) -> Tensor:
         """An average x in the dtype of its place in the state, `like`: bfloat16 by stochastic rounding."""
-        return stochastic(x, state["rounds"]) if like.dtype == torch.bfloat16 != x.dtype else x
+        return stochastic(x, noise_seed(state["rounds"])) if like.dtype == torch.bfloat16 != x.dtype else x
 
 
 def noise_key(name: str) -> int:
-    """The first count of a parameter's rounding noise: a hash of its name, without what wrappers add to it.
+    """31 bits that tell a parameter's rounding noise from others': a hash of its name without what wrappers add.
 
     >>> noise_key("module.layer._orig_mod.weight") == noise_key("layer.weight")
     True
@@ -173,16 +173,26 @@ def noise_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(WRAPPERS.sub("", name).encode()).digest()[:4], "big") >> 1
 
 
-def stochastic(x: Tensor, count: Tensor, offset: int = 0) -> Tensor:
-    """x in bfloat16, rounded up or down at random so that the mean over counts is x.
+def noise_seed(rounds: Tensor) -> Tensor:
+    """The seed of one rounding, int32, from the state's `rounds`, int64: `noise_key << 32`, plus a count of roundings.
+
+    >>> noise_seed(torch.tensor(5 << 32)).dtype
+    torch.int32
+    """
+    low, high = rounds << 32 >> 32, rounds >> 32
+    return _hash(high.to(torch.int32)).bitwise_xor_(_hash(low.to(torch.int32)))
+
+
+def stochastic(x: Tensor, seed: Tensor, offset: int = 0) -> Tensor:
+    """x in bfloat16, rounded up or down at random so that the mean over seeds is x.
 
     `P(up) = (x - down) / (up - down)`; numbers that bfloat16 has, and those that are not finite, come back as they are.
-    The noise is a hash of (index, count): the same on every device, and no generator is consumed. A part of a tensor
+    The noise is a hash of (index, seed): the same on every device, and no generator is consumed. A part of a tensor
     is rounded as in the whole if its offset is given.
 
     Args:
         x: float32, any shape.
-        count: int32 scalar, another one for every rounding.
+        seed: int32 scalar, another one for every rounding.
         offset: index of x's first entry in the whole parameter.
 
     Returns:
@@ -190,13 +200,13 @@ def stochastic(x: Tensor, count: Tensor, offset: int = 0) -> Tensor:
 
     Source: the hash is "lowbias32", C. Wellons, https://nullprogram.com/blog/2018/07/31/.
 
-    >>> counts = torch.arange(1000, dtype=torch.int32)
-    >>> rounded = torch.stack([stochastic(torch.tensor([1 + 2**-9]), count) for count in counts])
+    >>> seeds = torch.arange(1000, dtype=torch.int32)
+    >>> rounded = torch.stack([stochastic(torch.tensor([1 + 2**-9]), seed) for seed in seeds])
     >>> rounded.unique().tolist(), round(float(rounded.float().mean() - 1) * 2**9, 1)
     ([1.0, 1.0078125], 1.0)
     """
     first, last = offset // 2, (offset + x.numel() + 1) // 2  # a hash serves two neighbours, 16 bits each
-    hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(count)))
+    hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(seed)))
     halves = hashes.view(torch.int16)[offset % 2 : offset % 2 + x.numel()]
     noise = halves.to(torch.int32).bitwise_and_(0xFFFF)
     bits = noise.view(x.shape).add_(x.contiguous().view(torch.int32))

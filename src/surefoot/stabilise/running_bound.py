@@ -41,7 +41,7 @@ class RunningBound:
 
     When it is proven anew: on a CPU, when it exceeds the radius, by an exact projection. On an accelerator the host
     must not read a number, so bounds are certified on a schedule that it knows: after `PostClip.certificate_period`
-    steps, after a write that the parameter's version or address shows, and at every step of a captured CUDA graph.
+    steps, after a write that the parameter's version shows, and at every step of a captured CUDA graph.
 
     What an outside write does: on a CPU the old bound is kept where one Cholesky factor proves it, else the weight is
     projected. On an accelerator the fingerprint is compared on the device; a write that the host cannot see
@@ -51,7 +51,7 @@ class RunningBound:
 
     def __init__(self) -> None:
         self._fingerprints: dict[Tensor, Tensor] = {}
-        self._versions: dict[Tensor, tuple[int, int]] = {}
+        self._versions: dict[Tensor, int] = {}
         self._announced = False
 
     @staticmethod
@@ -162,7 +162,7 @@ class RunningBound:
             self._announced = True
         if due or (params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             uppers = [geometry.certificate(w) for w in weights]
-        elif any(self._versions.get(p) != _version(p) for p in params):
+        elif any(self._versions.get(p) != p._version for p in params):
             uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
         else:
             changed = self._changed(params, fingerprint(weights))
@@ -173,7 +173,7 @@ class RunningBound:
         """Remember that these parameters are now as this optimizer wrote them; weights are their blocks."""
         self._fingerprints.update(zip(params, fingerprint(weights), strict=True))
         if not device.on_cpu(weights[0]):
-            self._versions.update((p, _version(p)) for p in params)
+            self._versions.update((p, p._version) for p in params)
 
     def clear(self) -> None:
         """Forget all fingerprints: every bound is revalidated before the next step."""
@@ -207,14 +207,18 @@ def fingerprint(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _row_sums(w: Tensor) -> Tensor:
-    """`(..., rows)`; the weights of the columns are a multiplicative hash of their numbers."""
-    hashes = torch.arange(1, w.shape[-1] + 1, device=w.device) * 0x2545F4914F6CDD1D
-    hashes = hashes.bitwise_xor_(hashes >> 32).mul_(0x2545F4914F6CDD1D)
+    """`(..., rows)`."""
     if device.on_cpu(w):
         with full_precision(w.device):
-            return w @ (hashes.to(w.dtype) * 2.0**-64 + 1.5)  # between 1 and 2
-    bits = w.contiguous().view(torch.int64 if w.dtype == torch.float64 else torch.int32)
-    return (bits * hashes).sum(-1)
+            return w @ (_hashes(w).to(w.dtype) * 2.0**-64 + 1.5)  # between 1 and 2
+    bits = w.contiguous().view(torch.int32)  # in float64, two for each column
+    return (bits * _hashes(bits)).sum(-1)
+
+
+def _hashes(x: Tensor) -> Tensor:
+    """A pseudo-random int64 for each column of x: a multiplicative hash of its number."""
+    columns = torch.arange(1, x.shape[-1] + 1, device=x.device) * 0x2545F4914F6CDD1D
+    return columns.bitwise_xor_(columns >> 32).mul_(0x2545F4914F6CDD1D)
 
 
 def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
@@ -226,8 +230,3 @@ def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
 def _where(rows: Tensor, value: float, other: Tensor) -> Tensor:
     """`torch.where` with a condition `(k,)` on the leading dimension of other."""
     return torch.where(rows.reshape(-1, *(1,) * (other.ndim - 1)), value, other)
-
-
-def _version(p: Tensor) -> tuple[int, int]:
-    """What the host knows of writes to a parameter without asking the device."""
-    return p._version, p.data_ptr()

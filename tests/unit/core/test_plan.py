@@ -72,7 +72,7 @@ def test_the_recipe_changes_the_increment_and_not_the_layout():
     default, row = Plan.of(model), Plan.of(model, recipes.moga_row(1.5))
     assert isinstance(row["0.in_proj_weight"].role.geometry, sf.MeanOperator)
     assert isinstance(row["1.weight"].role.geometry, sf.MeanOperator)
-    assert [default[n].block for n in default] == [row[n].block for n in row]
+    assert [default[n].blocks[0] for n in default] == [row[n].blocks[0] for n in row]
     assert default.recipe == "beyond_mup"
     assert row.recipe == "moga_row(1.5)"
 
@@ -80,18 +80,21 @@ def test_the_recipe_changes_the_increment_and_not_the_layout():
 def test_a_stabiliser_goes_to_every_role_in_its_own_unit():
     plan = Plan.of(Language(), stabiliser=sf.PostClip(2.0))
     logs = math.log(50)
-    assert {name: plan[name].stabiliser for name in plan} == {
+    assert {name: plan[name].stabilisers[0] for name in plan} == {
         name: sf.PostClip(2.0 * logs if name == "out.weight" else 2.0) for name in plan
     }
-    assert Plan.of(Language(), stabiliser=sf.WeightDecay(0.5))["out.weight"].stabiliser == sf.WeightDecay(0.5 / logs)
-    assert Plan.of(Language(), stabiliser=sf.PreDecay(0.5))["out.weight"].stabiliser == sf.PreDecay(0.5 / logs)
-    assert Plan.of(Language(), stabiliser=sf.Rescale(2))["out.weight"].stabiliser == sf.Rescale(2 * logs)
-    assert Plan.of(Language(), stabiliser=sf.Normalise(2))["out.weight"].stabiliser == sf.Normalise(2 * logs)
-    assert Plan.of(Language(), stabiliser=sf.Free())["out.weight"].stabiliser == sf.Free()
+    for given, scaled in (
+        (sf.WeightDecay(0.5), sf.WeightDecay(0.5 / logs)),
+        (sf.PreDecay(0.5), sf.PreDecay(0.5 / logs)),
+        (sf.Rescale(2), sf.Rescale(2 * logs)),
+        (sf.Normalise(2), sf.Normalise(2 * logs)),
+        (sf.Free(), sf.Free()),
+    ):
+        assert Plan.of(Language(), stabiliser=given)["out.weight"].stabilisers == (scaled,)
 
 
 def test_tied_head_has_the_heads_unit():
-    assert Plan.of(tied(), stabiliser=sf.PostClip(1.0))["table.weight"].stabiliser == sf.PostClip(math.log(50))
+    assert Plan.of(tied(), stabiliser=sf.PostClip(1.0))["table.weight"].stabilisers[0] == sf.PostClip(math.log(50))
 
 
 def test_override_by_pattern_module_and_function():
@@ -107,7 +110,7 @@ def test_override_by_pattern_module_and_function():
     assert [plan[n].role.name for n in plan] == ["embedding", "bias", "linear", "bias", "mine", "bias", "head"]
     assert plan["2.weight"].role is own
     assert "override '0.w*'" in plan["0.weight"].why
-    assert plan["1.weight"].stabiliser == plan["1.bias"].stabiliser == sf.PostClip(3.0)
+    assert plan["1.weight"].stabilisers[0] == plan["1.bias"].stabilisers[0] == sf.PostClip(3.0)
     assert "override" in plan["1.weight"].why
     assert "override" not in plan["0.bias"].why
 
@@ -171,7 +174,7 @@ def test_override_with_a_role_that_does_not_fit_raises():
 def test_derived_roles(role, shape, block, geometry):
     model = Bare(*shape)
     plan = Plan.of(model, overrides=[("layer_scale", role)])
-    assert plan["layer_scale"].block == block
+    assert plan["layer_scale"].blocks[0] == block
     assert plan["layer_scale"].role.geometry == geometry
     before = model.layer_scale.detach().clone()
     plan.initialise_(model)

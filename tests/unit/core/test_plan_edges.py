@@ -31,8 +31,8 @@ def test_a_role_given_in_full_keeps_its_stabiliser() -> None:
     own = sf.Role("linear", sf.Spectral(), stabiliser=sf.PostClip(7.0))
     overrides = [("0.weight", own), ("1.weight", "linear")]
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(2.0), overrides=overrides)
-    assert plan["0.weight"].stabiliser == sf.PostClip(7.0)
-    assert plan["1.weight"].stabiliser == sf.PostClip(2.0)
+    assert plan["0.weight"].stabilisers[0] == sf.PostClip(7.0)
+    assert plan["1.weight"].stabilisers[0] == sf.PostClip(2.0)
 
 
 def test_a_declared_head_without_a_weight_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_a_resting_row_is_not_moved_by_pre_decay() -> None:
         g = torch.randn(6, 5, generator=generator)
         eta = torch.full((6, 1), 0.1)
         eta[w.square().sum(-1).argmax()] = 0  # the row that carries the norm
-        moved, _ = sf.PreDecay(0.5).move(w, g, eta, sf.RowRMS())
+        moved, _ = sf.PreDecay(0.5).move(w, g, eta, sf.RowRMS(), sf.RowRMS())
         assert torch.equal(moved[eta[:, 0] == 0], w[eta[:, 0] == 0])
 
 

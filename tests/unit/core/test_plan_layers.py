@@ -36,7 +36,7 @@ def test_norm_layers(layer):
 )
 def test_convolutions_by_group_on_the_unfolded_patch(layer, block):
     plan = Plan.of(layer)
-    assert plan["weight"].block == block
+    assert plan["weight"].blocks[0] == block
     assert plan["weight"].role.name == "conv"
     assert plan["bias"].role.name == "bias"
     assert isinstance(plan["weight"].role.geometry, sf.Spectral)
@@ -62,7 +62,7 @@ def test_depthwise_convolution_has_the_head_rule():
 
 def test_multihead_attention_fused():
     plan = Plan.of(nn.MultiheadAttention(8, 2, add_bias_kv=True))
-    assert {name: (plan[name].role.name, plan[name].block) for name in plan} == {
+    assert {name: (plan[name].role.name, plan[name].blocks[0]) for name in plan} == {
         "in_proj_weight": ("linear", (3, 8, 8)),
         "in_proj_bias": ("bias", (3, 8)),
         "bias_k": ("bias", (1, 8)),
@@ -74,7 +74,7 @@ def test_multihead_attention_fused():
 
 def test_multihead_attention_with_separate_projections():
     plan = Plan.of(nn.MultiheadAttention(8, 2, kdim=3, vdim=5, bias=False))
-    assert {name: plan[name].block for name in plan} == {
+    assert {name: plan[name].blocks[0] for name in plan} == {
         "q_proj_weight": (1, 8, 8),
         "k_proj_weight": (1, 8, 3),
         "v_proj_weight": (1, 8, 5),
@@ -102,7 +102,7 @@ def test_recurrent_layers_have_a_norm_per_gate(layer, blocks):
         expected = blocks[part]
         if part == "ih" and "_l1" in name:
             expected = (*expected[:2], 10)  # both directions of the layer below
-        assert plan[name].block == expected, name
+        assert plan[name].blocks[0] == expected, name
         assert plan[name].role.name == ("bias" if part == "bias" else "linear")
 
 

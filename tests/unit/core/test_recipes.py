@@ -84,7 +84,7 @@ def test_every_recipe_trains_within_a_radius(recipe):
     assert losses[-1] < 0.9 * losses[0]
     plan = sf.Plan.of(model)  # whose norms are the natural ones
     for name, p in model.named_parameters():
-        role, block = plan[name].role, plan[name].block
+        role, block = plan[name].role, plan[name].blocks[0]
         norm = float(role.geometry.norm(role.view.split(p.detach().double())[0]).max())
         assert norm <= 2.0 * role.radius_unit(block) * 1.001, name
 
@@ -130,7 +130,7 @@ def test_initial_values_and_layouts_are_natural_under_every_recipe(recipe):
     natural, plan = Plan.of(model), Plan.of(model, recipe)
     for name in plan:
         assert plan[name].role.initial == natural[name].role.initial
-        assert plan[name].block == natural[name].block, name
+        assert plan[name].blocks[0] == natural[name].blocks[0], name
 
 
 def test_published_decay_is_by_the_learning_rate_alone():

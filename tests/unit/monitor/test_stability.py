@@ -81,7 +81,7 @@ def test_under_post_clip_the_upper_bound_is_the_running_one():
     train(model, optimizer, range(40))
     for name, numbers in optimizer.stability().items():
         placement = plan[name.partition("[")[0]]
-        assert numbers["forward_upper"] <= 2.0 * placement.role.radius_unit(placement.block) * 1.001, name
+        assert numbers["forward_upper"] <= 2.0 * placement.role.radius_unit(placement.blocks[0]) * 1.001, name
 
 
 def test_a_write_from_outside_is_seen():

@@ -3,14 +3,13 @@
 import copy
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.optim.precision import stochastic
+from surefoot.optim.precision import noise_key, noise_seed, stochastic
 
 BF16 = torch.bfloat16
 SHAPE = (6, 10)
@@ -231,14 +230,35 @@ def test_a_checkpoint_kept_otherwise_is_converted_to_what_is_asked_for(saved, wa
     assert new.state[p]["momentum"].dtype == after["momentum"].dtype
 
 
-def test_thousands_of_parameters_count_apart():
-    ps = [nn.Parameter(torch.ones(2)) for _ in range(2100)]
-    optimizer = sf.SteepestDescent([{"params": ps, "role": "bias"}], lr=0.1, precision=sf.Precision(BF16))
-    for p in ps:
-        p.grad = torch.ones(2)
-    optimizer.step()
-    counts = sorted(int(optimizer.state[p]["rounds"]) for p in ps)
-    assert min(b - a for a, b in pairwise(counts)) > 100_000
+def test_thousands_of_parameters_have_noise_of_their_own():
+    keys = [noise_key(f"blocks.{i}.weight") for i in range(2100)]
+    assert len(set(keys)) == len(keys)
+    seeds = torch.stack([noise_seed(torch.tensor(key << 32) + torch.arange(50)) for key in keys])
+    assert len(seeds.unique()) > seeds.numel() * 0.9999
+    lags = [float((seeds[0, lag:] == seeds[1, : 50 - lag]).float().mean()) for lag in range(40)]
+    assert max(lags) == 0
+
+
+def test_noise_goes_by_the_name_without_wrappers_and_not_by_the_order():
+    def momenta(names, role="linear"):
+        ps = [(name, nn.Parameter(torch.ones(4, 4))) for name in names]
+        optimizer = sf.SteepestDescent([{"params": ps, "role": role}], lr=0.1, precision=sf.Precision(BF16))
+        for _, p in ps:
+            p.grad = pull(0, (4, 4))
+        optimizer.step()
+        return {name.rpartition("module.")[2]: optimizer.state[p]["momentum"] for name, p in ps}
+
+    first = momenta(["a.weight", "b.weight"])
+    second = momenta(["module.b.weight", "_orig_mod.module.a.weight"])
+    assert not torch.equal(first["a.weight"], first["b.weight"])
+    assert torch.equal(first["a.weight"], second["a.weight"])
+    assert torch.equal(first["b.weight"], second["b.weight"])
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 12, 29])
+def test_a_part_is_rounded_as_in_the_whole(start):
+    x = torch.rand(30)
+    assert torch.equal(stochastic(x, count(3))[start:], stochastic(x[start:], count(3), offset=start))
 
 
 def test_float64_parameters_keep_a_float64_momentum():
