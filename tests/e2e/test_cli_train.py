@@ -112,14 +112,14 @@ def test_training_writes_to_tensorboard(tmp_path, text, capsys):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"
     assert main([*training(out, text, "--log-every", "2"), "--tensorboard"]) == 0
-    found = events.EventAccumulator(f"{out / 'tensorboard'}")
-    found.Reload()
-    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+    board = events.EventAccumulator(f"{out / 'tensorboard'}")
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("loss")] == [
         (record["step"], pytest.approx(record["loss"])) for record in lines(out / "log.jsonl")
     ]
-    norms = [(e.step, e.value) for e in found.Scalars("norm/head.weight")]
+    norms = [(e.step, e.value) for e in board.Scalars("norm/head.weight")]
     assert norms == [(r["step"], pytest.approx(r["norms"]["head.weight"][0])) for r in lines(out / "norms.jsonl")]
-    assert "update/head.weight" in found.Tags()["scalars"]
+    assert "update/head.weight" in board.Tags()["scalars"]
 
 
 def test_tensorboard_that_is_missing_is_named_before_anything_runs(tmp_path, text, capsys, monkeypatch):

@@ -117,15 +117,15 @@ def test_a_sweep_stopped_in_the_middle_loses_nothing(tmp_path, text, stop, worke
     assert "Traceback" not in err
     if stop != signal.SIGKILL:
         assert "surefoot: interrupted; what was finished is kept: the same command goes on" in err
-    kept = (out / "results.jsonl").read_bytes()
-    assert 3 <= kept.count(b"\n") < 12
+    before = (out / "results.jsonl").read_bytes()
+    assert 3 <= before.count(b"\n") < 12
     if stop != signal.SIGKILL:
-        assert len(lines(out / "results.jsonl")) == kept.count(b"\n")  # no line is torn
+        assert len(lines(out / "results.jsonl")) == before.count(b"\n")  # no line is torn
         return
-    kept = kept[: kept.rindex(b"\n") + 1]
+    before = before[: before.rindex(b"\n") + 1]
     code, _, err = finish(arguments)
     assert code == 0, err
-    assert (out / "results.jsonl").read_bytes().startswith(kept)
+    assert (out / "results.jsonl").read_bytes().startswith(before)
     trials = [(r["log2_lr"], r["seed"]) for r in lines(out / "results.jsonl")]
     assert sorted(trials) == [(rate, seed) for rate in (-7.0, -6.0) for seed in range(6)]
 
@@ -142,9 +142,9 @@ def test_a_sweep_on_a_full_disk_says_so_and_can_go_on(tmp_path, text):
     assert code == 1
     assert f"cannot append to {out}/results.jsonl: File too large; its earlier lines are intact" in err
     assert "Traceback" not in err
-    kept = (out / "results.jsonl").read_bytes()
+    before = (out / "results.jsonl").read_bytes()
     assert len(lines(out / "results.jsonl")) >= 3
     code, _, err = finish(arguments)
     assert code == 0, err
-    assert (out / "results.jsonl").read_bytes().startswith(kept)
+    assert (out / "results.jsonl").read_bytes().startswith(before)
     assert len(lines(out / "results.jsonl")) == 16

@@ -17,9 +17,9 @@ PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2
 
 def test_round_trip(tmp_path):
     save(tmp_path / "a.pt", PAYLOAD)
-    found = load(tmp_path / "a.pt")
-    assert torch.equal(found["weights"]["w"], PAYLOAD["weights"]["w"])
-    assert {**found, "weights": 0} == {**PAYLOAD, "weights": 0}
+    loaded = load(tmp_path / "a.pt")
+    assert torch.equal(loaded["weights"]["w"], PAYLOAD["weights"]["w"])
+    assert {**loaded, "weights": 0} == {**PAYLOAD, "weights": 0}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "a.pt.sha256.json"]
 
 
@@ -111,9 +111,9 @@ while True:
             if done == 20:
                 time.sleep(0.003)
                 process.send_signal(signal.SIGKILL)
-    found = load(tmp_path / "one.pt")
-    assert found["step"] in (done, done + 1)
-    assert torch.equal(found["w"], torch.full((200_000,), float(found["step"])))
+    loaded = load(tmp_path / "one.pt")
+    assert loaded["step"] in (done, done + 1)
+    assert torch.equal(loaded["w"], torch.full((200_000,), float(loaded["step"])))
 
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path):

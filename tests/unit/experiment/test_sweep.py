@@ -47,10 +47,10 @@ def config(**changes):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sweep") / "new" / "run"
-    seen = []
+    shown = []
     facts = {"corpus_sha256": "abc"}
-    summary = run(config(), directory, fake, workers=2, progress=seen.append, environment=facts)
-    return directory, summary, seen
+    summary = run(config(), directory, fake, workers=2, progress=shown.append, environment=facts)
+    return directory, summary, shown
 
 
 def records(directory):
@@ -115,10 +115,10 @@ def test_widest_runs_start_first(finished):
 
 
 def test_progress_counts_up_and_time_left_ends_at_zero(finished):
-    seen = finished[2]
-    assert [p.finished for p in seen] == list(range(1, len(seen) + 1))
-    assert (seen[-1].expected, seen[-1].seconds_left) == (len(seen), 0)
-    assert 0.4 < seen[0].expected / len(seen) < 1.6
+    shown = finished[2]
+    assert [p.finished for p in shown] == list(range(1, len(shown) + 1))
+    assert (shown[-1].expected, shown[-1].seconds_left) == (len(shown), 0)
+    assert 0.4 < shown[0].expected / len(shown) < 1.6
 
 
 def test_a_rerun_runs_nothing_and_says_the_same(finished):
@@ -134,9 +134,9 @@ def test_a_rerun_fills_in_exactly_what_is_missing(finished, tmp_path):
     lines = (directory / "results.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     (tmp_path / "results.jsonl").write_text("".join(lines[::3]) + lines[1][:40])  # and a torn line
-    seen = []
-    again = run(config(), tmp_path, fake, workers=2, progress=seen.append)
-    assert len(seen) == len(lines) - len(lines[::3])
+    shown = []
+    again = run(config(), tmp_path, fake, workers=2, progress=shown.append)
+    assert len(shown) == len(lines) - len(lines[::3])
     assert sorted(map(str, records(tmp_path))) == sorted(map(str, records(directory)))
     assert again["recipes"] == summary["recipes"]
 

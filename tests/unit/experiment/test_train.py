@@ -237,7 +237,7 @@ def test_a_model_can_be_prepared_and_a_compiled_one_trains_alike(corpus):
     assert compiled.val_loss == pytest.approx(plain.val_loss, abs=1e-5)
 
 
-def test_a_cell_trains_as_the_loop_does(tmp_path):
+def test_a_trial_trains_as_the_loop_does(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"the quick brown fox jumps over the lazy dog, " * 100)
     settings = {"depth": 1, "batch_size": 4, "context": 16, "data": str(path), "text": "fox"}

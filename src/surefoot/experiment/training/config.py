@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, final, get_args
@@ -47,8 +46,8 @@ LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60
 
 
 @dataclass(frozen=True)
-class Settings(ABC):
-    """Settings of a run, whose values are checked against the metadata of their fields.
+class Settings:
+    """Base class of settings: their values are checked against the metadata of their fields.
 
     Raises:
         ValueError: a value that `number` does not allow, or that is not one of `choices`.
