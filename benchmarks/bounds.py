@@ -1,10 +1,10 @@
-"""What a bound costs on top of the step: mean time over a period of looking, beside the free step, interleaved.
+"""The cost of a bound: mean step time over one certificate period, beside the step without a bound, interleaved.
 
     python benchmarks/bounds.py --fraction 0.08 0.25 --json benchmarks/results/bounds.json
     python benchmarks/bounds.py        # all layers of GPT-2 Small and 24 of d = 128; one thread, an hour
 
-Gradients are fixed, so norms grow by the learning rate at every step. Times are the process's on one thread, the
-wall's on several. "Far" has a radius that nothing reaches; "at" has one that every matrix would leave at every step.
+Gradients are fixed, so norms grow by the learning rate at every step. Times are CPU times on one thread, wall times on
+several. The radius of "far" is never reached; without the bound every matrix would exceed that of "at" at every step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ COLUMNS: Columns = {
 
 
 def build(scheme: sf.Stabiliser, shapes: Shapes, layers: int) -> torch.optim.Optimizer:
-    """An optimizer of the model's matrices, at norm about 1."""
+    """Return an optimizer of the model's matrices, whose norms are 1."""
     params = parameters(shapes, layers)
     role = sf.Role("linear", sf.Spectral(), stabiliser=scheme)
     for p in params:
@@ -71,7 +71,7 @@ def build(scheme: sf.Stabiliser, shapes: Shapes, layers: int) -> torch.optim.Opt
 def measure(
     model: str, shapes: Shapes, layers: int, schemes: Mapping[str, sf.Stabiliser], rounds: int = PERIOD
 ) -> Iterator[Row]:
-    """A row per scheme."""
+    """Yield a row per scheme."""
     optimizers = {name: build(scheme, shapes, layers) for name, scheme in schemes.items()}
     times = interleave({name: optimizer.step for name, optimizer in optimizers.items()}, rounds)
     free = statistics.mean(times["free"].compared)
@@ -88,10 +88,10 @@ def measure(
 
 
 def main() -> None:
-    """The command line."""
-    made = timing(__doc__, PERIOD)
-    add_fraction(made)
-    options = made.parse_args()
+    """Run the benchmark."""
+    parser = timing(__doc__, PERIOD)
+    add_fraction(parser)
+    options = parser.parse_args()
     models = cut(SMOKE if options.smoke else {name: MODELS[name] for name in JUDGED}, options.fraction)
 
     def rows() -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""What the judges share: matrices, options, interleaved times, tables, and what they ran on."""
+"""What the benchmarks share: matrices, options, interleaved times, tables, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from surefoot.experiment.files import write_atomic
+from surefoot.experiment.reports.style import markdown
+
 Row = dict[str, object]
 Columns = dict[str, tuple[str, str]]
 """From a column's header to the row's key and its format."""
@@ -31,13 +34,13 @@ MODELS: dict[str, tuple[Shapes, int]] = {
     "LLaMA-130M": (LLAMA_130M, 12),
     "d = 128": (SMALL, 24),
 }
-"""The hidden matrices of a layer, what Muon takes, and the number of layers."""
+"""Shapes of a layer's hidden matrices (those that Muon steps), and the number of layers."""
 SMOKE: dict[str, tuple[Shapes, int]] = {"smoke": (((8, 8), (16, 8)), 1)}
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each round, on the wall and of the process."""
+    """Seconds per round: wall time and the process's CPU time."""
 
     threads: int
     wall: list[float]
@@ -45,16 +48,16 @@ class Times:
 
     @property
     def compared(self) -> list[float]:
-        """The process's on one thread, which a busy neighbour hardly lengthens; the wall's on several."""
+        """CPU time on one thread, which other processes hardly lengthen; wall time on several threads."""
         return self.cpu if self.threads == 1 else self.wall
 
     @property
     def typical_ms(self) -> float:
-        """What ratios are of."""
+        """Median of the compared times in milliseconds; ratios are of these."""
         return 1e3 * statistics.median(self.compared)
 
     def columns(self) -> Row:
-        """What a row says of them."""
+        """Return the columns of a result row: medians and minima in milliseconds."""
         return {
             "median_ms": 1e3 * statistics.median(self.wall),
             "min_ms": 1e3 * min(self.wall),
@@ -74,12 +77,15 @@ TIMES: Columns = {
 def interleave(
     actions: Mapping[str, Callable[[], object]], rounds: int, before: Mapping[str, Callable[[], object]] | None = None
 ) -> dict[str, Times]:
-    """Time every action once a round, in turn, so that a noisy neighbour hits all; a round more warms up.
+    """Time every action once per round, in turn, so that other load on the machine affects all of them alike.
 
     Args:
-        actions: what is timed.
-        rounds: how often.
-        before: what each action needs done first, outside its time.
+        actions: what is timed, by name.
+        rounds: number of rounds, after one that warms up.
+        before: name -> what to call before the action, not timed.
+
+    Returns:
+        The times by name.
     """
     times = {name: Times(torch.get_num_threads(), [], []) for name in actions}
     for round_ in range(rounds + 1):
@@ -88,14 +94,14 @@ def interleave(
                 before[name]()
             wall, cpu = time.perf_counter(), time.process_time()
             action()
-            if round_:  # the first round allocates
+            if round_:  # the first round allocates memory
                 times[name].cpu.append(time.process_time() - cpu)
                 times[name].wall.append(time.perf_counter() - wall)
     return times
 
 
 def parameters(shapes: Shapes, layers: int, device: str = "cpu") -> list[Tensor]:
-    """Weights of a layer's shapes, as often as there are layers, each with a Gaussian gradient."""
+    """Return Gaussian weights of a layer's shapes for every layer, with Gaussian gradients."""
     generator = torch.Generator().manual_seed(0)
     params = []
     for _ in range(layers):
@@ -107,47 +113,49 @@ def parameters(shapes: Shapes, layers: int, device: str = "cpu") -> list[Tensor]
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state tensors per parameter."""
+    """Return the bytes of state tensors per parameter entry."""
     entries = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     return sum(t.numel() * t.element_size() for t in _tensors(optimizer.state)) / entries
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """Of nested state, too, as heavyball's."""
+    """Yield all tensors of a state, which may be nested, as heavyball's."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
+        for part in value.values():
+            yield from _tensors(part)
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """The options that every judge takes."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", type=Path, help="also write the rows and the environment here")
-    made.add_argument("--smoke", action="store_true", help="tiny shapes: does it run?")
-    return made
+    """Return a parser with the options of every benchmark."""
+    options = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", type=Path, help="also write the rows and the environment here")
+    options.add_argument("--smoke", action="store_true", help="tiny shapes, to test that it runs")
+    return options
 
 
 def timing(about: str | None, rounds: int = 5) -> argparse.ArgumentParser:
-    """The options of a judge of time."""
-    made = parser(about)
-    made.add_argument("--rounds", type=int, default=rounds, help="how often each is timed, after a first time")
-    made.add_argument("--threads", type=_threads, nargs="+", default=[1], help="numbers, or all")
-    return made
+    """Return a parser with the options of every benchmark of time."""
+    options = parser(about)
+    options.add_argument("--rounds", type=int, default=rounds, help="timed rounds, after one that warms up")
+    options.add_argument("--threads", type=_threads, nargs="+", default=[1], help="numbers, or all")
+    return options
 
 
 def _threads(text: str) -> int:
     return (os.cpu_count() or 1) if text == "all" else int(text)
 
 
-def add_fraction(made: argparse.ArgumentParser) -> None:
-    """For judges of whole models."""
-    made.add_argument("--fraction", type=float, nargs="+", default=[1.0], help="share of the layers, or one per model")
+def add_fraction(options: argparse.ArgumentParser) -> None:
+    """Add `--fraction`, for benchmarks of whole models."""
+    options.add_argument(
+        "--fraction", type=float, nargs="+", default=[1.0], help="share of the layers, or one per model"
+    )
 
 
 def cut(models: Mapping[str, tuple[Shapes, int]], fraction: list[float]) -> dict[str, tuple[Shapes, int]]:
-    """The models with a share of their layers, at least one; the name says how many."""
+    """Return the models with a share of their layers, at least one; the new names contain the number."""
     parts = zip(models.items(), itertools.cycle(fraction), strict=False)
     counts = {name: (shapes, max(1, round(layers * part))) for (name, (shapes, layers)), part in parts}
     return {
@@ -156,7 +164,7 @@ def cut(models: Mapping[str, tuple[Shapes, int]], fraction: list[float]) -> dict
 
 
 def at_threads(threads: list[int], measure: Callable[[], Iterable[Row]]) -> list[Row]:
-    """The rows of a measurement at each number of threads."""
+    """Return the rows of a measurement at every number of threads."""
     rows = []
     for count in dict.fromkeys(threads):
         torch.set_num_threads(count)
@@ -165,30 +173,30 @@ def at_threads(threads: list[int], measure: Callable[[], Iterable[Row]]) -> list
 
 
 def table(rows: Iterable[Row], columns: Columns) -> str:
-    """Markdown; None is an empty cell."""
+    """Format rows as a Markdown table; None is an empty cell."""
     cells = [
         ["" if row[key] is None else format(row[key], form) for key, form in columns.values()]  # type: ignore[arg-type]
         for row in rows
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(columns), ["---"] * len(columns), *cells])
+    return markdown(list(columns), cells)
 
 
 def publish(path: Path | None, parts: Mapping[str, tuple[list[Row], Columns]], **more: object) -> None:
-    """Print the environment and a table of each part; write them all to the path."""
+    """Print the environment and a table per part; write environment and rows to the path."""
     about = {**environment(), **more}
     for key, value in about.items():
-        lines = [f"{name}: {each}" for name, each in value.items()] if isinstance(value, dict) else [value]
+        lines = [f"{name}: {text}" for name, text in value.items()] if isinstance(value, dict) else [value]
         print("\n".join(f"{key}: {line}" for line in lines))
     for rows, columns in parts.values():
         print("\n" + table(rows, columns))
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = {"environment": about, **{name: rows for name, (rows, _) in parts.items()}}
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        content = {"environment": about, **{name: rows for name, (rows, _) in parts.items()}}
+        write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
 def environment() -> Row:
-    """Command, date, machine and versions."""
+    """Return the command, the date, the machine and the versions."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")

@@ -2,8 +2,8 @@
 
     python benchmarks/elementwise.py --json benchmarks/results/elementwise.json
 
-A step has to read weight, gradient and momentum and to write weight and momentum: 20 bytes per float32 entry, which
-is what GB/s counts (8 for a copy, 12 for a triad `c = a + s b`, 28 for AdamW). torch's fused SGD with momentum moves
+A step has to read weight, gradient and momentum and to write weight and momentum: 20 bytes per float32 entry, and
+GB/s counts these (8 for a copy, 12 for a triad `c = a + s b`, 28 for AdamW). torch's fused SGD with momentum moves
 exactly those 20 bytes in one pass. The bandwidth is the largest rate that copy, triad, SGD or AdamW reach on as many
 entries in the same interleaved run.
 """
@@ -46,7 +46,7 @@ COLUMNS: Columns = {
 
 
 def actions(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
-    """What is timed: each has its own arrays."""
+    """Return what is timed, by name; no two share an array."""
 
     def step(build: Callable[[list[Tensor]], Optimizer]) -> Callable[[], object]:
         return build(parameters((shape,), 1)).step
@@ -65,24 +65,24 @@ def actions(shape: tuple[int, int]) -> dict[str, Callable[[], object]]:
 
 
 def measure(shape: tuple[int, int], rounds: int) -> Iterator[Row]:
-    """A row per step, and those that give the bandwidth."""
+    """Yield a row per step, and per operation that the bandwidth is taken from."""
     times = interleave(actions(shape), rounds)
-    rate = {name: LEAST[name] * shape[0] * shape[1] / (1e6 * each.typical_ms) for name, each in times.items()}
+    rate = {name: LEAST[name] * shape[0] * shape[1] / (1e6 * time.typical_ms) for name, time in times.items()}
     bandwidth = max(rate[name] for name in PASSES)
-    for name, each in times.items():
+    for name, time in times.items():
         yield {
             "matrix": " x ".join(map(str, shape)),
             "what": name,
             "least_bytes": LEAST[name],
-            **each.columns(),
+            **time.columns(),
             "gigabytes_per_second": rate[name],
             "share": rate[name] / bandwidth,
-            "ratio": each.typical_ms / times[PEER].typical_ms,
+            "ratio": time.typical_ms / times[PEER].typical_ms,
         }
 
 
 def main() -> None:
-    """The command line."""
+    """Run the benchmark."""
     options = timing(__doc__, rounds=25).parse_args()
 
     def rows() -> Iterator[Row]:

@@ -1,12 +1,12 @@
 """Time, memory and accuracy of a step on a GPU, beside torch's optimizers and Gram Newton-Schulz. One command:
 
     python benchmarks/gpu.py                 # all of it, below 8 minutes on an H200 (estimated, never measured)
-    python benchmarks/gpu.py --minutes 3     # what fits; the rest is named, not guessed
-    python benchmarks/gpu.py --smoke         # toy sizes on a CPU: does the command work?
+    python benchmarks/gpu.py --minutes 3     # what fits into the time; the rest is listed as left out
+    python benchmarks/gpu.py --smoke         # toy sizes on a CPU, to test the command
 
 Writes `gpu.json` and `gpu.md` into `--out`; the tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1
 billion parameters (22 layers, d = 2048, FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings;
-fixed gradients; each step timed by events; ratios of medians to `torch.optim.Muon`. A bound is proven in one of the 16
+fixed gradients; steps timed by events; ratios of medians to `torch.optim.Muon`. A bound is certified in one of the 16
 rounds, so its cost is in the mean. Matrix signs: one chunk of each shape, as the optimizer stacks it.
 `gram-newton-schulz` takes part where it is installed, with its own kernels and without.
 """
@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 
 import surefoot as sf
+from surefoot.experiment.files import write_atomic
+from surefoot.experiment.reports.style import markdown
 from surefoot.linalg.backend import choose_ops
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar import METHODS
@@ -41,16 +43,16 @@ PEER, RIVAL, LR = "torch Muon", "gram-newton-schulz, kernels", 0.01
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """Device, number of timed rounds, matrices and batch size of a measurement."""
 
     device: str
     rounds: int
     models: dict[str, tuple[tuple[Shape, ...], int]]
-    chunk: int  # bytes of float32 that are multiplied at once
+    chunk: int  # bytes of a float32 batch of matrices
 
 
 def block(width: int, hidden: int, wide: int) -> tuple[Shape, ...]:
-    """A layer: four square matrices, `wide` up and one down."""
+    """Return the shapes of a layer: four square matrices, `wide` up and one down."""
     return ((width, width),) * 4 + ((hidden, width),) * wide + ((width, hidden),)
 
 
@@ -68,7 +70,7 @@ SMOKE = Size(device="cpu", rounds=2, models={"toy, 2 layers": (block(16, 48, 1),
 
 
 def timed(size: Size, run: Callable[[], object]) -> list[float]:
-    """Milliseconds of each round, after three that warm up."""
+    """Return the milliseconds of every round, after three that warm up."""
     times = []
     for turn in range(size.rounds + 3):
         if size.device == "cuda":
@@ -89,7 +91,7 @@ def timed(size: Size, run: Callable[[], object]) -> list[float]:
 
 
 def parameters(size: Size, shapes: tuple[Shape, ...], layers: int) -> list[Tensor]:
-    """With gradients; drawn on the device."""
+    """Return weights with gradients, drawn on the device."""
     generator = torch.Generator(size.device).manual_seed(0)
     params = []
     for shape in shapes * layers:
@@ -100,7 +102,7 @@ def parameters(size: Size, shapes: tuple[Shape, ...], layers: int) -> list[Tenso
 
 
 def steepest(stabiliser: sf.Stabiliser, **options: Any) -> Callable[[list[Tensor]], Callable[[], object]]:
-    """Builds a step of `SteepestDescent` on linear layers."""
+    """Return a builder of a `SteepestDescent` step on linear layers."""
 
     def build(params: list[Tensor]) -> Callable[[], object]:
         role = sf.Role("linear", sf.Spectral(), stabiliser=stabiliser)
@@ -110,7 +112,7 @@ def steepest(stabiliser: sf.Stabiliser, **options: Any) -> Callable[[list[Tensor
 
 
 def captured(params: list[Tensor]) -> Callable[[], object]:
-    """The same step replayed as a CUDA graph."""
+    """Capture the same step as a CUDA graph, and return its replay."""
     rate = torch.tensor(LR, device=params[0].device)
     optimizer = sf.SteepestDescent([{"params": params, "role": "linear"}], lr=rate)
     for _ in range(2):
@@ -134,7 +136,7 @@ ON_A_CPU = (PEER, "surefoot", "surefoot, Post Clip")
 
 
 def steps(size: Size, deadline: float) -> Iterator[Row]:
-    """A row per optimizer and model, until the time is over; the slow compiler comes last."""
+    """Yield a row per optimizer and model; after the deadline, rows without times. The slow compiler comes last."""
     for name, build in STEPS.items():
         for model, (shapes, layers) in size.models.items():
             row: Row = {"model": model, "optimizer": name}
@@ -150,22 +152,22 @@ def steps(size: Size, deadline: float) -> Iterator[Row]:
                 "peak_mib": peak(size, run),
             }
             del params, run
-            gc.collect()  # an optimizer and its hooks are a cycle
+            gc.collect()  # an optimizer and its hooks form a reference cycle
 
 
 def peak(size: Size, run: Callable[[], object]) -> float | None:
-    """MiB that a step allocates beyond what is held between steps."""
+    """Return the MiB that a step allocates beyond what is allocated between steps."""
     if size.device != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated()
     run()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - held) / 2**20
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Each method on a float32 batch `(b, m, n)`, m <= n."""
+    """Return the methods by name; they take a float32 batch `(b, m, n)`, m <= n."""
     methods: dict[str, Callable[[Tensor], Tensor]] = {
         "polar_express_fp16, as chosen": lambda x: sf.msign(x, "polar_express_fp16"),
         "polar_express_fp16, torch products": lambda x: METHODS["polar_express_fp16"](x / x.abs().amax(), TORCH),
@@ -183,8 +185,11 @@ def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
-    """A row per method and shape; largest singular value and alignment `<o, x> / (|o|_2 |x|_*)` of the first matrix."""
-    shapes = sorted({(min(s), max(s)) for each, _ in size.models.values() for s in each})
+    """Yield a row per method and shape.
+
+    The largest singular value and the alignment `<o, x> / (|o|_2 |x|_*)` are those of the batch's first matrix.
+    """
+    shapes = sorted({(min(shape), max(shape)) for shapes, _ in size.models.values() for shape in shapes})
     for m, n in shapes:
         x = torch.randn(max(1, size.chunk // (4 * m * n)), m, n, device=size.device)
         nuclear = torch.linalg.svdvals(x[0].double()).sum()
@@ -204,25 +209,27 @@ def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
 
 
 def table(rows: list[Row], by: str, peer: str) -> str:
-    """Markdown; times relative to the peer's of the same group."""
-    names = [*dict.fromkeys(key for row in rows for key in row if key != "left_out"), f"/ {peer}"]
+    """Format rows as a Markdown table, grouped by a key; the last column is the time over the peer's in the group."""
+    names = list(dict.fromkeys(key for row in rows for key in row if key != "left_out"))
     peers = {row[by]: row.get("median_ms") for row in rows if peer in row.values()}
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for row in sorted(rows, key=lambda row: list(dict.fromkeys(each[by] for each in rows)).index(row[by])):
+    groups = list(dict.fromkeys(row[by] for row in rows))
+
+    def ratio(row: Row) -> str:
         other, own = peers.get(row[by]), row.get("median_ms")
-        cells = [shown(row.get(name)) for name in names[:-1]]
-        cells.append(f"{own / other:.2f}" if own and other else row.get("left_out", ""))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        return f"{own / other:.2f}" if own and other else row.get("left_out", "")
+
+    ordered = sorted(rows, key=lambda row: groups.index(row[by]))
+    cells = [[*(cell(row.get(name)) for name in names), ratio(row)] for row in ordered]
+    return markdown([*names, f"/ {peer}"], cells, rule="---")
 
 
-def shown(value: object) -> str:
-    """A cell."""
+def cell(value: object) -> str:
+    """Format a table cell; None is empty."""
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def facts(size: Size) -> Row:
-    """What it ran on."""
+    """Return the date, the versions and the GPU."""
     about: Row = {"date": date.today().isoformat(), "torch": torch.__version__, "python": platform.python_version()}
     about["triton"] = __import__("triton").__version__ if find_spec("triton") else None
     if size.device == "cuda":
@@ -231,28 +238,28 @@ def facts(size: Size) -> Row:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/gpu_benchmark"), help="directory for gpu.json and gpu.md"
     )
-    parser.add_argument("--minutes", type=float, default=6.5, help="nothing new is begun after so long")
+    parser.add_argument("--minutes", type=float, default=6.5, help="no measurement starts later")
     parser.add_argument("--smoke", action="store_true", help="toy sizes on a CPU")
     options = parser.parse_args()
     if not (options.smoke or torch.cuda.is_available()):
         parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
     size = SMOKE if options.smoke else FULL
     deadline = time.monotonic() + 60 * options.minutes
-    about, found = facts(size), {"signs": list[Row](), "steps": list[Row]()}
+    about, results = facts(size), {"signs": list[Row](), "steps": list[Row]()}
     options.out.mkdir(parents=True, exist_ok=True)
     for kind, rows in (("signs", sign_rows(size, deadline)), ("steps", steps(size, deadline))):
         for row in rows:
-            found[kind].append(row)
+            results[kind].append(row)
             print(row, flush=True)
-            (options.out / "gpu.json").write_text(json.dumps({"environment": about, **found}, indent=1) + "\n")
-    tables = table(found["signs"], "shape", RIVAL), table(found["steps"], "model", PEER)
+            write_atomic(options.out / "gpu.json", json.dumps({"environment": about, **results}, indent=1) + "\n")
+    tables = table(results["signs"], "shape", RIVAL), table(results["steps"], "model", PEER)
     text = "\n\n".join([", ".join(f"{key}: {value}" for key, value in about.items()), *tables])
-    (options.out / "gpu.md").write_text(text + "\n")
+    write_atomic(options.out / "gpu.md", text + "\n")
     print(f"\n{text}")
 
 

@@ -3,9 +3,9 @@
     python benchmarks/loop.py --json benchmarks/results/loop.json
     python benchmarks/loop.py --compile        # compiled models, too
 
-The plain loop is written out here: batch, forward, backward, fused AdamW, and nothing else. Ours is what `surefoot
-train` runs between two lines of its log: under AdamW (the loop's own cost) and under the default recipe (the
-optimizer's).
+The plain loop is written out here: batch, forward, backward, fused AdamW, and nothing else. Ours is the loop of
+`surefoot train` between two lines of its log: with AdamW, for the cost of the loop, and with the default recipe, for
+that of the optimizer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS: Columns = {
 def plain(
     config: TrainConfig, corpus: Corpus, prepare: Callable[[torch.nn.Module], object] | None
 ) -> Callable[[], None]:
-    """A step of the loop that everybody writes."""
+    """Return a step of the plain loop."""
     model = build(config, corpus.vocab)
     if prepare is not None:
         prepare(model)
@@ -57,28 +57,28 @@ def plain(
 
 
 def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
-    """A row for each loop."""
+    """Yield a row per loop."""
     corpus = load(None)
     prepare = torch.nn.Module.compile if compiled else None
     loops = {PLAIN: plain(config, corpus, prepare)} | {
         name: Run(config.replace(method=method), corpus, prepare=prepare).advance for name, method in METHODS.items()
     }
     times = interleave(loops, rounds)
-    for name, each in times.items():
+    for name, time in times.items():
         yield {
             "loop": f"{name}, compiled" if compiled else name,
             "model": f"gpt, width {config.architecture.width}, depth {config.architecture.depth}",
-            **each.columns(),
-            "tokens_per_second": 1e3 * config.batches.batch_size * config.batches.context / each.typical_ms,
-            "ratio": times[PLAIN].typical_ms / each.typical_ms,
+            **time.columns(),
+            "tokens_per_second": 1e3 * config.batches.batch_size * config.batches.context / time.typical_ms,
+            "ratio": times[PLAIN].typical_ms / time.typical_ms,
         }
 
 
 def main() -> None:
-    """The command line."""
-    made = timing(__doc__)
-    made.add_argument("--compile", action="store_true", help="compiled models, too")
-    options = made.parse_args()
+    """Run the benchmark."""
+    parser = timing(__doc__)
+    parser.add_argument("--compile", action="store_true", help="compiled models, too")
+    options = parser.parse_args()
 
     def rows() -> Iterator[Row]:
         for compiled in (False, True)[: 1 + options.compile]:

@@ -3,8 +3,8 @@
     python benchmarks/memory.py --fraction 0.25 --json benchmarks/results/memory.json
 
 The peak is that of a second step, after the state exists: on a CPU the largest sum of the tensors that torch's
-profiler saw allocated and not yet freed (scratch memory that BLAS takes by itself is no tensor), on CUDA
-`torch.cuda.max_memory_allocated` less what was there before. It is exact and does not depend on the machine's load.
+profiler reports as allocated and not yet freed (scratch memory of BLAS is not in it), on CUDA
+`torch.cuda.max_memory_allocated` minus what was allocated before. It is exact, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ def ours(role: sf.Role) -> Callable[[list[Tensor]], Optimizer]:
 
 BUILDS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
     **{name: RIVALS[name].build for name in (*rivals.ADAMW, PEER, f"{PEER}, float32", OURS)},
-    # every matrix leaves so small a ball at every step: the step that is looked at clips
+    # a ball so small that the measured step clips every matrix
     f"{OURS}, Post Clip": ours(sf.Role("linear", sf.Spectral(), stabiliser=sf.PostClip(0.1, period=1))),
     "surefoot, row step": ours(sf.Role("row", sf.RowRMS())),
 }
 
 
 def cpu_peak(step: Callable[[], object]) -> int:
-    """Bytes of the tensors that the call had allocated at once."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    """Return the largest number of bytes that the call had allocated at once in tensors."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         step()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.json"
-        found.export_chrome_trace(str(path))
+        trace.export_chrome_trace(str(path))
         events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda e: e["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+        allocated += event["args"]["Bytes"]
+        peak = max(peak, allocated)
     return peak
 
 
 def cuda_peak(step: Callable[[], object]) -> int:
-    """The same on the current CUDA device."""
+    """Return the same on the current CUDA device."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
@@ -73,7 +73,7 @@ PEAKS = {"cpu": cpu_peak, "cuda": cuda_peak}
 
 
 def measure(model: str, shapes: Shapes, layers: int, device: str) -> Iterator[Row]:
-    """A row per optimizer."""
+    """Yield a row per optimizer."""
     for name, build in BUILDS.items():
         params = parameters(shapes, layers, device)
         entries = sum(p.numel() for p in params)
@@ -92,11 +92,11 @@ def measure(model: str, shapes: Shapes, layers: int, device: str) -> Iterator[Ro
 
 
 def main() -> None:
-    """The command line."""
-    made = parser(__doc__)
-    add_fraction(made)
-    made.add_argument("--device", choices=PEAKS, default="cpu")
-    options = made.parse_args()
+    """Run the benchmark."""
+    arguments = parser(__doc__)
+    add_fraction(arguments)
+    arguments.add_argument("--device", choices=PEAKS, default="cpu")
+    options = arguments.parse_args()
     models = cut(SMOKE if options.smoke else MODELS, options.fraction)
     rows = [row for model, (shapes, layers) in models.items() for row in measure(model, shapes, layers, options.device)]
     publish(options.json, {"rows": (rows, COLUMNS)})

@@ -1,7 +1,7 @@
 """The tables of docs/performance.md, from the committed results: seconds.
 
 python benchmarks/report.py            # rewrite the marked parts of the page
-python benchmarks/report.py --check    # exit code 1 if the page is not what the results say
+python benchmarks/report.py --check    # exit code 1 if the page differs from the results
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msign
 import share
 import step
 from common import Columns, table
+from surefoot.experiment.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
@@ -44,54 +45,54 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
 }
-"""From a mark of the page to a file, a part of it and its columns."""
+"""Marked part of the page -> results file, key in it, columns."""
 
 
-def about(found: dict[str, Any]) -> str:
-    """What was run, and on what."""
-    units = "with" if found["bf16_units"] else "without"
+def about(env: dict[str, Any]) -> str:
+    """Format a run's command, machine, versions and date."""
+    units = "with" if env["bf16_units"] else "without"
     return (
-        f"`{found['command']}`; {found['cpu']} ({found['cores']} cores, {found['torch_isa']}, {units} bfloat16 units), "
-        f"torch {found['torch']}, Python {found['python']}, {found['date']}."
+        f"`{env['command']}`; {env['cpu']} ({env['cores']} cores, {env['torch_isa']}, {units} bfloat16 units), "
+        f"torch {env['torch']}, Python {env['python']}, {env['date']}."
     )
 
 
-def rivals(found: dict[str, Any]) -> str:
-    """The versions of the rivals, and which are absent."""
-    there = [f"{name} {version}" for name, version in found["packages"].items()]
-    absent = [f"Absent: {name} ({reason})." for name, reason in found["absent"].items()]
-    return "\n".join([f"{', '.join(there)}.", *absent])
+def rivals(env: dict[str, Any]) -> str:
+    """Format the versions of the other packages' optimizers, and which are absent and why."""
+    versions = [f"{name} {version}" for name, version in env["packages"].items()]
+    absent = [f"Absent: {name} ({reason})." for name, reason in env["absent"].items()]
+    return "\n".join([f"{', '.join(versions)}.", *absent])
 
 
 def part(mark: str) -> str:
-    """A table with its conditions."""
+    """Format a marked part: the table and the conditions of its run."""
     if mark in paired.STUDIES:
         return paired.table(mark) + "\n"
     file, key, columns = TABLES[mark]
-    found = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-    lines = [table(found[key], columns), "", about(found["environment"])]
+    results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    lines = [table(results[key], columns), "", about(results["environment"])]
     if columns is step.COLUMNS:
-        lines.append(rivals(found["environment"]))
+        lines.append(rivals(results["environment"]))
     return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:
-    """The page with every marked part made anew."""
+    """Return the page with every marked part rewritten."""
     return MARK.sub(lambda m: f"{m[1]}\n{part(m[2])}\n{m[3]}", text)
 
 
 def main() -> int:
-    """The command line."""
+    """Rewrite or check the page; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--page", type=Path, default=PAGE, help="another page with marked parts")
     options = parser.parse_args()
     old = options.page.read_text(encoding="utf-8")
-    made = page(old)
+    new = page(old)
     if options.check:
-        print("up to date" if made == old else f"{options.page} is not what the results say: run benchmarks/report.py")
-        return int(made != old)
-    options.page.write_text(made, encoding="utf-8")
+        print("up to date" if new == old else f"{options.page} is not what the results say: run benchmarks/report.py")
+        return int(new != old)
+    write_atomic(options.page, new)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The optimizers of matrices that the judges step: torch's, ours, and those of PyPI where they are installed.
+"""The optimizers that the benchmarks compare: torch's, ours, and those of PyPI where they are installed.
 
-Most rivals multiply in bfloat16. Where the code lets one choose, or takes a float32 function in place of its own,
+Most rivals multiply in bfloat16. Where their code has an option, or its function can be replaced by one in float32,
 they run in float32 as well: without bfloat16 units that is the faster rival, and always the more accurate one. The
-function is exchanged for the time of a step, which costs some microseconds.
+function is replaced during a step only, which costs some microseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Unit = Callable[[tuple[int, ...]], float]
 
 
 class Absent(Exception):
-    """An optimizer that cannot be timed here; the message says why."""
+    """An optimizer cannot be timed here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Rival:
     """How to build an optimizer.
 
     Args:
-        build: from parameters to an optimizer at the rate `LR`; ImportError or Absent where it is not to be had.
+        build: from parameters to an optimizer at the rate `LR`; raises ImportError or Absent if it cannot be timed.
         products: dtype of its matrix products, "" if it has none.
-        unit: the norm that its step means to have, over `LR`, by shape; None for a step that is not spectral.
+        unit: the norm that its step should have, over `LR`, by shape; None for a step that is not spectral.
     """
 
     build: Build
@@ -58,13 +58,13 @@ def natural(shape: tuple[int, ...]) -> float:
 
 
 def with_(optimizer: Optimizer, module: object, name: str, function: object) -> Optimizer:
-    """The optimizer, for whose steps the module's function is this one."""
+    """Replace a function of a module during the optimizer's steps, and return the optimizer."""
     optimizer.step = mock.patch.object(module, name, function)(optimizer.step)  # type: ignore[method-assign]
     return optimizer
 
 
 def newton_schulz(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """torch's five steps in x's own dtype."""
+    """Run torch's five steps in the dtype of x."""
     a, b, c = coefficients
     wide = x.mT if x.shape[0] > x.shape[1] else x
     y = wide / wide.norm().clamp(min=eps)
@@ -149,7 +149,7 @@ RIVALS: dict[str, Rival] = {
 
 
 def absent() -> dict[str, str]:
-    """The rivals that cannot be timed here, and why."""
+    """Return the rivals that cannot be timed here -> the reason."""
     reasons = {}
     for name, rival in RIVALS.items():
         try:
@@ -160,6 +160,6 @@ def absent() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
-    found = {name for name in PACKAGES if importlib.util.find_spec(name.replace("-", "_"))}
-    return {name: importlib.metadata.version(name) for name in PACKAGES if name in found}
+    """Return the versions of the packages that are installed."""
+    installed = {name for name in PACKAGES if importlib.util.find_spec(name.replace("-", "_"))}
+    return {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}

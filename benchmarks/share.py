@@ -3,9 +3,8 @@
     python benchmarks/share.py --fraction 0.17 --json benchmarks/results/share.json
 
 Forward and backward take `--tokens` tokens, in sequences of `--length`. The share at 2^19 tokens (half a million, a
-usual batch of models of this size) is extrapolated: the measured forward and backward times 2^19 / tokens, the
-optimizer's time as it is. Every optimizer steps the whole model: beside Muon, which takes the hidden matrices, AdamW
-has the rest.
+usual batch of models of this size) is extrapolated: the measured forward and backward times 2^19 / tokens, and the
+optimizer's time unchanged. Every optimizer steps the whole model: Muon the hidden matrices, and AdamW the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from rivals import ADAMW
 from surefoot.experiment.models.decoder import reference
 
-LR = 1e-6  # the gradients stay those of the first weights, more or less
+LR = 1e-6  # so small that the gradients hardly change
 LARGE = 2**19
 PEER = ADAMW[0]
 GRADIENT = "forward and backward"
@@ -54,7 +53,7 @@ SMOKE = (Size(32, 16, 1),)
 
 
 def optimizers(model: nn.Module) -> dict[str, Callable[[], object]]:
-    """Steps of the whole model, by name."""
+    """Return steps of the whole model, by the optimizer's name."""
     places = sf.Plan.of(model).placements
     hidden = [model.get_parameter(name) for name, place in places.items() if place.role.name == "linear"]
     rest = [model.get_parameter(name) for name, place in places.items() if place.role.name != "linear"]
@@ -68,7 +67,7 @@ def optimizers(model: nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def measure(size: Size, tokens: int, length: int, rounds: int) -> Iterator[Row]:
-    """A row per optimizer, and forward and backward."""
+    """Yield a row per optimizer, and one for forward and backward."""
     model = reference("gpt", size.width, size.depth, size.head_dim)
     text = torch.randint(256, (tokens // length, length + 1), generator=torch.Generator().manual_seed(0))
 
@@ -79,13 +78,13 @@ def measure(size: Size, tokens: int, length: int, rounds: int) -> Iterator[Row]:
     steps = optimizers(model)
     times = interleave({GRADIENT: gradient, **steps}, rounds)
     model_ms = times[GRADIENT].typical_ms
-    for name, each in times.items():
-        own = each.typical_ms if name in steps else None
+    for name, time in times.items():
+        own = time.typical_ms if name in steps else None
         yield {
             "model": f"gpt, width {size.width}, depth {size.depth}",
             "tokens": text[:, 1:].numel(),
             "what": name,
-            **each.columns(),
+            **time.columns(),
             "share": own and own / (own + model_ms),
             "share_large": own and own / (own + model_ms * LARGE / text[:, 1:].numel()),
             "ratio": own and own / times[PEER].typical_ms,
@@ -93,12 +92,12 @@ def measure(size: Size, tokens: int, length: int, rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """The command line."""
-    made = timing(__doc__)
-    made.add_argument("--fraction", type=float, default=1.0, help="share of the layers of the large model")
-    made.add_argument("--tokens", type=int, default=8192, help="of a measured forward and backward")
-    made.add_argument("--length", type=int, default=512, help="of a sequence")
-    options = made.parse_args()
+    """Run the benchmark."""
+    parser = timing(__doc__)
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the layers of the large model")
+    parser.add_argument("--tokens", type=int, default=8192, help="number of a measured forward and backward")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
+    options = parser.parse_args()
     sizes = SMOKE if options.smoke else (*SIZES[:-1], SIZES[-1].cut(options.fraction))
     if options.tokens < options.length:
         raise SystemExit(f"--tokens {options.tokens} is less than one sequence: --length {options.length}")

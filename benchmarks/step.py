@@ -6,12 +6,12 @@
     ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/step.py    # as on a CPU without bfloat16 units
 
 Beside torch's optimizers: `pytorch_optimizer`, `heavyball` and others of PyPI where they are installed; those that
-are not are listed with the reason. Every round steps each optimizer once, in turn, with fresh gradients, so that a
-noisy neighbour hits all of them; the fastest round is shown beside the median. Ratios are of median times: the
-process's ("CPU") on one thread, which neighbours hardly lengthen, the wall's on several. "/ best float32" is the time
-over that of the fastest rival that multiplies in float32. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular
-value (over the norm that the step should have) are those of the first step, averaged (maximised) over the distinct
-shapes. A second table says what the guaranteed Post Clip costs on top; `bounds.py` has the other schemes.
+are not are listed with the reason. Every round steps all optimizers once, in turn, with new gradients, so that other
+load affects all of them alike; the fastest round is shown beside the median. Ratios are of median times: CPU time on
+one thread, which other processes hardly lengthen, and wall time on several. "/ best float32" is the time over that of
+the fastest rival that multiplies in float32. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular value (over
+the norm that the step should have) are those of the first step, averaged (maximised) over the distinct shapes. A second
+table has the cost of the guaranteed Post Clip; `bounds.py` has the other schemes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ COLUMNS: Columns = {
 
 
 class Contender:
-    """An optimizer with its own weights, which gets its gradients anew before each step: some write to or drop them."""
+    """An optimizer with weights of its own; `prepare` restores gradients that a step overwrote or dropped."""
 
     def __init__(self, name: str, shapes: Shapes, layers: int) -> None:
         self.name, self.params = name, parameters(shapes, layers)
@@ -66,7 +66,7 @@ class Contender:
         self.last: Tensor | None = None
 
     def prepare(self) -> None:
-        """Fresh gradients; RuntimeError if the last step moved nothing, which would be no time to compare with."""
+        """Restore the gradients; raise RuntimeError if the last step changed no weight: its time has no meaning."""
         if self.last is not None and bool((self.last == self.params[0]).all()):
             raise RuntimeError(f"{self.name}: a step left the weights as they were")
         self.last = self.params[0].detach().clone()
@@ -76,13 +76,13 @@ class Contender:
 
 @functools.cache
 def steepest(shape: tuple[int, int]) -> float:
-    """`|G|_*` of the first gradient of this shape, in float64."""
+    """Return `|G|_*` of the first gradient of this shape, in float64."""
     (p,) = parameters((shape,), 1)
     return float(torch.linalg.matrix_norm(p.grad.double(), "nuc"))
 
 
 def accuracy(name: str, shapes: Shapes) -> tuple[float, float] | tuple[None, None]:
-    """Mean alignment and largest singular value of the first step, over the distinct shapes."""
+    """Return mean alignment and largest singular value of the first step, over the distinct shapes."""
     unit = RIVALS[name].unit
     if unit is None:
         return None, None
@@ -100,12 +100,13 @@ def accuracy(name: str, shapes: Shapes) -> tuple[float, float] | tuple[None, Non
 
 
 def measure(model: str, shapes: Shapes, layers: int, names: list[str], rounds: int) -> Iterator[Row]:
-    """A row per optimizer."""
+    """Yield a row per optimizer."""
     contenders = {name: Contender(name, shapes, layers) for name in names}
-    steps = {name: each.optimizer.step for name, each in contenders.items()}
-    times = interleave(steps, rounds, before={name: each.prepare for name, each in contenders.items()})
+    steps = {name: contender.optimizer.step for name, contender in contenders.items()}
+    before = {name: contender.prepare for name, contender in contenders.items()}
+    times = interleave(steps, rounds, before)
     best = min(times[name].typical_ms for name in names if RIVALS[name].products == "float32" and name != OURS)
-    for name, each in contenders.items():
+    for name, contender in contenders.items():
         alignment, largest = accuracy(name, shapes)
         yield {
             "model": model,
@@ -113,18 +114,18 @@ def measure(model: str, shapes: Shapes, layers: int, names: list[str], rounds: i
             **times[name].columns(),
             "ratio": times[name].typical_ms / times[PEER].typical_ms,
             "ratio_float32": times[name].typical_ms / best,
-            "state_bytes_per_parameter": state_bytes(each.optimizer),
+            "state_bytes_per_parameter": state_bytes(contender.optimizer),
             "alignment": alignment,
             "largest_singular_value": largest,
         }
 
 
 def main() -> None:
-    """The command line."""
-    made = timing(__doc__)
-    add_fraction(made)
-    made.add_argument("--models", choices=list(MODELS), nargs="+", default=list(MODELS), help="which; default all")
-    options = made.parse_args()
+    """Run the benchmark."""
+    parser = timing(__doc__)
+    add_fraction(parser)
+    parser.add_argument("--models", choices=list(MODELS), nargs="+", default=list(MODELS), help="default: all")
+    options = parser.parse_args()
     absent = rivals.absent()
     names = [name for name in RIVALS if name not in absent]
     models = cut(SMOKE if options.smoke else {name: MODELS[name] for name in options.models}, options.fraction)

@@ -1,4 +1,4 @@
-"""Ten lines for a model of your own; the README shows them and a test runs them."""
+"""Training a model of your own in ten lines; the README shows them and a test runs them."""
 
 import torch
 from torch import nn

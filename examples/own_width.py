@@ -1,4 +1,4 @@
-"""A model of your own as a function of its width: where is its best learning rate, and does it stay?
+"""A model of your own as a function of its width, for the search of its best learning rate at several widths.
 
 surefoot transfer --model examples.own_width:build --recipe beyond_mup --widths 32 64 --data my_texts/
 """
@@ -15,7 +15,7 @@ class NextByte(nn.Sequential):
         super().__init__(nn.Embedding(256, width), *body, nn.Linear(width, 256, bias=False))
 
     def get_output_embeddings(self) -> nn.Module:
-        """The LM head; at width 64 `up` has its shape, so the shapes alone cannot tell."""
+        """Return the LM head; at width 64 `up` has the same shape, so that shapes alone are ambiguous."""
         return self[-1]
 
 

@@ -1,7 +1,7 @@
-"""The tables and figures of docs/transfer.md and docs/stability.md, from the committed results: seconds.
+"""The tables and figures of docs/transfer.md and docs/stability.md, from the committed results, in seconds.
 
 python studies/report.py            # rewrite the marked parts of both pages, and the figures
-python studies/report.py --check    # exit code 1 if a page is not what the results say
+python studies/report.py --check    # exit code 1 if a page differs from the results
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from coordinates import run as coordinates
-from defaults import run as defaults
+from defaults import gains
 from stability import run as stability
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
@@ -36,40 +37,34 @@ MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def entry(name: str) -> dict[str, Any] | None:
-    """The summary of a part of the transfer study, None while it is not finished."""
+    """Return the summary of a part of the transfer study; None while it is not finished."""
     path = transfer.HERE / name / "summary.json"
     return json.loads(path.read_text())["recipes"][0] if path.exists() else None
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def rate(value: float | None, ci: Sequence[float] | None, status: str) -> str:
-    """A best rate with its interval, or why there is none."""
-    return status if value is None else f"2^{value:.2f}{transfer_report.plus_minus(ci, 2)}"
+    """Format a best rate with its interval, or why there is none."""
+    return status if value is None else f"2^{value:.2f}{plus_minus(ci, 2)}"
 
 
-def rates(found: dict[str, Any]) -> list[str]:
-    """The best rates of all widths."""
-    columns = (found["best_log2_lr"], found["best_log2_lr_ci"], found["status"])
+def rates(summary: dict[str, Any]) -> list[str]:
+    """Format the best rates of all widths."""
+    columns = (summary["best_log2_lr"], summary["best_log2_lr_ci"], summary["status"])
     return [rate(*cells) for cells in zip(*columns, strict=True)]
 
 
 def signed(value: float | None, ci: Sequence[float] | None, digits: int) -> str:
-    """A number with its sign and interval."""
-    return "not known" if value is None else f"{value:+.{digits}f}{transfer_report.plus_minus(ci, digits)}"
+    """Format a number with its sign and interval."""
+    return "not known" if value is None else f"{value:+.{digits}f}{plus_minus(ci, digits)}"
 
 
-def drift_and_regret(found: dict[str, Any]) -> list[str]:
-    """Two cells."""
-    regret = found["regret_nats"]
-    cost = "diverged" if found["regret_diverged"] else "not known"
+def drift_and_regret(summary: dict[str, Any]) -> list[str]:
+    """Format the drift in octaves and the regret in nats, two cells."""
+    regret = summary["regret_nats"]
+    missing = "diverged" if summary["regret_diverged"] else "not known"
     return [
-        signed(found["drift_octaves"], found["drift_octaves_ci"], 2),
-        cost if regret is None else f"{regret:.3f}{transfer_report.plus_minus(found['regret_nats_ci'], 3)}",
+        signed(summary["drift_octaves"], summary["drift_octaves_ci"], 2),
+        missing if regret is None else f"{regret:.3f}{plus_minus(summary['regret_nats_ci'], 3)}",
     ]
 
 
@@ -77,40 +72,40 @@ def widths() -> str:
     """Every recipe at 150 steps."""
     rows = []
     for recipe in transfer.METHODS:
-        found = entry(f"{recipe}_150")
-        if found:
-            rows.append([recipe, str(found["seeds"]), *rates(found), *drift_and_regret(found)])
+        if summary := entry(f"{recipe}_150"):
+            rows.append([recipe, str(summary["seeds"]), *rates(summary), *drift_and_regret(summary)])
     rows.sort(key=lambda row: abs(float(row[-2].split()[0])) if row[-2][0] in "+-" else 99)
     head = ["recipe", "seeds", *(f"best lr at {w}" for w in transfer.WIDTHS), "drift in octaves", "regret at 256"]
     return markdown(head, rows)
 
 
 def fresh_regret() -> str:
-    """The narrowest and the widest optimum at the widest model, on seeds that chose neither."""
+    """The narrowest and the widest optimum at the widest model, on seeds that neither was fitted to."""
     rows = []
     for part in transfer.REGRET:
         if not (part.directory / "summary.json").exists():
             continue
         narrow, wide = part.rates()
         curve = fit.curve(points(load(part.directory)[1], part.recipe, transfer.WIDTHS[-1]))
-        here, there = curve[narrow] or {}, curve[wide] or {}
-        cost = fit.difference(here, there)
-        cells = [f"{mean(list(losses.values()))} at 2^{rate:.2f}" for losses, rate in ((here, narrow), (there, wide))]
+        transferred, best = curve[narrow] or {}, curve[wide] or {}
+        cost = fit.difference(transferred, best)
+        both = ((transferred, narrow), (best, wide))
+        cells = [f"{mean(list(losses.values()))} at 2^{rate:.2f}" for losses, rate in both]
         rows.append([part.recipe, str(cost.seeds), *cells, signed(cost.value, cost.interval, 3)])
     return markdown(["recipe", "seeds", "width 32's best rate", "width 256's best rate", "regret at 256"], rows)
 
 
 def losses() -> str:
-    """What each recipe reaches at width 256: at equal steps and at equal time."""
+    """The loss of every recipe at width 256, at equal steps and at equal time."""
     seconds = json.loads(transfer.STEP_SECONDS.read_text())["seconds"]
     rows = []
     for recipe in transfer.METHODS:
-        found = entry(f"{recipe}_150")
-        if found is None:
+        whole = entry(f"{recipe}_150")
+        if whole is None:
             continue
         same_steps = list(fit.lowest(points(load(transfer.HERE / f"{recipe}_150")[1], recipe, 256)).values())
-        regret = found["regret_nats"]
-        reused = "diverged" if regret is None else f"{found['best_loss'][-1] + regret:.3f}"
+        regret = whole["regret_nats"]
+        reused = "diverged" if regret is None else f"{whole['best_loss'][-1] + regret:.3f}"
         cells = [recipe, mean(same_steps), reused, f"{seconds[recipe] / seconds['adamw']:.2f}"]
         timed = transfer.EqualTime(recipe).directory
         if (timed / "summary.json").exists():
@@ -123,19 +118,19 @@ def losses() -> str:
 
 
 def mean(values: list[float]) -> str:
-    """A mean over seeds with its interval."""
-    return f"{np.mean(values):.3f}{transfer_report.plus_minus(fit.interval(values), 3)}"
+    """Format a mean over seeds with its interval."""
+    return f"{np.mean(values):.3f}{plus_minus(fit.interval(values), 3)}"
 
 
 def conditions(names: Sequence[tuple[str, str]], of: Sequence[int]) -> str:
     """The best rates of some parts at these widths, with drift and regret where there are several widths."""
     rows = []
     for label, name in names:
-        found = entry(name)
-        if found is None:
+        summary = entry(name)
+        if summary is None:
             continue
-        chosen = [cell for cell, width in zip(rates(found), found["widths"], strict=True) if width in of]
-        rows.append([label, *chosen, *(drift_and_regret(found) if len(of) > 1 else [])])
+        chosen = [cell for cell, width in zip(rates(summary), summary["widths"], strict=True) if width in of]
+        rows.append([label, *chosen, *(drift_and_regret(summary) if len(of) > 1 else [])])
     head = ["", *(f"best lr at {w}" for w in of)]
     return markdown(head + (["drift in octaves", "regret"] if len(of) > 1 else []), rows)
 
@@ -167,15 +162,15 @@ def models() -> str:
 
 
 def tolerance() -> str:
-    """What missing the best rate costs."""
+    """The cost of missing the best rate, at width 256."""
     rows = []
     for recipe in ("beyond_mup", "muon_moonlight", "adamw"):
-        found = entry(f"{recipe}_150")
-        if found is None:
+        summary = entry(f"{recipe}_150")
+        if summary is None:
             continue
         _, records = load(transfer.HERE / f"{recipe}_150")
         means = {x: m for x, m in fit.mean_curve(points(records, recipe, 256)).items() if m is not None}
-        best, vertex = found["best_loss"][-1], found["best_log2_lr"][-1]
+        best, vertex = summary["best_loss"][-1], summary["best_log2_lr"][-1]
         costs = [float(np.interp(vertex + off, list(means), list(means.values()))) - best for off in (-1, -0.5, 0.5, 1)]
         rows.append([recipe, *(f"{cost:.3f}" for cost in costs)])
     return markdown(["loss above the best, width 256", "lr / 2", "lr / 1.41", "lr x 1.41", "lr x 2"], rows)
@@ -183,7 +178,7 @@ def tolerance() -> str:
 
 def key_bias() -> str:
     """Gradient, size and effect of a key bias."""
-    found = json.loads((transfer.HERE / "key_bias.json").read_text())
+    measured = json.loads((transfer.HERE / "key_bias.json").read_text())
     rows = [
         [
             name,
@@ -192,7 +187,7 @@ def key_bias() -> str:
             *(f"{row[key]:.2f}" for key in ("key_bias", "query_bias")),
             f"{row['loss_change_without']:+.1e}",
         ]
-        for name, row in found.items()
+        for name, row in measured.items()
     ]
     head = [
         "recipe",
@@ -207,8 +202,8 @@ def key_bias() -> str:
 
 
 def choices(study: str) -> Callable[[], str]:
-    """What each setting gains over the base."""
-    return lambda: defaults.table(study) + "\n" if (defaults.HERE / study / "summary.json").exists() else "not run\n"
+    """The gain of every setting over the base."""
+    return lambda: gains.table(study) if (gains.HERE / study / "summary.json").exists() else "not run"
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -221,8 +216,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models,
     "tolerance": tolerance,
     "key_bias": key_bias,
-    "stabilisers": lambda: stability.table() + "\n",
-    "coordinates": lambda: coordinates.table() + "\n",
+    "stabilisers": stability.table,
+    "coordinates": coordinates.table,
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")
@@ -231,23 +226,22 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def page(text: str) -> str:
-    """The page with every marked part made anew."""
-    return MARK.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n{m[3]}", text)
+    """Return the page with every marked part rewritten."""
+    return MARK.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n\n{m[3]}", text)
 
 
 def paths() -> Figure:
-    """Best rate against width, relative to width 32: flat is transfer."""
+    """Draw the best rate against width, relative to width 32: a flat line is perfect transfer."""
     drawing = Figure(figsize=(7, 4.2), layout="constrained", dpi=150)
     axes = drawing.subplots()
-    found = {recipe: entry(f"{recipe}_150") for recipe in transfer.METHODS}
-    shown = {recipe: e for recipe, e in found.items() if e and e["best_log2_lr"][0] is not None}
+    summaries = {recipe: entry(f"{recipe}_150") for recipe in transfer.METHODS}
+    shown = {recipe: s for recipe, s in summaries.items() if s and s["best_log2_lr"][0] is not None}
     ends = []
-    for i, (recipe, e) in enumerate(shown.items()):
-        colour, loud = colormaps["tab20"](2 * i % 20 + i // 10), recipe == "beyond_mup"
-        xy = [
-            (w, x - e["best_log2_lr"][0]) for w, x in zip(e["widths"], e["best_log2_lr"], strict=True) if x is not None
-        ]
-        axes.plot(*zip(*xy, strict=True), "o-", color=colour, linewidth=2.6 if loud else 1.3, markersize=4)
+    for i, (recipe, summary) in enumerate(shown.items()):
+        colour, width = colormaps["tab20"](2 * i % 20 + i // 10), 2.6 if recipe == "beyond_mup" else 1.3
+        best = summary["best_log2_lr"]
+        xy = [(w, x - best[0]) for w, x in zip(summary["widths"], best, strict=True) if x is not None]
+        axes.plot(*zip(*xy, strict=True), "o-", color=colour, linewidth=width, markersize=4)
         ends.append((xy[-1][1], recipe, colour, xy[-1][0]))
     previous = float("inf")
     for height, recipe, colour, width in sorted(ends, reverse=True):
@@ -267,18 +261,18 @@ def paths() -> Figure:
 
 
 def main() -> int:
-    """The command line."""
+    """Rewrite or check the pages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--page", type=Path, action="append", help="other pages with marked parts")
     options = parser.parse_args()
     old = {path: path.read_text(encoding="utf-8") for path in options.page or PAGES}
-    stale = {path: made for path, text in old.items() if (made := page(text)) != text}
+    stale = {path: new for path, text in old.items() if (new := page(text)) != text}
     if options.check:
         print("\n".join(f"{path} is not what the results say: run studies/report.py" for path in stale) or "up to date")
         return int(bool(stale))
-    for path, made in stale.items():
-        write_atomic(path, made)
+    for path, new in stale.items():
+        write_atomic(path, new)
     paths().savefig(IMAGES / "transfer_paths.png")
     for recipe in ("beyond_mup", "adamw"):
         transfer_report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")

@@ -1,9 +1,9 @@
-"""The coordinate check of every method: which parametrisations keep activations and their changes in place?
+"""The coordinate check of every method: under which do activations and their changes keep their size with width?
 
     python studies/coordinates/run.py            # what is missing; resumes, 5 minutes on one core
-    python studies/coordinates/run.py --table    # from the committed results, as docs/stability.md has it
+    python studies/coordinates/run.py --table    # from the committed results, as in docs/stability.md
 
-The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as `surefoot coordcheck` has it), and the
+The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as in `surefoot coordcheck`), and the
 default recipe on the other reference models; ten steps at each method's own rate, three seeds or ten.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from surefoot.experiment.coordcheck import BAND, QUANTITIES, check
 from surefoot.experiment.data.corpus import load
+from surefoot.experiment.reports.style import markdown
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import LOG2_LR
 
@@ -27,11 +28,11 @@ PARTS = {name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS, SEEDS)
     f"beyond_mup_{model}": ("beyond_mup", model, (*WIDTHS, 512), range(seeds))
     for model, seeds in (("llama", 10), ("qwen", 10), ("moe", 10), ("tied", 3))
 }
-"""Directory -> method, model, widths, seeds: more where three leave the slope within the noise of the band."""
+"""Directory -> method, model, widths, seeds: more where three cannot tell the slope from the edge of the band."""
 
 
 def table() -> str:
-    """Markdown: the largest slope of each method, and how many leave the band."""
+    """Format the largest slope of every method, and how many leave the band, as a Markdown table."""
     head = [
         "method",
         "model",
@@ -42,22 +43,22 @@ def table() -> str:
         "outside 0.1",
         "verdict",
     ]
-    lines = [head, ["---"] * len(head)]
+    rows = []
     for folder, (name, model, *_) in PARTS.items():
         path = HERE / folder / "coordcheck.json"
         if path.exists():
-            found = json.loads(path.read_text())
-            judged = [layer[quantity] for layer in found["layers"] for quantity in QUANTITIES]
-            outside = sum(each["status"] not in ("inside", "zero") for each in judged)
-            sizes = [largest(found["layers"], quantity) for quantity in QUANTITIES]
-            widths = f"{found['widths'][0]} to {found['widths'][-1]}"
-            verdict = "passes" if found["passes"] else "fails"
-            lines.append([name, model, f"2^{LOG2_LR[name]:g}", widths, *sizes, f"{outside} of {len(judged)}", verdict])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            summary = json.loads(path.read_text())
+            slopes = [layer[quantity] for layer in summary["layers"] for quantity in QUANTITIES]
+            outside = sum(slope["status"] not in ("inside", "zero") for slope in slopes)
+            sizes = [largest(summary["layers"], quantity) for quantity in QUANTITIES]
+            widths = f"{summary['widths'][0]} to {summary['widths'][-1]}"
+            verdict = "passes" if summary["passes"] else "fails"
+            rows.append([name, model, f"2^{LOG2_LR[name]:g}", widths, *sizes, f"{outside} of {len(slopes)}", verdict])
+    return markdown(head, rows)
 
 
 def largest(layers: list[dict[str, Any]], quantity: str) -> str:
-    """The slope that is furthest from 0, and its layer; logits may fall at the start."""
+    """Format the slope furthest from 0 and its layer, without logits that may fall at the start."""
     slopes = {}
     for layer in layers:
         slope, status = layer[quantity]["slope"], layer[quantity]["status"]
@@ -68,7 +69,7 @@ def largest(layers: list[dict[str, Any]], quantity: str) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only print the table")
     options = parser.parse_args()
@@ -79,7 +80,12 @@ def main() -> None:
                 model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0
             )
             check(
-                config, corpus, HERE / folder, widths, seeds, say=lambda record: print(record["width"], file=sys.stderr)
+                config,
+                corpus,
+                HERE / folder,
+                widths,
+                seeds,
+                on_record=lambda record: print(record["width"], file=sys.stderr),
             )
     print(table())
 

@@ -22,7 +22,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.corpus import load as load_text
-from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Grid
@@ -142,12 +142,12 @@ STUDIES = {
 }
 
 
-def run_trial(cell: Trial, study: str) -> TrialResult:
+def run_trial(trial: Trial, study: str) -> TrialResult:
     """Train one model on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig.of(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
-    training = Run(config, corpus(), STUDIES[study].ways[cell.recipe])
-    while training.step < cell.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
+    training = Run(config, corpus(), STUDIES[study].ways[trial.recipe])
+    while training.step < trial.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
         training.advance()
     result = training.result()
     return TrialResult(result.train_loss, result.val_loss, training.seconds, result.diverged)
@@ -165,7 +165,7 @@ def table(name: str) -> str:
     first, *_ = study.ways
     columns = (*(f"loss at {width}" for width in WIDTHS), *(f"against {first} at {width}" for width in WIDTHS))
     head = [name, *study.more[:1], *columns]
-    lines = [head, ["---"] * len(head)]
+    rows = []
     losses: dict[tuple[str, int], dict[int, float]] = {}
     for r in records:
         losses.setdefault((r["recipe"], r["width"]), {})[r["seed"]] = r["val_loss"]
@@ -174,11 +174,9 @@ def table(name: str) -> str:
         line = [way, *study.more[i : i + 1], *(f"{sum(by_seed.values()) / len(by_seed):.3f}" for by_seed in mine)]
         for width, by_seed in zip(WIDTHS, mine, strict=True):
             against = fit.difference(by_seed, losses[first, width])
-            line.append(
-                "" if way == first else f"{against.value:+.4f}{transfer_report.plus_minus(against.interval, 4)}"
-            )
-        lines.append(line)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            line.append("" if way == first else f"{against.value:+.4f}{plus_minus(against.interval, 4)}")
+        rows.append(line)
+    return markdown(head, rows)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""The intervention study: what does a bound on the weights cost, and does it hold?
+"""The intervention study: the cost of a bound on the weights, and whether the norms stay below it.
 
     python studies/stability/run.py            # what is missing; resumes, 25 minutes on 2 cores
     python studies/stability/run.py --time     # milliseconds a step of every scheme; on an idle machine
-    python studies/stability/run.py --table    # from the committed results, as docs/stability.md has it
+    python studies/stability/run.py --table    # from the committed results, as in docs/stability.md
 
 The demo's model at width 64 under the default recipe, 300 steps, radius 2 in natural units (weight decay and Pre Decay
 with the rate 1/2, which promises the same). Every norm is measured exactly after every step.
@@ -26,7 +26,7 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.corpus import load as load_text
 from surefoot.experiment.files import dumps, write_atomic
-from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Grid
@@ -39,7 +39,7 @@ from surefoot.experiment.training.run import CHECK_EVERY, Run
 HERE = Path(__file__).parent
 STEP_MS = HERE / "step_ms.json"
 RADIUS, WIDTH, STEPS = 2.0, 64, 300
-RATES = (-4.5, -4.0, -3.5, -3.0, -2.0)  # the last one far above the best: the bound must hold there, too
+RATES = (-4.5, -4.0, -3.5, -3.0, -2.0)  # the last far above the best, to test the bound there, too
 LOWER = (-5.5, -5.0)  # for weight decay, whose best rate is lower
 TOLERANCE = 1e-3
 
@@ -60,7 +60,7 @@ ALL = "all roles: "
 
 
 def hidden(stabiliser: sf.Stabiliser) -> Steepest:
-    """The default recipe, with a bound on the hidden matrices alone."""
+    """Return the default recipe with a bound on the hidden matrices alone."""
     base = recipes.beyond_mup()
     return Steepest(sf.Recipe(base.name, {**base.table, "linear": replace(base.role("linear"), stabiliser=stabiliser)}))
 
@@ -79,19 +79,19 @@ PARTS: dict[str, SweepConfig] = {
 }
 
 
-def run_trial(cell: Trial) -> TrialResult:
-    """Train one model on one thread, looking at every weight after every step."""
+def run_trial(trial: Trial) -> TrialResult:
+    """Train one model on one thread, measuring every weight after every step."""
     torch.set_num_threads(1)
-    config = TrainConfig.of(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps)
-    training = Run(config, corpus(), METHODS[cell.recipe])
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
+    training = Run(config, corpus(), METHODS[trial.recipe])
     plan = sf.Plan.of(training.model)
     start, peaks, above = time.perf_counter(), {"hidden": 0.0, "others": 0.0}, 0
-    while training.step < cell.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
+    while training.step < trial.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
         training.advance()
         for name, norm in norms(training.model, plan).items():
             where = "hidden" if plan[name].role.name == "linear" else "others"
             peaks[where] = max(peaks[where], norm)
-            bounded = where == "hidden" or cell.recipe.startswith(ALL)
+            bounded = where == "hidden" or trial.recipe.startswith(ALL)
             above += bounded and norm > RADIUS * (1 + TOLERANCE)
     last = max(norm for name, norm in norms(training.model, plan).items() if plan[name].role.name == "linear")
     seconds, result = time.perf_counter() - start, training.result()
@@ -101,22 +101,22 @@ def run_trial(cell: Trial) -> TrialResult:
 
 @torch.no_grad()
 def norms(model: torch.nn.Module, plan: sf.Plan) -> dict[str, float]:
-    """Every parameter's exact norm, in its role's unit of radius."""
-    found = {}
+    """Return every parameter's exact norm, in its role's unit of radius."""
+    sizes = {}
     for name, p in model.named_parameters():
-        role, block = plan[name].role, plan[name].block
-        found[name] = float(role.geometry.norm(role.view.split(p)[0]).max()) / role.radius_unit(block)
-    return found
+        role, (block,) = plan[name].role, plan[name].blocks
+        sizes[name] = float(role.geometry.norm(role.view.split(p)[0]).max()) / role.radius_unit(block)
+    return sizes
 
 
 @functools.cache
 def corpus() -> Corpus:
-    """Read once per process."""
+    """Read the text, once per process."""
     return load_text(None)
 
 
 def time_steps(rounds: int = 64) -> None:
-    """Write each scheme's mean time of a training step, all interleaved on one thread."""
+    """Write every scheme's mean time of a training step, all interleaved on one thread."""
     torch.set_num_threads(1)
     config = TrainConfig.of(width=WIDTH, lr=2.0**-4, steps=10_000)
     running = {name: Run(config, corpus(), method) for name, method in METHODS.items()}
@@ -130,12 +130,12 @@ def time_steps(rounds: int = 64) -> None:
 
 
 def finished() -> list[dict[str, Any]]:
-    """All runs of both parts."""
+    """Return the records of all parts."""
     return [record for part in PARTS if (HERE / part / "config.json").exists() for record in load(HERE / part)[1]]
 
 
 def best_of(records: list[dict[str, Any]], name: str) -> tuple[float, dict[int, float]]:
-    """The rate of the lowest mean loss, and the losses there by seed."""
+    """Return the rate of the lowest mean loss, and its losses by seed."""
     curve = fit.curve(points(records, name, WIDTH))
     return min(
         ((rate, losses) for rate, losses in curve.items() if losses),
@@ -144,7 +144,7 @@ def best_of(records: list[dict[str, Any]], name: str) -> tuple[float, dict[int, 
 
 
 def row(name: str, records: list[dict[str, Any]], free: Mapping[int, float]) -> list[str]:
-    """A scheme's line: loss at its best rate, against free on the same seeds, norms, time."""
+    """Format a scheme's row: loss at its best rate, against free on the same seeds, norms, time."""
     mine = [record for record in records if record["recipe"] == name]
     rate, best = best_of(mine, name)
     facts = [record["facts"] for record in mine if record["log2_lr"] == rate]
@@ -155,7 +155,7 @@ def row(name: str, records: list[dict[str, Any]], free: Mapping[int, float]) -> 
         str(len(best)),
         f"2^{rate:g}",
         f"{sum(best.values()) / len(best):.3f}",
-        "" if name == "free" else f"{against.value:+.3f}{transfer_report.plus_minus(against.interval, 3)}",
+        "" if name == "free" else f"{against.value:+.3f}{plus_minus(against.interval, 3)}",
         f"{max(fact['peak'] for fact in facts):.3f}",
         f"{max(r['facts']['peak'] for r in mine):.3f}",
         "" if name == "free" else f"{sum(r['facts']['above'] for r in mine):.0f}",
@@ -164,7 +164,7 @@ def row(name: str, records: list[dict[str, Any]], free: Mapping[int, float]) -> 
 
 
 def table() -> str:
-    """Markdown."""
+    """Format all schemes as a Markdown table."""
     records = finished()
     _, free = best_of(records, "free")
     head = [
@@ -179,11 +179,11 @@ def table() -> str:
         "time of a step",
     ]
     rows = [row(name, records, free) for name in METHODS]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+    return markdown(head, rows)
 
 
 def main() -> None:
-    """The command line."""
+    """Run what is missing, or the timing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time", action="store_true", help="measure the milliseconds a step instead")
     parser.add_argument("--table", action="store_true", help="only print the table")

@@ -1,16 +1,16 @@
 """The transfer study on a GPU: best learning rates at widths 256 to 2048, of models with 4,096 tokens and depth 4.
 
     python studies/transfer/gpu.py                   # what is missing; the same command resumes
-    python studies/transfer/gpu.py --minutes 9       # and stops by itself: runs in flight then start anew
-    python studies/transfer/gpu.py --smoke           # the same at toy size on a CPU: does the command work?
+    python studies/transfer/gpu.py --minutes 9       # stops after that time; unfinished runs start again
+    python studies/transfer/gpu.py --smoke           # the same at toy size on a CPU, to test the command
 
-Results lie in `gpu/`, in the format of `surefoot transfer`; other seeds need another `--out`.
+Results are in `gpu/`, in the format of `surefoot transfer`; other seeds need another `--out`.
 
 How long it takes was estimated from products alone and never measured. At width 2048 a step's passes are 1.0e13 FLOPs
 in bfloat16, and the 8 Polar Express steps on its 24 matrices 1.6e13 in TF32: at 300 and 200 TFLOP/s 0.12 s, so 35 s a
-run (AdamW: 12 s) and 10 minutes for all of that width, an eighth of it for width 1024. Narrower models wait for the
-host, about 7 s a run. That makes a quarter of an hour for one seed on one H200, less as far as workers overlap; the
-seconds on record are those of runs that share the device.
+run (AdamW: 12 s) and 10 minutes for all of that width, an eighth of it for width 1024. Narrower models are bound by
+the host, about 7 s a run. That makes a quarter of an hour for one seed on one H200, less where workers overlap; the
+recorded seconds are those of runs that share the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured; `settings` are fields of `TrainConfig`."""
+    """Size of the study; `settings` are fields of `TrainConfig`."""
 
     out: Path
     data: str
@@ -54,7 +54,7 @@ class Size:
     settings: Mapping[str, Any]
 
     def config(self, seeds: int, sha256: str) -> SweepConfig:
-        """The sweep; the corpus' hash is in it, since its text is another one under another Python."""
+        """Return the sweep; it includes the corpus' hash, since the text differs between versions of Python."""
         search = Bracket({name: centre for name, (_, centre) in METHODS.items()}, self.budget)
         settings = {**self.settings, "head_dim": 64, "autocast": "bfloat16", "data": self.data, "corpus": sha256}
         return SweepConfig(tuple(METHODS), self.widths, tuple(range(seeds)), self.steps, search, settings)
@@ -89,29 +89,29 @@ METHODS: dict[str, tuple[Method, float]] = {
     "muon_moonlight": (polar_express(recipes.muon(Moonlight())), -7.0),
     "adamw": (AdamW(), -9.5),
 }
-"""Each method and the log2 rate around which its search starts."""
+"""Name -> method, and the log2 rate around which its search starts."""
 
 corpus = functools.cache(load)  # once per process
 
 
-def run_trial(cell: Trial) -> TrialResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one model; float32 products, those of the matrix sign, in TF32."""
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
-    settings = dict(cell.settings)
+    settings = dict(trial.settings)
     text = corpus(settings.pop("data"))
     assert text.sha256 == settings.pop("corpus")
-    config = TrainConfig.of(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
-    result = train(config, text, method=METHODS[cell.recipe][0])
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, text, method=METHODS[trial.recipe][0])
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 class OutOfTime(Exception):
-    """The sweep was stopped; holds how far it is."""
+    """The sweep was stopped; the message says how many runs are finished."""
 
 
 def until(deadline: float, show: Callback) -> Callback:
-    """Show progress, and stop after the first run that ends past the deadline."""
+    """Return a callback that shows progress and stops the sweep after the first run that ends past the deadline."""
 
     def move(progress: Progress) -> None:
         show(progress)
@@ -122,7 +122,7 @@ def until(deadline: float, show: Callback) -> Callback:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the study until it is finished or the time is over."""
     deadline = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="run directory, resumed if it exists (default: gpu beside this file)")

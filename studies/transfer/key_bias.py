@@ -1,7 +1,7 @@
-"""What each rule does to a key bias, whose true gradient is zero: writes key_bias.json. Seconds.
+"""The effect of every rule on a key bias, whose true gradient is zero; writes key_bias.json in seconds.
 
-Without rotary positions a key bias adds the same number to all logits of a query, and the softmax does not see it; what
-reaches the optimizer is rounding. Measured on the study's model with biases and learned positions, width 64, 150 steps,
+Without rotary positions a key bias adds the same number to all logits of a query. The softmax is unchanged, so that the
+bias's gradient is rounding error. Measured on the study's model with biases and learned positions, width 64, 150 steps,
 at each method's own best rate, three seeds.
 """
 
@@ -28,17 +28,17 @@ SEEDS = (0, 1, 2)
 
 
 def model(width: int) -> GPT:
-    """The study's model with a bias everywhere, and positions that leave the key bias without effect."""
+    """Return the study's model with all biases, and learned positions, under which a key bias has no effect."""
     return GPT(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), positions=Learned(64), biases="all"))
 
 
 def rms(tensors: list[torch.Tensor]) -> float:
-    """Root of the mean square of all entries."""
+    """Return the root of the mean square of all entries."""
     return float(torch.cat([t.detach().flatten() for t in tensors]).square().mean().sqrt())
 
 
 def measure(method: Method, lr: float, seed: int) -> dict[str, float]:
-    """Train once; gradients at step 10, biases and losses at the end."""
+    """Train once; return gradients at step 10, biases and losses at the end."""
     run = Run(TrainConfig.of(model="key_bias:model", lr=lr, seed=seed, steps=150), load(None), method)
     biases = {
         kind: [p for name, p in run.model.named_parameters() if name.endswith(f"{kind}.bias")]
@@ -49,17 +49,17 @@ def measure(method: Method, lr: float, seed: int) -> dict[str, float]:
         run.advance()
         if step == 10:
             gradients = {k: rms([p.grad for p in b if p.grad is not None]) for k, b in biases.items()}
-    found = {f"{kind}_gradient": value for kind, value in gradients.items()}
-    found |= {f"{kind}_bias": rms(list(b)) for kind, b in biases.items()}
+    row = {f"{kind}_gradient": value for kind, value in gradients.items()}
+    row |= {f"{kind}_bias": rms(list(b)) for kind, b in biases.items()}
     before = run.validate() or float("nan")
     with torch.no_grad():
         for p in biases["key"]:
             p.zero_()
-    return found | {"loss": before, "loss_change_without": (run.validate() or float("nan")) - before}
+    return row | {"loss": before, "loss_change_without": (run.validate() or float("nan")) - before}
 
 
 def main() -> None:
-    """Measure all, write the means over seeds."""
+    """Measure all rules, and write the means over seeds."""
     torch.set_num_threads(1)
     rows = {}
     for name, (rule, method, lr) in METHODS.items():

@@ -5,8 +5,8 @@
     python studies/transfer/run.py --time              # seconds a step of what is not timed yet; on an idle machine
     python studies/transfer/run.py --list              # what is finished and what is not
 
-Each part lies in a directory of its own, in the format of `surefoot transfer`; `surefoot report` shows one, and
-`python studies/report.py` makes the tables and figures of docs/transfer.md from all of them. The second text is
+Every part has a directory of its own, in the format of `surefoot transfer`; `surefoot report` shows one, and
+`python studies/report.py` writes the tables and figures of docs/transfer.md from all of them. The second text is
 Debian's package wordnet-base.
 """
 
@@ -58,12 +58,12 @@ METHODS: dict[str, tuple[Method, float]] = {
     "moga_row_1": (Steepest(recipes.moga_row(1.0)), -4.0),
     "moga_row_3": (Steepest(recipes.moga_row(3.0)), -4.0),
 }
-"""Each method and the log2 rate around which its search starts."""
+"""Name -> method, and the log2 rate around which its search starts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One recipe under one condition. `settings` are the fields of `TrainConfig` that differ, and "data"."""
+    """One recipe under one condition; `settings` are the fields of `TrainConfig` that differ, and "data"."""
 
     name: str
     recipe: str
@@ -74,12 +74,12 @@ class Part:
 
     @property
     def directory(self) -> Path:
-        """Where its results lie."""
+        """Directory of its results."""
         return HERE / self.name
 
     @property
     def config(self) -> SweepConfig:
-        """What it measures."""
+        """The sweep that it runs."""
         search = Bracket({self.recipe: METHODS[self.recipe][1]}, budget=8)
         return SweepConfig((self.recipe,), self.widths, tuple(range(self.seeds)), self.steps, search, self.settings)
 
@@ -98,7 +98,7 @@ class EqualTime:
 
     @property
     def directory(self) -> Path:
-        """Where its results lie."""
+        """Directory of its results."""
         return HERE / f"{self.recipe}_equal_time"
 
     def measure(self) -> None:
@@ -112,21 +112,21 @@ class EqualTime:
 
 @dataclass(frozen=True)
 class Regret:
-    """The narrowest and the widest optimum of the 150-step part, both at the widest model on ten fresh seeds.
+    """The narrowest and the widest optimum of the 150-step part, both at the widest model on ten new seeds.
 
-    Within a part the transferred rate is compared with the lowest of several noisy means, which is lower than it
-    deserves; here both rates were chosen beforehand.
+    Within a part the transferred rate is compared with the lowest of several noisy means, which is biased downwards;
+    here both rates are fixed in advance.
     """
 
     recipe: str
 
     @property
     def directory(self) -> Path:
-        """Where its results lie."""
+        """Directory of its results."""
         return HERE / f"{self.recipe}_regret"
 
     def rates(self) -> tuple[float, float]:
-        """log2 of the transferred rate and of the best one."""
+        """Return log2 of the transferred rate and of the best one."""
         summary = json.loads((HERE / f"{self.recipe}_150" / "summary.json").read_text())["recipes"][0]
         return transfer_rate(summary["best_log2_lr"][0]), transfer_rate(summary["best_log2_lr"][-1])
 
@@ -139,9 +139,9 @@ class Regret:
         )
 
 
-ALONE = ("beyond_mup",)  # the recipe that claims are made of
+CLAIMED = ("beyond_mup",)  # recipes that the claims are about: more seeds, and the regret
 PARTS = (
-    *(Part(f"{recipe}_150", recipe, seeds=5 if recipe in ALONE else 3) for recipe in METHODS),
+    *(Part(f"{recipe}_150", recipe, seeds=5 if recipe in CLAIMED else 3) for recipe in METHODS),
     *(Part(f"{recipe}_75", recipe, 75) for recipe in ("beyond_mup", "adamw")),
     Part("beyond_mup_400", "beyond_mup", 400),
     *(Part(f"beyond_mup_depth_{d}", "beyond_mup", widths=(64,), settings={"depth": d}) for d in (1, 4, 8)),
@@ -155,55 +155,55 @@ PARTS = (
         for model in ("moe", "tied")
     ),
 )
-REGRET = tuple(Regret(recipe) for recipe in ALONE)
+REGRET = tuple(Regret(recipe) for recipe in CLAIMED)
 EQUAL_TIME = tuple(EqualTime(recipe) for recipe in METHODS)
 
 
-def run_trial(cell: Trial) -> TrialResult:
+def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread."""
     torch.set_num_threads(1)
-    settings = dict(cell.settings)
+    settings = dict(trial.settings)
     text = corpus(settings.pop("data", None))
-    config = TrainConfig.of(width=cell.width, lr=2.0**cell.log2_lr, seed=cell.seed, steps=cell.steps, **settings)
-    result = train(config, text, method=METHODS[cell.recipe][0])
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, text, method=METHODS[trial.recipe][0])
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 @functools.cache
 def corpus(path: str | None) -> Corpus:
-    """Read once per process."""
+    """Read the text, once per process."""
     return load(path)
 
 
 def time_steps(rounds: int = 20) -> None:
-    """Write each method's seconds a step at the widest model: the least of many, all interleaved on one thread.
+    """Write every method's seconds per step at the widest model: the minimum of many, interleaved on one thread.
 
-    Of methods that were timed before, the times stay, since the steps at equal time follow from them; new ones are
-    timed beside AdamW, and written in units of its old time.
+    Times of methods that were timed before stay, since the steps at equal time are computed from them; new methods are
+    timed beside AdamW, and scaled by AdamW's old time over its new one.
     """
     torch.set_num_threads(1)
-    known = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
+    earlier = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
         name: Run(TrainConfig.of(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
         for name, (method, centre) in METHODS.items()
-        if name not in known or name == "adamw"
+        if name not in earlier or name == "adamw"
     }
     least = dict.fromkeys(running, float("inf"))
     for turn in range(rounds + 2):
-        for name, it in running.items():
+        for name, training in running.items():
             start = time.perf_counter()
-            it.advance()
-            if turn >= 2:  # the first steps allocate
+            training.advance()
+            if turn >= 2:  # the first steps allocate memory
                 least[name] = min(least[name], time.perf_counter() - start)
-    unit = known.get("adamw", least["adamw"]) / least["adamw"]
-    least = {name: known.get(name, seconds * unit) for name, seconds in (least | known).items()}
+    unit = earlier.get("adamw", least["adamw"]) / least["adamw"]
+    least = {name: earlier.get(name, seconds * unit) for name, seconds in (least | earlier).items()}
     write_atomic(STEP_SECONDS, dumps({"width": WIDTHS[-1], "threads": 1, "seconds": least}, indent=2) + "\n")
     for name, seconds in least.items():
         print(f"{name}: {1000 * seconds:.1f} ms, {seconds / least['adamw']:.2f} of adamw")
 
 
 def main() -> None:
-    """The command line."""
+    """Run what is missing, or the timing, or list the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", choices=[*METHODS, []], metavar="recipe", help=", ".join(METHODS))
     parser.add_argument("--time", action="store_true", help="measure the seconds a step instead")

@@ -109,7 +109,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
                 board.losses(record)
 
         def observe(run: Run) -> None:
-            line = norms.look(run)
+            line = norms.write(run)
             if board is not None:
                 board.norms(line)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -266,30 +267,30 @@ def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
         there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
-    differing = differences(there, wanted)
-    if differing:
+    if differing := _differences(there, wanted):
         raise ValueError(
             f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
             "Choose another directory, or repeat the arguments it was started with to resume it"
         )
 
 
-def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
-    """Where two JSON values differ.
+def _differences(there: Any, wanted: Any, key: str = "") -> list[str]:
+    """The differences of two JSON values as lines "key: there X, now Y", keys dotted.
 
-    Args:
-        there: the value in a file.
-        wanted: the value to compare it with.
-        key: of both, dotted; empty at the top.
-
-    Returns:
-        A line "key: there X, now Y" for each difference.
-
-    >>> differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
+    >>> _differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
     ['steps: there 75, now 150']
     """
     if isinstance(there, dict) and isinstance(wanted, dict):
         keys = sorted(there.keys() | wanted.keys())
-        nested = [differences(there.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+        nested = [_differences(there.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return [line for lines in nested for line in lines]
     return [] if there == wanted else [f"{key}: there {json.dumps(there)}, now {json.dumps(wanted)}"]
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None (JSON's null) where it is NaN or infinite.
+
+    >>> finite_or_none(1.5), finite_or_none(float("inf"))
+    (1.5, None)
+    """
+    return value if math.isfinite(value) else None

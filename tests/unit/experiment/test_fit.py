@@ -26,18 +26,18 @@ def sweep(loss, centre=-4.0, budget=7, seeds=(0,)):
 
 @pytest.mark.parametrize("offset", [-2.0, -1.0, -0.4, 0.0, 0.3, 1.0, 2.0])
 def test_optimum_of_an_asymmetric_curve_wherever_the_search_starts(offset):
-    found = fit.optimum(sweep(lambda x, _: basin(x), centre=-4.3 + offset))
-    assert found.interior
-    assert found.log2_lr == pytest.approx(-4.3, abs=0.09)
+    fitted = fit.optimum(sweep(lambda x, _: basin(x), centre=-4.3 + offset))
+    assert fitted.interior
+    assert fitted.log2_lr == pytest.approx(-4.3, abs=0.09)
 
 
 @pytest.mark.parametrize("wall", [None, math.nan, math.inf])
 def test_diverged_runs_do_not_move_the_optimum(wall):
     exact = [Point(x, 0, basin(x, steepening=0)) for x in np.arange(-6, -2.9, 0.5)]
     diverged = [Point(x, 0, wall) for x in (-2.5, -2.0, -1.0)]
-    found = fit.optimum(exact + diverged)
-    assert found.log2_lr == pytest.approx(-4.3, abs=1e-9)
-    assert found.best_loss == pytest.approx(basin(-4.5, steepening=0))
+    fitted = fit.optimum(exact + diverged)
+    assert fitted.log2_lr == pytest.approx(-4.3, abs=1e-9)
+    assert fitted.best_loss == pytest.approx(basin(-4.5, steepening=0))
 
 
 def test_runs_that_blew_up_without_becoming_infinite_do_not_move_the_optimum():
@@ -50,17 +50,17 @@ def test_a_rate_that_one_seed_does_not_survive_is_not_the_best():
     points = [Point(x, seed, basin(x)) for x in (-6.0, -5.5, -5.0, -4.5, -4.0) for seed in (0, 1, 2)]
     points[-3] = Point(-4.0, 0, None)
     points = [*points, Point(-3.5, 0, 1.0)]  # and one that a single seed has run says nothing yet
-    found = fit.optimum(points)
-    assert found.best_rate == -4.5
-    assert found.status == "next to divergence"
-    assert found.log2_lr is None
+    fitted = fit.optimum(points)
+    assert fitted.best_rate == -4.5
+    assert fitted.status == "next to divergence"
+    assert fitted.log2_lr is None
 
 
 @pytest.mark.parametrize(("optimum", "status"), [(-9.0, "low edge"), (1.0, "high edge")])
 def test_an_optimum_at_the_edge_is_flagged_and_not_fitted(optimum, status):
-    found = fit.optimum(Point(x, 0, basin(x, optimum)) for x in (-6.0, -5.0, -4.0, -3.0))
-    assert (found.status, found.interior, found.log2_lr, found.interval) == (status, False, None, None)
-    assert found.best_loss is not None
+    fitted = fit.optimum(Point(x, 0, basin(x, optimum)) for x in (-6.0, -5.0, -4.0, -3.0))
+    assert (fitted.status, fitted.interior, fitted.log2_lr, fitted.interval) == (status, False, None, None)
+    assert fitted.best_loss is not None
 
 
 def test_without_a_finite_run_there_is_no_result():
@@ -75,11 +75,11 @@ def test_best_loss_is_measured_not_extrapolated():
 @pytest.mark.parametrize(("n", "interval"), [(1, False), (2, False), (3, True)])
 def test_intervals_from_three_seeds_up(n, interval):
     points = [Point(x, s, basin(x, -4.3 + 0.1 * s)) for x in np.arange(-6.0, -2.9, 0.5) for s in range(n)]
-    found = fit.optimum(points)
-    assert (found.interval is not None) == interval
-    assert len(found.by_seed) == n
-    assert np.mean(list(found.by_seed.values())) == pytest.approx(found.log2_lr, abs=1e-9)
-    assert fit.drift(found, found).seeds == n
+    fitted = fit.optimum(points)
+    assert (fitted.interval is not None) == interval
+    assert len(fitted.by_seed) == n
+    assert np.mean(list(fitted.by_seed.values())) == pytest.approx(fitted.log2_lr, abs=1e-9)
+    assert fit.drift(fitted, fitted).seeds == n
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
@@ -93,8 +93,8 @@ def test_interval_covers_the_truth_at_its_stated_rate(seeds):
         def loss(x, s, shift=shift, level=level):
             return 2 + 0.1 * (x + 4.3 - shift[s]) ** 2 + level[s] + 0.01 * random.standard_normal()
 
-        found = fit.optimum(sweep(loss, -4 + random.uniform(-0.5, 0.5), seeds=range(seeds)))
-        low, high = found.interval
+        fitted = fit.optimum(sweep(loss, -4 + random.uniform(-0.5, 0.5), seeds=range(seeds)))
+        low, high = fitted.interval
         covered.append(low <= -4.3 <= high)
     assert 0.92 <= np.mean(covered) <= 0.98  # 95 % +- 3 standard errors of 500 repetitions
 
@@ -145,9 +145,9 @@ def test_search_refines_to_half_an_octave_on_both_sides():
 
 
 def test_search_halves_towards_a_divergence_beside_the_best_rate():
-    found = fit.optimum(sweep(lambda x, _: None if x > -3.8 else basin(x), -3.5, budget=9))
-    assert found.interior
-    assert found.log2_lr == pytest.approx(-4.3, abs=0.09)
+    fitted = fit.optimum(sweep(lambda x, _: None if x > -3.8 else basin(x), -3.5, budget=9))
+    assert fitted.interior
+    assert fitted.log2_lr == pytest.approx(-4.3, abs=0.09)
 
 
 def test_search_goes_down_when_everything_diverges():

@@ -20,7 +20,7 @@ from surefoot.experiment.models.decoder import (
     reference,
 )
 from surefoot.experiment.models.layers import InNormLinear
-from surefoot.experiment.models.moe import MixtureOfExperts
+from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {
@@ -30,7 +30,7 @@ VARIANTS = {
     "gpt scaled": lambda: GPT(GPTConfig(SMALL, head="tied_scaled", base_head_dim=4)),
     "llama": lambda: Llama(LlamaConfig(SMALL)),
     "qwen": lambda: Llama(LlamaConfig(SMALL, qk_norm=True)),
-    "moe": lambda: Llama(LlamaConfig(SMALL, experts=4, active=2)),
+    "moe": lambda: Llama(LlamaConfig(SMALL, mixture=Mixture(experts=4, active=2))),
     "llama grouped": lambda: Llama(LlamaConfig(SMALL, kv_heads=2, intermediate=40)),
     "llama in-norm": lambda: Llama(LlamaConfig(SMALL, norm="in", head="tied_scaled")),
 }
@@ -218,7 +218,7 @@ def test_public_names_exist():
 
 def test_a_mixture_is_the_weighted_sum_of_its_best_experts():
     torch.manual_seed(0)
-    layer, x = MixtureOfExperts(5, 2, 8, 12), torch.randn(3, 4, 8)
+    layer, x = MixtureOfExperts(Mixture(5, 2), 8, 12), torch.randn(3, 4, 8)
     expected = torch.zeros(3, 4, 8)
     for i in range(3):
         for t in range(4):
@@ -232,27 +232,26 @@ def test_a_mixture_is_the_weighted_sum_of_its_best_experts():
 
 def test_the_mixture_is_placed_expert_by_expert():
     plan = sf.Plan.of(reference("moe", 32))
-    found = {name.removeprefix("blocks.0."): plan[name] for name in plan if name.startswith("blocks.0.")}
-    assert found["mlp.router.weight"].role.name == "router"
-    assert found["mlp.experts.gate_up_proj"].blocks == ((8, 88, 32),)  # gate and up of four experts
-    assert found["mlp.experts.down_proj"].blocks == ((4, 32, 88),)
-    assert found["attention.query_norm.weight"].role.name == "gain"
+    placements = {name.removeprefix("blocks.0."): plan[name] for name in plan if name.startswith("blocks.0.")}
+    assert placements["mlp.router.weight"].role.name == "router"
+    assert placements["mlp.experts.gate_up_proj"].blocks == ((8, 88, 32),)  # gate and up of four experts
+    assert placements["mlp.experts.down_proj"].blocks == ((4, 32, 88),)
+    assert placements["attention.query_norm.weight"].role.name == "gain"
     assert sf.Plan.of(reference("tied", 32))["embedding.weight"].role.name == "embedding"
 
 
 def test_queries_and_keys_of_qwen_have_rms_one_before_the_gain():
-    model, seen = reference("qwen", 32), []
+    model, mean_squares = reference("qwen", 32), []
     for norm in (model.blocks[0].attention.query_norm, model.blocks[0].attention.key_norm):
-        norm.register_forward_hook(lambda _m, _i, y: seen.append(y.square().mean(-1)))
+        norm.register_forward_hook(lambda _m, _i, y: mean_squares.append(y.square().mean(-1)))
     model(torch.zeros(1, 5, dtype=torch.int64))
-    assert len(seen) == 2
-    assert all(torch.allclose(y, torch.ones_like(y), atol=1e-3) for y in seen)
+    assert len(mean_squares) == 2
+    assert all(torch.allclose(y, torch.ones_like(y), atol=1e-3) for y in mean_squares)
 
 
 def test_experts_that_cannot_be_are_refused():
-    size = Size(32, 1, 16, 64)
-    for options, message in (({"experts": 2, "active": 3}, "not 3"), ({"experts": 2, "norm": "in"}, "norm='pre'")):
-        with pytest.raises(ValueError, match=message):
-            LlamaConfig(size, **options)
-    with pytest.raises(ValueError, match="not 0"):
-        MixtureOfExperts(2, 0, 8, 8)
+    for active in (0, 3):
+        with pytest.raises(ValueError, match=f"1 to 2 of 2 experts, not {active}"):
+            Mixture(2, active)
+    with pytest.raises(ValueError, match="norm='pre'"):
+        LlamaConfig(SMALL, norm="in", mixture=Mixture(2, 1))

@@ -1,4 +1,4 @@
-"""What a run's norms.jsonl says, and that looking changes nothing."""
+"""The content of a run's norms.jsonl, and that measuring changes no training state."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
 from surefoot.experiment.training.norm_alarm import Alarms
-from surefoot.experiment.training.norm_log import LAYERS, NORMS, NormLog, Watch
+from surefoot.experiment.training.norm_log import LAYERS, NORMS, NormLog, Norms
 from surefoot.experiment.training.run import Run
 from surefoot.geometry import Frobenius
 from surefoot.plan import Plan
@@ -30,48 +30,49 @@ def corpus() -> Corpus:
     return Corpus(text[:8000], text[8000:], "fox", "fox")
 
 
-def watched(config, corpus, folder, limit=10.0, **options):
-    """Train with the log of norms; the result, the lines and what was warned of."""
+def logged(config, corpus, folder, limit=10.0, **options):
+    """Train with the log of norms; the result, the lines and the warnings."""
     folder.mkdir(exist_ok=True)
     warned = []
     with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as log:
-        result = train(config, corpus, observe=log.look, **options)
+        result = train(config, corpus, observe=log.write, **options)
     return result, read_lines(folder / NORMS), warned
 
 
 def truth(run):
     """Each parameter's natural norm, exactly."""
-    found = {}
+    norms = {}
     for name, placement in Plan.of(run.model).placements.items():
         blocks = placement.role.view.split(run.model.get_parameter(name).detach().double())
-        found[name] = max(float(placement.role.geometry.norm(w).max()) for w in blocks)
-    return found
+        norms[name] = max(float(placement.role.geometry.norm(w).max()) for w in blocks)
+    return norms
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_norms_are_natural_whatever_the_method(corpus, method):
     run = Run(TINY.replace(method=method), corpus)
-    watch = Watch(run, 10.0)
+    measured = Norms(run, 10.0)
     for _ in range(4):
         run.advance()
+    rows = measured.measure()
     for name, norm in truth(run).items():
-        row = watch.look()[name]
+        row = rows[name]
         assert 0.95 * norm <= row["forward_lower"] <= norm * (1 + 1e-5) <= row["forward_upper"] * (1 + 1e-4), name
-    assert watch.steps == (method not in ("adamw", "mup_adamw"))
+    assert measured.bounds_updates == (method not in ("adamw", "mup_adamw"))
 
 
 @pytest.mark.parametrize(("method", "bound"), [("beyond_mup", "post_clip:2"), ("muon", None), ("adamw", None)])
-def test_looking_changes_no_loss(corpus, tmp_path, method, bound):
-    config, plain, seen = TINY.replace(method=method, stabiliser=bound), [], []
+def test_measuring_changes_no_loss(corpus, tmp_path, method, bound):
+    config, plain, records = TINY.replace(method=method, stabiliser=bound), [], []
     first = train(config, corpus, on_step=plain.append, log_every=1)
-    second, lines, _ = watched(config, corpus, tmp_path, on_step=seen.append, log_every=1)
-    assert [record["loss"] for record in plain] == [record["loss"] for record in seen]
+    second, lines, _ = logged(config, corpus, tmp_path, on_step=records.append, log_every=1)
+    assert [record["loss"] for record in plain] == [record["loss"] for record in records]
     assert replace(first, seconds=0) == replace(second, seconds=0)
     assert [line["step"] for line in lines] == list(range(13))
 
 
 def test_a_line(corpus, tmp_path):
-    _, lines, _ = watched(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
+    _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
     layers = json.loads((tmp_path / LAYERS).read_text())
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
@@ -90,9 +91,9 @@ def test_a_line(corpus, tmp_path):
 
 
 def test_what_does_not_apply_is_left_out(corpus, tmp_path):
-    _, lines, _ = watched(TINY.replace(method="adamw"), corpus, tmp_path / "adamw")
+    _, lines, _ = logged(TINY.replace(method="adamw"), corpus, tmp_path / "adamw")
     assert "updates" not in lines[0]
-    _, lines, _ = watched(TINY.replace(method="lion"), corpus, tmp_path / "lion")
+    _, lines, _ = logged(TINY.replace(method="lion"), corpus, tmp_path / "lion")
     assert lines[0]["updates"]["blocks.0.mlp_norm.weight"] > 0
     assert lines[0]["updates"]["embedding.weight"] is None  # no bound on signs under the table's norm
     layers = json.loads((tmp_path / "lion" / LAYERS).read_text())
@@ -100,11 +101,18 @@ def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     assert layers["embedding.weight"]["limit"] == 10.0
 
 
-@pytest.mark.parametrize("method", ["beyond_mup", "adamw"])
-@pytest.mark.parametrize("lr", [1e9, 1e30])
+@pytest.mark.parametrize(
+    ("method", "lr"),
+    [
+        ("beyond_mup", 1e9),
+        ("adamw", 1e30),
+        pytest.param("beyond_mup", 1e30, marks=pytest.mark.slow),
+        pytest.param("adamw", 1e9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     config = TINY.replace(method=method, lr=lr, steps=40)
-    result, lines, warned = watched(config, corpus, tmp_path, log_every=100)
+    result, lines, warned = logged(config, corpus, tmp_path, log_every=100)
     assert result.diverged
     assert lines[-1]["step"] == result.steps
     assert {layer for _, layer in warned} == set(lines[0]["norms"])
@@ -117,13 +125,13 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
 
 def test_a_bound_that_is_left_at_once_alarms(corpus, tmp_path):
     config = TINY.replace(lr=1e30, steps=40, stabiliser="streaming_post_clip:2")
-    result, _, warned = watched(config, corpus, tmp_path)
+    result, _, warned = logged(config, corpus, tmp_path)
     assert result.diverged
     assert (10, "blocks.0.mlp.up.weight") in warned
 
 
 def test_an_ordinary_run_does_not_alarm(corpus, tmp_path):
-    _, lines, warned = watched(TINY.replace(lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
+    _, lines, warned = logged(TINY.replace(lr=2.0**-4, steps=100), corpus, tmp_path, log_every=5)
     assert warned == []
     assert not any("alarms" in line for line in lines)
 
@@ -136,12 +144,12 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
             super().__init__(layers, end)
             times.append(end)
 
-        def look(self, time, found):
+        def update(self, time, norms):
             times.append(time)
-            return super().look(time, found)
+            return super().update(time, norms)
 
     monkeypatch.setattr(norm_log, "Alarms", Spy)
-    watched(TINY, corpus, tmp_path, log_every=6)
+    logged(TINY, corpus, tmp_path, log_every=6)
     rates = [TINY.schedule.factor(step) for step in range(12)]
     assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
 
@@ -152,7 +160,7 @@ class Stop(Exception):
 
 def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
     config = TINY.replace(lr=0.5)
-    whole = watched(config, corpus, tmp_path / "whole", 3.0, log_every=1)
+    whole = logged(config, corpus, tmp_path / "whole", 3.0, log_every=1)
 
     def stop(record):
         if record["step"] == 11:
@@ -160,12 +168,12 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
 
     part = Checkpoints(tmp_path / "checkpoints", every=8)
     with pytest.raises(Stop):
-        watched(config, corpus, tmp_path / "part", 3.0, log_every=1, on_step=stop, checkpoints=part)
+        logged(config, corpus, tmp_path / "part", 3.0, log_every=1, on_step=stop, checkpoints=part)
     assert len(read_lines(tmp_path / "part" / NORMS)) == 11
-    _, lines, warned = watched(config, corpus, tmp_path / "part", 3.0, log_every=1, checkpoints=part)
+    _, lines, warned = logged(config, corpus, tmp_path / "part", 3.0, log_every=1, checkpoints=part)
     assert [line["step"] for line in lines] == list(range(13))
-    assert warned == [told for told in whole[2] if told[0] > 8]
-    for ours, theirs in zip(lines, whole[1], strict=True):  # the vectors that a norm is seen by start anew
+    assert warned == [warning for warning in whole[2] if warning[0] > 8]
+    for ours, theirs in zip(lines, whole[1], strict=True):  # the vectors of the estimates start anew
         assert list(ours["norms"]) == list(theirs["norms"])
         assert [row[0] for row in ours["norms"].values()] == pytest.approx(
             [row[0] for row in theirs["norms"].values()], rel=0.02
@@ -175,7 +183,7 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
 
 
 def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
-    _, lines, _ = watched(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
+    _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
     kinds = {kind["role"]: kind for kind in norm_report.summarise(tmp_path)["kinds"]}
     head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
     assert (kinds["head"]["start"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
@@ -204,7 +212,7 @@ def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
 )
 def test_the_bound_of_a_stabiliser(scheme, bound):
     assert scheme.bound == bound
-    assert scheme.scaled(2.0).bound == 2 * bound
+    assert scheme.scaled(2.0, (1, 4, 4)).bound == 2 * bound
 
 
 def test_no_norms_no_report(tmp_path):

@@ -26,8 +26,8 @@ def test_scalars_come_back(tmp_path):
     with Board(tmp_path) as board:
         board.losses({"step": 3, "loss": None, "val_loss": 1.5, "lr": 0.25})
         board.norms({"step": 3, "norms": {"up": [1.5, 2.0]}, "updates": {"up": 0.125}})
-    found = scalars(tmp_path)
-    assert found == {"val_loss": [(3, 1.5)], "lr": [(3, 0.25)], "norm/up": [(3, 1.5)], "update/up": [(3, 0.125)]}
+    written = scalars(tmp_path)
+    assert written == {"val_loss": [(3, 1.5)], "lr": [(3, 0.25)], "norm/up": [(3, 1.5)], "update/up": [(3, 0.125)]}
 
 
 def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):

@@ -1,14 +1,13 @@
-"""The judges of speed run, and docs/performance.md says what the committed results say."""
+"""The benchmarks run at toy size, and docs/performance.md agrees with the committed results."""
 
+import importlib
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
+from scripts import ROOT, importable, run, run_in_shell
 
-ROOT = Path(__file__).parents[3]
 OPTIONS = {
     "bounds": ["--rounds", "2"],
     "step": ["--rounds", "2", "--threads", "1", "1"],
@@ -23,23 +22,18 @@ PEERS["loop"] = "plain AdamW loop"
 PEERS["share"] = PEERS["elementwise"]
 
 
-def run(name, *options):
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
-    """Output and JSON of a judge on tiny shapes; each runs once."""
-    done = {}
+    """Output and JSON of a benchmark at toy size; every benchmark runs once."""
+    results = {}
 
     def of(name):
-        if name not in done:
-            path = tmp_path_factory.mktemp(name) / "found.json"
-            ran = run(name, "--smoke", "--json", str(path), *OPTIONS[name])
-            assert ran.returncode == 0, ran.stderr
-            done[name] = ran.stdout, json.loads(path.read_text())
-        return done[name]
+        if name not in results:
+            path = tmp_path_factory.mktemp(name) / "results.json"
+            done = run(f"benchmarks/{name}.py", "--smoke", "--json", str(path), *OPTIONS[name])
+            assert done.code == 0, done.err
+            results[name] = done.out, json.loads(path.read_text())
+        return results[name]
 
     return of
 
@@ -49,12 +43,12 @@ def label(row):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_judge_prints_every_row_as_markdown_and_says_what_it_ran_on(smoke, name):
-    printed, found = smoke(name)
-    assert {"date", "cpu", "torch"} <= found["environment"].keys()
+def test_a_benchmark_prints_every_row_as_markdown_and_the_machine(smoke, name):
+    printed, results = smoke(name)
+    assert {"date", "cpu", "torch"} <= results["environment"].keys()
     tables = [line for line in printed.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in tables}) == len(found) - 1  # one width per table
-    for row in found["rows"]:
+    assert len({line.count("|") for line in tables}) == len(results) - 1  # one width per table
+    for row in results["rows"]:
         assert any(f"| {label(row)} |" in line for line in tables)
 
 
@@ -65,10 +59,10 @@ def test_a_peer_is_once_its_own_time(smoke, name):
     assert all(0 < row["min_ms"] <= row["median_ms"] for row in rows)
 
 
-def test_the_step_is_judged_beside_the_best_float32_rival_and_absentees_are_named(smoke):
-    printed, found = smoke("step")
-    rows = {row["optimizer"]: row for row in found["rows"]}
-    assert len(rows) == len(found["rows"])  # one number of threads, given twice
+def test_the_step_is_compared_with_the_best_float32_rival_and_absentees_are_named(smoke):
+    printed, results = smoke("step")
+    rows = {row["optimizer"]: row for row in results["rows"]}
+    assert len(rows) == len(results["rows"])  # one number of threads, given twice
     rivals = [row["ratio_float32"] for name, row in rows.items() if "float32" in name]
     assert min(rivals) == 1
     ours, theirs = rows["surefoot, linear"], rows["torch Muon, float32"]
@@ -76,24 +70,23 @@ def test_the_step_is_judged_beside_the_best_float32_rival_and_absentees_are_name
     assert ours["largest_singular_value"] <= 1 + 1e-3 < theirs["largest_singular_value"] < 1.3
     assert rows["torch AdamW, fused"]["state_bytes_per_parameter"] == pytest.approx(8, abs=0.1)
     assert rows["torch AdamW, fused"]["alignment"] is None
-    for name, reason in found["environment"]["absent"].items():
+    for name, reason in results["environment"]["absent"].items():
         assert f"absent: {name}: {reason}" in printed
         assert name not in rows
-    assert {"heavyball Muon", "gram-newton-schulz Muon"} <= found["environment"]["absent"].keys() | rows.keys()
+    assert {"heavyball Muon", "gram-newton-schulz Muon"} <= results["environment"]["absent"].keys() | rows.keys()
 
 
 def test_an_optimizer_that_moves_nothing_is_not_timed():
-    path = str(ROOT / "benchmarks")
-    script = f"import sys; sys.path.insert(0, {path!r}); import step; c = step.Contender('torch Muon', ((4, 4),), 1)"
-    run = [
-        subprocess.run([sys.executable, "-c", f"{script}; {rest}"], capture_output=True, text=True, check=False)
-        for rest in ("c.prepare(); c.optimizer.step(); c.prepare()", "c.prepare(); c.prepare()")
-    ]
-    assert run[0].returncode == 0, run[0].stderr
-    assert "RuntimeError: torch Muon: a step left the weights as they were" in run[1].stderr
+    with importable(ROOT / "benchmarks"):
+        contender = importlib.import_module("step").Contender("torch Muon", ((4, 4),), 1)
+    contender.prepare()
+    contender.optimizer.step()
+    contender.prepare()
+    with pytest.raises(RuntimeError, match="torch Muon: a step left the weights as they were"):
+        contender.prepare()
 
 
-def test_msign_is_judged_against_the_exact_sign(smoke):
+def test_msign_is_compared_with_the_exact_sign(smoke):
     rows = smoke("msign")[1]["rows"]
     errors = {(row["spectrum"], row["method"]): row["largest_error"] for row in rows}
     for spectrum in ("Gaussian", "1/i"):
@@ -121,11 +114,54 @@ def test_the_peak_of_a_step_is_what_it_allocates(smoke):
 
 
 def test_the_page_is_what_the_results_say(tmp_path):
-    found = run("report", "--check")
-    assert found.returncode == 0, found.stdout + found.stderr
+    done = run("benchmarks/report.py", "--check")
+    assert done.code == 0, done.out + done.err
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     edited = tmp_path / "performance.md"
     edited.write_text(text.replace("| torch Muon |", "| torch Muon! |"), encoding="utf-8")
-    found = run("report", "--check", "--page", str(edited))
-    assert found.returncode == 1
-    assert "run benchmarks/report.py" in found.stdout
+    done = run("benchmarks/report.py", "--check", "--page", str(edited))
+    assert done.code == 1
+    assert "run benchmarks/report.py" in done.out
+
+
+def test_the_gpu_benchmark_at_toy_size(tmp_path):
+    done = run("benchmarks/gpu.py", "--smoke", "--out", str(tmp_path))
+    assert done.code == 0, done.err
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    timed = {row["optimizer"] for row in results["steps"] if "median_ms" in row}
+    assert timed == {"torch Muon", "surefoot", "surefoot, Post Clip"}
+    assert {row["left_out"] for row in results["steps"] if "median_ms" not in row} == {"needs a GPU"}
+    for row in results["signs"]:
+        assert 0.7 < row["largest"] < 1.3, row
+        assert 0.6 < row["alignment"] <= 1.001, row
+    half = [row for row in results["signs"] if row["method"] == "polar_express_fp16, as chosen"]
+    assert all(row["largest"] <= 1 + 5e-4 for row in half)
+    assert len(half) == 2
+    markdown = (tmp_path / "gpu.md").read_text()
+    assert done.out.endswith(markdown)
+    assert markdown.splitlines()[-1].startswith("| toy, 2 layers | surefoot, compiled |")
+    assert "| torch Muon |" in markdown
+    assert "1.00 |" in markdown
+
+
+def test_the_gpu_benchmark_stops_when_its_time_is_over(tmp_path):
+    done = run("benchmarks/gpu.py", "--smoke", "--minutes", "0", "--out", str(tmp_path))
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["left_out"] for row in rows["signs"]} == {"no time left"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("script", ["benchmarks/gpu.py", "studies/transfer/gpu.py"])
+def test_a_missing_gpu_is_reported(script):
+    done = run(script)
+    assert done.code == 2
+    assert "torch finds no GPU here; --smoke" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OPTIONS, "gpu", "report"])
+def test_a_benchmark_starts_from_a_shell(name):
+    done = run_in_shell(f"benchmarks/{name}.py", "--help")
+    assert done.code == 0, done.err
+    assert "usage" in done.out

@@ -1,26 +1,47 @@
-"""The pages that the studies write say what the committed results say."""
+"""The pages that the studies write agree with the committed results, and every script of the studies starts."""
 
-import subprocess
-import sys
-from pathlib import Path
+import importlib
 
-ROOT = Path(__file__).parents[3]
+import pytest
+from scripts import ROOT, importable, run, run_in_shell
 
+from surefoot.momentum import Momentum
 
-def report(*options):
-    command = [sys.executable, str(ROOT / "studies" / "report.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+SCRIPTS = ["report.py", *(f"{name}/run.py" for name in ("coordinates", "defaults", "paired", "stability", "transfer"))]
 
 
 def test_the_pages_are_what_the_results_say():
-    found = report("--check")
-    assert found.returncode == 0, found.stdout + found.stderr
+    done = run("studies/report.py", "--check")
+    assert done.code == 0, done.out + done.err
 
 
 def test_a_page_that_was_edited_by_hand_is_noticed(tmp_path):
-    text = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
-    edited = tmp_path / "transfer.md"
-    edited.write_text(text.replace("| beyond_mup |", "| beyond_mup! |"), encoding="utf-8")
-    found = report("--check", "--page", str(edited))
-    assert found.returncode == 1
-    assert "run studies/report.py" in found.stdout
+    text = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    edited = tmp_path / "stability.md"
+    edited.write_text(text.replace("| weight decay |", "| weight decay! |"), encoding="utf-8")
+    assert edited.read_text(encoding="utf-8") != text
+    done = run("studies/report.py", "--check", "--page", str(edited))
+    assert done.code == 1
+    assert "run studies/report.py" in done.out
+
+
+def test_the_search_for_the_defaults_prints_its_tables():
+    done = run("studies/defaults/run.py", "--table", "beyond_mup_2")
+    assert done.code == 0
+    assert "| base | " in done.out
+
+
+def test_a_variant_of_momentum_overrides_a_method_that_exists():
+    with importable(ROOT / "studies" / "defaults"):
+        restless = importlib.import_module("variants").Restless
+    names = [name for name in vars(restless) if not name.startswith("_")]
+    assert names
+    assert all(hasattr(Momentum, name) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [*SCRIPTS, "transfer/gpu.py"])
+def test_a_script_starts_from_a_shell(script):
+    done = run_in_shell(f"studies/{script}", "--help")
+    assert done.code == 0, done.err
+    assert "usage" in done.out

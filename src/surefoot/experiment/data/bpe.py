@@ -1,4 +1,4 @@
-"""Text as tokens of a byte-level BPE vocabulary, trained on the training split; tokenizers is imported here only."""
+"""Byte-level BPE: a vocabulary trained on a text, and the text's tokens; only this file imports tokenizers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PREFIX = "bpe:"
-SMALLEST, LARGEST = 257, 1 << 16  # the byte values and one merge; as many as uint16 holds
-_PIECE = 1 << 16  # characters encoded at once: pieces run in parallel, and no token spans two of them
+SMALLEST, LARGEST = 257, 1 << 16  # sizes of a vocabulary: the byte values and one merge; the range of uint16
+_PIECE = 1 << 16  # characters per piece: pieces are encoded in parallel, and no token spans two of them
 
 
 def parse(name: str) -> tuple[int, str | None]:
-    """The vocabulary's size and the text's path of `bpe:N` or `bpe:N:PATH`.
+    """Read `bpe:N` or `bpe:N:PATH`.
+
+    Args:
+        name: the text.
+
+    Returns:
+        `(vocab, path)`: the vocabulary's size N and PATH, None where it is missing.
 
     Raises:
         ValueError: not a whole number from `SMALLEST` to `LARGEST`, or an empty path.
@@ -31,12 +37,19 @@ def parse(name: str) -> tuple[int, str | None]:
 
 
 def train(text: bytes, vocab: int) -> Tokenizer:
-    """A tokenizer of exactly `vocab` tokens: the 256 byte values, and the merges that `text` suggests.
+    """Train a tokenizer of exactly `vocab` tokens: the 256 byte values, and merges of frequent pairs in `text`.
 
-    A function of the text, the size and the library's release; the number of threads does not matter.
+    The result depends on the text, the size and the library's release, and not on the number of threads.
+
+    Args:
+        text: UTF-8; other bytes become replacement characters.
+        vocab: number of tokens, `SMALLEST` to `LARGEST`.
+
+    Returns:
+        The tokenizer.
 
     Raises:
-        ValueError: the library is missing, or the text has too few merges.
+        ValueError: the library is missing, or the text is too short for so many tokens.
     """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -48,16 +61,16 @@ def train(text: bytes, vocab: int) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_pieces(text), trainer)
-    if (found := tokenizer.get_vocab_size()) < vocab:
+    if (size := tokenizer.get_vocab_size()) < vocab:
         raise ValueError(
-            f"{len(text)} bytes of training text give {found} tokens, fewer than the {vocab} of {PREFIX}{vocab}; "
+            f"{len(text)} bytes of training text give {size} tokens, fewer than the {vocab} of {PREFIX}{vocab}; "
             "ask for fewer or give a longer text"
         )
     return tokenizer
 
 
 def encode(tokenizer: Tokenizer, text: bytes) -> npt.NDArray[np.uint16]:
-    """The tokens of a text; bytes that are not UTF-8 become replacement characters."""
+    """Encode a text as a vector of tokens; bytes that are not UTF-8 become replacement characters."""
     parts = [np.array(encoding.ids, dtype="<u2") for encoding in tokenizer.encode_batch_fast(_pieces(text))]
     return np.concatenate(parts) if parts else np.zeros(0, dtype="<u2")
 

@@ -20,8 +20,8 @@ from surefoot.experiment.data import bpe, markov
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
-SPLITS: tuple[Split, ...] = ("train", "validation")  # the index is part of the random key
-VALIDATION_ONE_IN = 10  # one byte of a file, one file of a folder in so many
+SPLITS: tuple[Split, ...] = ("train", "validation")  # a split's index is part of its random key
+VALIDATION_ONE_IN = 10  # a tenth of a file's bytes, or of a folder's files, is validation
 # Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
 _EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
@@ -29,12 +29,13 @@ _EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-pack
 @final
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens of a text, by default its bytes, split once and for all.
+    """Tokens of a text, by default its bytes, in a fixed training and validation split.
 
     Args:
-        train, validation: arrays of the smallest unsigned dtype that holds the vocabulary.
-        name: what the text is, for people.
-        sha256: of the training array's bytes followed by the validation's (for the bytes of one file: its own hash).
+        train: tokens of the training split, in the smallest unsigned dtype that can represent the vocabulary.
+        validation: tokens of the validation split, likewise.
+        name: a description of the text for messages.
+        sha256: of the training array's bytes followed by the validation array's (for one file: the file's own hash).
         files: number of files read.
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
     """
@@ -53,32 +54,37 @@ class Corpus:
 
     @property
     def unit(self) -> str:
-        """What a token is, for people."""
+        """Name of a token in messages: "byte" or "token"."""
         return "byte" if self.train.dtype == np.uint8 else "token"
 
     def require(self, context: int) -> None:
-        """Raise ValueError unless both splits hold `context` tokens and the one after them."""
+        """Raise ValueError unless both splits have at least `context + 1` tokens."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         for split in SPLITS:
-            held = self._tokens(split).size
-            if held < context + 1:
+            size = self._tokens(split).size
+            if size < context + 1:
                 raise ValueError(
-                    f"{self.name}: {self.size} {self.unit}s are too few; {held} of them are in the {split} split and a "
+                    f"{self.name}: {self.size} {self.unit}s are too few; {size} of them are in the {split} split and a "
                     f"context of {context} needs {context + 1}. Give a text of at least "
                     f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
                 )
 
     def batch(self, split: Split, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, each `(batch_size, context)` int64: windows and the same one token later.
+        """Draw random windows of a split as inputs, and the windows one token later as targets.
 
-        A pure function of its arguments: windows start where the Philox counter generator of key (seed, split)
-        and counter (step) says. Row `i` does not depend on the batch size.
+        A pure function of its arguments: the starts are draws of the Philox counter generator with key (seed, split)
+        and counter (step). Row `i` does not depend on the batch size.
 
         Args:
             split: "train" or "validation".
-            seed: 0 or more; give validation a fixed one to compare runs of several seeds.
+            seed: 0 or more; use a fixed one for validation, to compare runs of several seeds.
             step: 0 or more.
+            batch_size: number of windows.
+            context: tokens per window.
+
+        Returns:
+            `(inputs, targets)`, both `(batch_size, context)` int64.
 
         Raises:
             ValueError: an unknown split, a negative number, or a text too short for the context.
@@ -113,19 +119,22 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     """Read a text: None for the standard library's source, else a file or a folder.
 
     A file's last tenth is its validation split. In a folder and in the standard library the SHA-256 of a file's
-    relative name decides, so a new file moves no other one; about a tenth of the *files* is validation. A
-    folder of so few files that one side is empty is split like one file. Hidden files and files with a zero byte
-    (not text) are left out of a folder.
+    relative name decides its split, so that adding a file leaves the splits of the others unchanged; about a tenth of
+    the *files* is validation. A folder of so few files that one split is empty is split like one file. Hidden files
+    and files with a zero byte (not text) are left out of a folder.
 
     Args:
         path: file or folder of any text; or "bpe:N" or "bpe:N:PATH", the same in tokens of a byte-level BPE
             vocabulary of N, trained on the training split (11 s for the standard library); or "markov:N", the
             synthetic language of N symbols.
-        context: both splits must hold more tokens than this.
+        context: number of tokens that both splits must exceed.
+
+    Returns:
+        The corpus.
 
     Raises:
-        ValueError: nothing there, unreadable, no text, too short for the context or the vocabulary; each with what
-            to do.
+        ValueError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
+            or the vocabulary. The message names the remedy.
 
     >>> load().name.startswith("standard library")
     True
@@ -196,7 +205,7 @@ def _load_path(path: Path) -> Corpus:
 
 
 def _walk(root: Path, excluded: frozenset[str] = frozenset()) -> Iterable[str]:
-    """Return the sorted relative names of the regular files; neither hidden nor in an excluded folder."""
+    """Return the sorted relative names of the regular files that are neither hidden nor in an excluded folder."""
 
     def stop(error: OSError) -> None:
         raise error  # os.walk would skip an unreadable folder in silence

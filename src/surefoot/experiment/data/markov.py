@@ -1,8 +1,8 @@
-"""A language with a known entropy: integers only, so the same on every machine and in every release.
+"""A synthetic language of known entropy, from integers only: the same on every machine and in every release.
 
-A Markov chain over symbols. Each symbol has `SUCCESSORS` possible successors, a random choice of its own, whose
-weights fall as 1/rank (Zipf). The weights are the same for every symbol, so the entropy rate, the floor of any
-model's loss, is that of one row, whatever the chain's stationary distribution.
+It is a Markov chain over symbols. Each symbol has `SUCCESSORS` possible successors, chosen at random for that symbol,
+with probabilities proportional to 1/rank (Zipf). The probabilities are the same for every symbol, so the entropy rate,
+a lower bound of any model's expected loss, is the entropy of one row, whatever the chain's stationary distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ _WEIGHTS = tuple(_UNIT // (rank + 1) for rank in range(SUCCESSORS))
 
 
 def symbols_of(name: str) -> int:
-    """The number of symbols of `markov:N`.
+    """Read the number of symbols N of `markov:N`.
+
+    Args:
+        name: the text.
+
+    Returns:
+        N.
 
     Raises:
         ValueError: not a whole number from `SUCCESSORS` to 256.
@@ -36,7 +42,10 @@ def symbols_of(name: str) -> int:
 
 
 def entropy() -> float:
-    """The entropy rate in nats a symbol.
+    """Compute the entropy rate.
+
+    Returns:
+        Nats per symbol.
 
     >>> round(entropy(), 4)
     2.3589
@@ -46,11 +55,14 @@ def entropy() -> float:
 
 
 def text(symbols: int, length: int = LENGTH) -> bytes:
-    """`length` symbols of the chain, one byte each; 0.3 s for the default length.
+    """Draw `length` symbols of the chain; 0.3 s for the default length.
 
     Args:
-        symbols: N; the bytes are 0 to N - 1.
-        length: number of bytes.
+        symbols: number of symbols N, at least `SUCCESSORS` and at most 256.
+        length: number of symbols to draw.
+
+    Returns:
+        One byte per symbol, 0 to N - 1.
 
     >>> text(16, 8) == text(16, 16)[:8]
     True

@@ -1,4 +1,4 @@
-"""Configurations of the reference models, and the published ones by name."""
+"""Configurations of the reference models, and published configurations by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final, get_args
 
 from surefoot.experiment.models.layers import Learned, Rope
+from surefoot.experiment.models.moe import Mixture
 
 Norm = Literal["pre", "in"]  # a norm before each half block, or an In-Norm in every linear layer
 Head = Literal["untied", "tied", "tied_scaled"]  # tied_scaled: logits times 1/width
@@ -21,6 +22,12 @@ def _check_choice(option: str, value: str, choices: object) -> None:
 @dataclass(frozen=True)
 class Size:
     """Size of a decoder, from which every shape follows.
+
+    Args:
+        width: features of the residual stream, a multiple of `head_dim`.
+        depth: number of residual blocks.
+        head_dim: features of an attention head.
+        vocab: number of tokens.
 
     Raises:
         ValueError: a number below 1, or a width that is no multiple of the head dimension.
@@ -60,7 +67,7 @@ def _check_rope(size: Size) -> None:
 @final
 @dataclass(frozen=True)
 class GPTConfig:
-    """A GPT-2-like decoder; the defaults are the model of the learning-rate study.
+    """Configuration of a GPT-2-like decoder; the defaults are the model of the learning-rate study.
 
     Args:
         size: width, depth, head dimension, vocabulary.
@@ -70,6 +77,9 @@ class GPTConfig:
         head: "tied" shares the embedding's matrix; "tied_scaled" also multiplies the logits by 1/width, so that
             rows of RMS 1 (the embedding's rule) act as rows of RMS 1/width (the head's rule).
         base_head_dim: `d0` of the attention scale `1/sqrt(d0) * d0/d`; None means the model's own.
+
+    Raises:
+        ValueError: an unknown choice, or rotary positions with an odd head dimension.
     """
 
     size: Size
@@ -90,16 +100,22 @@ class GPTConfig:
 @final
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A LLaMA-like decoder; RMSNorm, rotary positions, gated feed-forward layers, no biases.
+    """Configuration of a LLaMA-like decoder: RMSNorm, rotary positions, gated feed-forward layers, no biases.
 
     Args:
         size: width, depth, head dimension, vocabulary.
         intermediate: inner width of the feed-forward layers; None means the multiple of 8 nearest to 8/3 width.
         kv_heads: key-value heads; None means as many as heads (no grouping).
         rope: rotary positions.
-        norm, head, base_head_dim: as in `GPTConfig`.
+        norm: as in `GPTConfig`.
+        head: as in `GPTConfig`.
+        base_head_dim: as in `GPTConfig`.
         qk_norm: an RMSNorm on each head's queries and keys, as in Qwen3.
-        experts, active: that many experts in each feed-forward layer, and how many of them take a token; 1 is dense.
+        mixture: experts in place of each feed-forward layer; None is a dense layer.
+
+    Raises:
+        ValueError: an unknown choice, an odd head dimension, `intermediate` below 1, or experts without the norm before
+            them.
     """
 
     size: Size
@@ -110,8 +126,7 @@ class LlamaConfig:
     head: Head = "untied"
     base_head_dim: int | None = None
     qk_norm: bool = False
-    experts: int = 1
-    active: int = 1
+    mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
         _check_choice("norm", self.norm, Norm)
@@ -119,14 +134,12 @@ class LlamaConfig:
         _check_rope(self.size)
         if self.intermediate is not None and self.intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
-        if self.norm == "in" and self.experts > 1:
+        if self.norm == "in" and self.mixture is not None:
             raise ValueError("experts need the norm before them: norm='in' has none, take norm='pre'")
-        if not 1 <= self.active <= self.experts:
-            raise ValueError(f"a token takes 1 to {self.experts} of {self.experts} experts, not {self.active}")
 
     @property
     def inner(self) -> int:
-        """Inner width of the feed-forward layers."""
+        """Inner width of a feed-forward layer, or of an expert."""
         return self.intermediate or max(8, round(self.size.width / 3) * 8)
 
 

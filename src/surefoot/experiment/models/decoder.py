@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self, final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from surefoot.experiment.models.layers import (
     Rope,
     attention_scale,
 )
-from surefoot.experiment.models.moe import MixtureOfExperts
+from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
 
 __all__ = ["GPT", "PUBLISHED", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
 
@@ -31,7 +31,13 @@ RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
 
 
 class Decoder(nn.Module, ABC):
-    """Tokens `(B, T)` int64 -> logits `(B, T, vocab)`: what GPT and LLaMA have in common.
+    """Base of the reference models: tokens `(B, T)` int64 -> logits `(B, T, vocab)`.
+
+    Args:
+        config: size, norm and head are read from it.
+        positions: rotary or learned.
+        blocks: the residual blocks, in their order.
+        final_norm: the norm before the head.
 
     Attributes:
         output_multiplier: factor on the logits, 1/width for a "tied_scaled" head; None means none.
@@ -61,13 +67,19 @@ class Decoder(nn.Module, ABC):
             self.head.weight = self.embedding.weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply `fn` to every tensor and tie again: `to_empty` on a meta model unties."""
+        """Apply `fn` to every tensor, then tie the head again: `to_empty` on a meta model unties it."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie()
         return self
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits `(B, T, vocab)` of the tokens `(B, T)`, int64.
+        """Compute the logits of the next tokens.
+
+        Args:
+            tokens: `(B, T)`, int64.
+
+        Returns:
+            Logits `(B, T, vocab)`.
 
         Raises:
             ValueError: more tokens than the model has learned positions.
@@ -89,7 +101,7 @@ class Decoder(nn.Module, ABC):
         return self.embedding
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the language-model head, also when its weight is the embedding's."""
+        """Return the language-model head; its weight is the embedding's where they are tied."""
         return self.head
 
 
@@ -98,6 +110,9 @@ class GPT(Decoder):
     """GPT-2-like decoder: LayerNorm (or In-Norm), GELU, feed-forward layers of 4 times the width.
 
     Source: Radford et al. 2019, Language models are unsupervised multitask learners.
+
+    Args:
+        config: the model's configuration.
 
     >>> import torch
     >>> model = GPT(GPTConfig(Size(width=32, depth=2, head_dim=16, vocab=256)))
@@ -125,6 +140,9 @@ class Llama(Decoder):
 
     Source: Touvron et al. 2023, https://arxiv.org/abs/2302.13971.
 
+    Args:
+        config: the model's configuration.
+
     >>> model = Llama(LlamaConfig(Size(width=64, depth=2, head_dim=16, vocab=256), kv_heads=2))
     >>> model.blocks[0].attention.key.weight.shape
     torch.Size([32, 64])
@@ -138,9 +156,9 @@ class Llama(Decoder):
         head_norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS) if config.qk_norm else None
 
         def mlp() -> nn.Module:
-            if config.experts == 1:
+            if config.mixture is None:
                 return GatedMLP(width, config.inner, linear)
-            return MixtureOfExperts(config.experts, config.active, width, config.inner)
+            return MixtureOfExperts(config.mixture, width, config.inner)
 
         blocks = [
             Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(width), norm(width)))
@@ -174,14 +192,22 @@ def reference(
     head: Head = "untied",
     base_head_dim: int | None = None,
 ) -> Decoder:
-    """Build a reference model by name, with rotary positions and no biases: one family in width.
+    """Build a reference model by name, with rotary positions, without biases, and with torch's initial values.
 
     Args:
         name: "gpt" (the model of the learning-rate study) or "llama"; "qwen" is a llama with norms on queries and
             keys, "moe" a qwen whose feed-forward layers are two of four experts, "tied" a gpt whose head is the
             embedding, its logits multiplied by 1/width.
-        width, depth, head_dim, vocab: its size; the width is a multiple of the head dimension.
-        norm, head, base_head_dim: as in `GPTConfig`.
+        width: features of the residual stream, a multiple of `head_dim`.
+        depth: number of residual blocks.
+        head_dim: features of an attention head.
+        vocab: number of tokens.
+        norm: as in `GPTConfig`.
+        head: as in `GPTConfig`; "tied" has its own.
+        base_head_dim: as in `GPTConfig`.
+
+    Returns:
+        The model.
 
     Raises:
         ValueError: an unknown name, an unknown option, or a size that does not fit.
@@ -191,11 +217,18 @@ def reference(
     """
     if name not in REFERENCES:
         raise ValueError(f"unknown reference model {name!r}; choose from {', '.join(REFERENCES)}")
-    return REFERENCES[name](Size(width, depth, head_dim, vocab), norm, head, base_head_dim)
+    size = Size(width, depth, head_dim, vocab)
+    return REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim)
 
 
 def published(name: str) -> Decoder:
     """Build a published configuration by name, with torch's initial values.
+
+    Args:
+        name: a key of `PUBLISHED`.
+
+    Returns:
+        The model.
 
     Raises:
         ValueError: an unknown name.
@@ -211,31 +244,23 @@ def published(name: str) -> Decoder:
     return GPT(config) if isinstance(config, GPTConfig) else Llama(config)
 
 
-def _reference_gpt(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
-    return GPT(GPTConfig(size, norm=norm, head=head, base_head_dim=base_head_dim))
+def _gpt(**options: Any) -> Decoder:
+    return GPT(GPTConfig(**options))
 
 
-def _reference_llama(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
-    return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim))
+def _llama(**options: Any) -> Decoder:
+    return Llama(LlamaConfig(**options))
 
 
-def _reference_tied(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
-    return GPT(GPTConfig(size, norm=norm, head="tied_scaled", base_head_dim=base_head_dim))
+def _tied(**options: Any) -> Decoder:
+    return GPT(GPTConfig(**{**options, "head": "tied_scaled"}))
 
 
-def _reference_qwen(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
-    return Llama(LlamaConfig(size, norm=norm, head=head, base_head_dim=base_head_dim, qk_norm=True))
-
-
-def _reference_moe(size: Size, norm: Norm, head: Head, base_head_dim: int | None) -> Decoder:
-    kind = partial(LlamaConfig, qk_norm=True, experts=4, active=2)
-    return Llama(kind(size, norm=norm, head=head, base_head_dim=base_head_dim))
-
-
-REFERENCES: dict[str, Callable[[Size, Norm, Head, int | None], Decoder]] = {
-    "gpt": _reference_gpt,
-    "llama": _reference_llama,
-    "qwen": _reference_qwen,
-    "moe": _reference_moe,
-    "tied": _reference_tied,
+REFERENCES: dict[str, Callable[..., Decoder]] = {
+    "gpt": _gpt,
+    "llama": _llama,
+    "qwen": partial(_llama, qk_norm=True),
+    "moe": partial(_llama, qk_norm=True, mixture=Mixture(experts=4, active=2)),
+    "tied": _tied,
 }
+"""Builders of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""

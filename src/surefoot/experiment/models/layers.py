@@ -11,19 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MakeLinear = Callable[[int, int], nn.Linear]  # (in, out) -> layer; says In-Norm or not, biases or not
+MakeLinear = Callable[[int, int], nn.Linear]  # (in, out) -> layer, In-Norm or plain, with biases or without
 
 
 @final
 class InNormLinear(nn.Linear):
     """Linear layer of an RMS-normalised input: `y = (W x) / rms(x) + b`, which is `W (x / rms(x)) + b`.
 
-    The product and the RMS need not wait for each other; the division comes last. As in `nn.RMSNorm`, float32's
+    The product and the RMS are independent of each other; the division comes last. As in `nn.RMSNorm`, float32's
     machine epsilon is added to the mean square, so a zero input gives a zero product. The RMS is taken in
-    float32 or better, whatever the dtype of `x`.
-
-    Args:
-        x: `(..., in_features)`.
+    float32 or better, whatever the dtype of `x`. The constructor is that of `nn.Linear`.
 
     Source: Beyond MuP 2, linear layers and steepest descent.
 
@@ -34,7 +31,7 @@ class InNormLinear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `(W x) / rms(x) + b`, shape `(..., out_features)`."""
+        """Return `(W x) / rms(x) + b`, shape `(..., out_features)`, for `x` of shape `(..., in_features)`."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
         product = F.linear(x, self.weight)
@@ -43,11 +40,17 @@ class InNormLinear(nn.Linear):
 
 
 def attention_scale(head_dim: int, base_head_dim: int | None = None) -> float:
-    """Scale of the attention logits, `1/sqrt(d0) * d0/d`: inverse in `d`, usual at the base model.
+    """Compute the scale of the attention logits, `1/sqrt(d0) * d0/d`: inverse in `d`, the usual one at `d = d0`.
 
     Args:
         head_dim: head dimension `d` of this model.
         base_head_dim: head dimension `d0` of the base model; None means `d`, hence `1/sqrt(d)`.
+
+    Returns:
+        The factor on `q . k`.
+
+    Raises:
+        ValueError: a head dimension below 1.
 
     >>> attention_scale(64), attention_scale(64, base_head_dim=16)
     (0.125, 0.0625)
@@ -67,6 +70,12 @@ class Rope:
 
     Source: Su et al. 2021, https://arxiv.org/abs/2104.09864 (base 10,000).
 
+    Args:
+        base: above 1; the slowest pair turns by about `1/base` per position.
+
+    Raises:
+        ValueError: a base of 1 or less.
+
     >>> q = torch.ones(1, 1, 3, 2)
     >>> Rope().rotate(q, *Rope().angles(3, 2, q.device))[0, 0, 0].tolist()  # position 0 does not turn
     [1.0, 1.0]
@@ -79,14 +88,14 @@ class Rope:
             raise ValueError(f"the base of rotary positions must be above 1, got {self.base}")
 
     def angles(self, length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each `(length, head_dim / 2)` in float32."""
+        """Return the cosines and the sines of all angles, both `(length, head_dim / 2)` in float32."""
         pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
         position = torch.arange(length, device=device, dtype=torch.float32)
         angle = position[:, None] * self.base ** (-pairs / head_dim)
         return angle.cos(), angle.sin()
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return `x` of shape `(..., length, head_dim)` turned, in the dtype of `x`."""
+        """Return `x` of shape `(..., length, head_dim)` with its pairs turned, in the dtype of `x`."""
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -94,7 +103,14 @@ class Rope:
 @final
 @dataclass(frozen=True)
 class Learned:
-    """Learned positions: one row per position is added to the token's row; `context` is the longest input."""
+    """Learned positions: one row per position is added to the token's row.
+
+    Args:
+        context: number of positions, the longest input.
+
+    Raises:
+        ValueError: a context below 1.
+    """
 
     context: int = 1024
 
@@ -106,7 +122,17 @@ class Learned:
 @final
 @dataclass(frozen=True)
 class Heads:
-    """Shape of an attention layer: `count` query heads of `dim` features share `kv_count` key-value heads."""
+    """Shape of an attention layer.
+
+    Args:
+        count: number of query heads.
+        dim: features of a head.
+        kv_count: number of key-value heads, a divisor of `count`; below it, query heads share them (grouped queries).
+        scale: factor on the attention logits.
+
+    Raises:
+        ValueError: `kv_count` does not divide `count`.
+    """
 
     count: int
     dim: int
@@ -116,18 +142,20 @@ class Heads:
     def __post_init__(self) -> None:
         if self.kv_count <= 0 or self.count % self.kv_count:
             divisors = [k for k in range(1, self.count + 1) if self.count % k == 0]
-            raise ValueError(f"{self.kv_count} key-value heads cannot serve {self.count} heads; take one of {divisors}")
+            raise ValueError(
+                f"{self.kv_count} key-value heads cannot be shared by {self.count} heads; take one of {divisors}"
+            )
 
 
 @final
 class Attention(nn.Module):
-    """Causal self-attention; query, key, value and output are matrices of their own, never fused.
+    """Causal self-attention with four separate matrices: query, key, value and output.
 
     Args:
         heads: number and dimension of the heads; grouped when there are fewer key-value heads.
         rope: turns queries and keys; None leaves positions to the embedding.
-        linear: makes the four layers.
-        norm: makes the norm of a head's queries, and of its keys; None leaves them as they are.
+        linear: builds a linear layer from its input and output features.
+        norm: builds the norm of a head's queries, and that of its keys, from the head dimension; None: no norm.
     """
 
     def __init__(
@@ -143,7 +171,7 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = (nn.Identity() if norm is None else norm(heads.dim) for _ in "qk")
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Map `(B, T, width)` to `(B, T, width)`; `turn` holds the cosines and sines of `rope`."""
+        """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, None without `rope`."""
         heads = self.heads
         split = (*x.shape[:2], -1, heads.dim)
         q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))  # (B, h, T, d)
@@ -159,7 +187,13 @@ class Attention(nn.Module):
 
 @final
 class MLP(nn.Module):
-    """GPT's feed-forward layer `down(gelu(up(x)))`, with the tanh form of GELU, as GPT-2 has it."""
+    """GPT's feed-forward layer `down(gelu(up(x)))`, with the tanh form of GELU, as in GPT-2.
+
+    Args:
+        width: features of input and output.
+        inner: features between the two layers.
+        linear: builds a linear layer from its input and output features.
+    """
 
     def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
         super().__init__()
@@ -174,7 +208,13 @@ class MLP(nn.Module):
 
 @final
 class GatedMLP(nn.Module):
-    """LLaMA's feed-forward layer `down(silu(gate(x)) * up(x))`."""
+    """LLaMA's feed-forward layer `down(silu(gate(x)) * up(x))`.
+
+    Args:
+        width: features of input and output.
+        inner: features between the layers.
+        linear: builds a linear layer from its input and output features.
+    """
 
     def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
         super().__init__()
@@ -190,7 +230,13 @@ class GatedMLP(nn.Module):
 
 @final
 class Block(nn.Module):
-    """One residual block: `x += attention(norm(x))`, then `x += mlp(norm(x))`."""
+    """One residual block: `x += attention(norm(x))`, then `x += mlp(norm(x))`.
+
+    Args:
+        attention: the attention layer.
+        mlp: the feed-forward layer, or a mixture of experts.
+        norms: the norms of the two inputs.
+    """
 
     def __init__(self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -10,13 +11,37 @@ from torch import Tensor, nn
 
 
 @final
+@dataclass(frozen=True)
+class Mixture:
+    """Number of experts in a feed-forward layer, and how many of them compute each token.
+
+    Args:
+        experts: number of experts E.
+        active: experts per token, 1 to E.
+
+    Raises:
+        ValueError: `active` out of range.
+    """
+
+    experts: int
+    active: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.active <= self.experts:
+            raise ValueError(f"a token takes 1 to {self.experts} of {self.experts} experts, not {self.active}")
+
+
+@final
 class Experts(nn.Module):
     """Stacked gated experts `down(silu(gate(x)) * up(x))`, gate and up in one parameter, in transformers' layout.
 
-    Every expert computes every token, and the weights pick: simple, and right for a few small experts.
+    Every expert computes every token, and the weights of the experts that were not chosen are 0: simple, and fast
+    enough for a few small experts.
 
     Args:
-        count, width, inner: E experts of `width -> inner -> width`.
+        count: number of experts E.
+        width: features of an expert's input and output.
+        inner: features between its matrices.
     """
 
     has_gate: bool
@@ -32,7 +57,7 @@ class Experts(nn.Module):
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as nn.Linear
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Map tokens `(N, width)` with weights `(N, E)`, 0 where an expert is not asked, to `(N, width)`."""
+        """Return the weighted sum `(N, width)` of all experts' outputs, for tokens `(N, width)`, weights `(N, E)`."""
         gate, up = torch.einsum("nd,eod->neo", x, self.gate_up_proj).chunk(2, dim=-1)
         y = torch.einsum("nei,edi->ned", F.silu(gate) * up, self.down_proj)
         return (y * weights[..., None]).sum(1)
@@ -40,21 +65,19 @@ class Experts(nn.Module):
 
 @final
 class MixtureOfExperts(nn.Module):
-    """A router and its experts: each token goes to the `active` best, weighted by a softmax over these.
+    """A router and its experts: each token takes the experts with the largest logits, weighted by their softmax.
 
     Args:
-        count: experts.
-        active: experts of one token, at most count.
-        width, inner: of each expert.
+        mixture: number of experts, and of those that a token takes.
+        width: features of the layer's input and output.
+        inner: features between an expert's matrices.
     """
 
-    def __init__(self, count: int, active: int, width: int, inner: int) -> None:
+    def __init__(self, mixture: Mixture, width: int, inner: int) -> None:
         super().__init__()
-        if not 1 <= active <= count:
-            raise ValueError(f"a token takes 1 to {count} of {count} experts, not {active}")
-        self.active = active
-        self.router = nn.Linear(width, count, bias=False)
-        self.experts = Experts(count, width, inner)
+        self.active = mixture.active
+        self.router = nn.Linear(width, mixture.experts, bias=False)
+        self.experts = Experts(mixture.experts, width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., width)` to `(..., width)`."""

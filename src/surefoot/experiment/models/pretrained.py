@@ -14,7 +14,13 @@ Split = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class Source(NamedTuple):
-    """One tensor of the foreign state: its name, ours (several if it is fused), and how to get from it to them."""
+    """One tensor of transformers' state dictionary, and the parameters that it is written to.
+
+    Args:
+        name: its name in transformers.
+        targets: names of our parameters, several for a fused tensor.
+        split: from the tensor to the values of the targets.
+    """
 
     name: str
     targets: tuple[str, ...]
@@ -53,7 +59,7 @@ _LLAMA_BLOCK = (
     ("mlp.up_proj", "mlp.up"),
     ("mlp.down_proj", "mlp.down"),
 )
-# Constants that older checkpoints carry beside the weights: causal masks and rotary frequencies.
+# Constants that older checkpoints store beside the weights: causal masks and rotary frequencies.
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
@@ -61,6 +67,10 @@ def load_gpt2_(model: GPT, state: Mapping[str, Tensor]) -> None:
     """Write the weights of transformers' `GPT2LMHeadModel` (its `state_dict()`) into `model`.
 
     Fused query-key-value matrices are cut in three and `Conv1D` matrices `(in, out)` transposed.
+
+    Args:
+        model: written to; its configuration has the checkpoint's sizes.
+        state: names and tensors.
 
     Raises:
         ValueError: a missing or left-over tensor, a wrong shape, or a head that differs from the embedding of a
@@ -71,6 +81,10 @@ def load_gpt2_(model: GPT, state: Mapping[str, Tensor]) -> None:
 
 def load_llama_(model: Llama, state: Mapping[str, Tensor]) -> None:
     """Write the weights of transformers' `LlamaForCausalLM` (its `state_dict()`) into `model`.
+
+    Args:
+        model: written to; its configuration has the checkpoint's sizes.
+        state: names and tensors.
 
     Raises:
         ValueError: as in `load_gpt2_`.
@@ -114,7 +128,7 @@ def _load_(model: Decoder, state: Mapping[str, Tensor], sources: list[Source]) -
     given = {name: x for name, x in state.items() if not name.endswith(_CONSTANTS)}
     head, embedding = sources[-1].name, sources[0].name
     if model.config.head != "untied" and embedding in given:
-        given.setdefault(head, given[embedding])  # safetensors files hold a shared tensor once
+        given.setdefault(head, given[embedding])  # safetensors files store a shared tensor once
         if not torch.equal(given[head], given[embedding]):
             raise ValueError(f"{head} differs from {embedding}, and the model ties them; build it untied")
     wanted = [source.name for source in sources]

@@ -10,16 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from surefoot.experiment.coordcheck import LOGITS, QUANTITIES
-from surefoot.experiment.reports.transfer import aligned, plus_minus
+from surefoot.experiment.reports.style import INK, PALE, aligned, frame, plus_minus
 from surefoot.experiment.sweep import fit
 
 PICTURE = "coordcheck.png"
-NAMED = 7  # of a panel's lines outside the band, the steepest: they get a colour and a name of their own
-_INK, _PALE = "#222222", "#b0b0b0"
+NAMED = 7  # lines outside the band that get a colour and a name in a panel: the steepest
 
 
 def statement(summary: Mapping[str, Any]) -> str:
-    """The slopes of each layer and the verdict, for a terminal.
+    """Format the slopes of each layer and the verdict, for a terminal.
+
+    Args:
+        summary: the content of `coordcheck.json`.
+
+    Returns:
+        A padded Markdown table, notes, and the verdict in the last line.
 
     >>> inside = {"status": "inside", "slope": 0.01, "ci": None, "log2_rms": [0.0, 0.01]}
     >>> outside = {"status": "outside", "slope": 1.0, "ci": None, "log2_rms": [0.0, 1.0]}
@@ -36,13 +41,13 @@ def statement(summary: Mapping[str, Any]) -> str:
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """Pass or fail in a line, and how sure that is."""
-    judged = list(_all(summary))
-    wrong = [found for found in judged if found["status"] not in ("inside", "zero")]
+    """Say in one line whether the check passes, and how many of the failures may be noise."""
+    slopes = list(_all(summary))
+    wrong = [slope for slope in slopes if slope["status"] not in ("inside", "zero")]
     if summary["passes"]:
-        return f"passes: all {len(judged)} slopes within ±{summary['band']:g}"
-    line = f"FAILS: {len(wrong)} of {len(judged)} slopes leave ±{summary['band']:g}"
-    reaching = [found for found in wrong if found["ci"] and max(found["ci"][0], -found["ci"][1]) <= summary["band"]]
+        return f"passes: all {len(slopes)} slopes within ±{summary['band']:g}"
+    line = f"FAILS: {len(wrong)} of {len(slopes)} slopes leave ±{summary['band']:g}"
+    reaching = [slope for slope in wrong if slope["ci"] and max(slope["ci"][0], -slope["ci"][1]) <= summary["band"]]
     more = f"; {len(reaching)} may be noise, their intervals reach into the band: more --seeds would tell"
     return line + (more if reaching else "")
 
@@ -52,8 +57,8 @@ def _all(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (layer[quantity] for quantity in QUANTITIES)
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    return found["status"] if found["slope"] is None else f"{found['slope']:+.2f}{plus_minus(found['ci'], 2)}"
+def _cell(fitted: Mapping[str, Any]) -> str:
+    return fitted["status"] if fitted["slope"] is None else f"{fitted['slope']:+.2f}{plus_minus(fitted['ci'], 2)}"
 
 
 def _leaves(layer: Mapping[str, Any]) -> str:
@@ -72,16 +77,24 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def figure(summary: Mapping[str, Any], directory: Path) -> Path:
-    """Draw ``coordcheck.png``: rms over width, a line per layer (mean over seeds), those outside the band in colour."""
+    """Draw `coordcheck.png`: RMS over width, a line per layer (mean over seeds), those outside the band in colour.
+
+    Args:
+        summary: the content of `coordcheck.json`.
+        directory: where the picture is written.
+
+    Returns:
+        The picture's path.
+    """
     drawing = Figure(figsize=(9.6, 3.6), layout="constrained", dpi=200)
     panels = drawing.subplots(1, len(QUANTITIES), squeeze=False)[0]
     for panel, quantity in zip(panels, QUANTITIES, strict=True):
         _panel(panel, summary, quantity)
-    panels[0].set_ylabel("RMS", fontsize=10, color=_INK)
-    panels[0].set_title("activations at the start", fontsize=10, color=_INK)
-    panels[1].set_title(f"their change in {summary['config']['steps']} steps", fontsize=10, color=_INK)
-    drawing.supxlabel("width", fontsize=10, color=_INK)
-    drawing.suptitle(f"{summary['config']['method']}: {verdict(summary).split(';')[0]}", fontsize=11, color=_INK)
+    panels[0].set_ylabel("RMS", fontsize=10, color=INK)
+    panels[0].set_title("activations at the start", fontsize=10, color=INK)
+    panels[1].set_title(f"their change in {summary['config']['steps']} steps", fontsize=10, color=INK)
+    drawing.supxlabel("width", fontsize=10, color=INK)
+    drawing.suptitle(f"{summary['config']['method']}: {verdict(summary).split(';')[0]}", fontsize=11, color=INK)
     if any(panel.get_legend_handles_labels()[1] for panel in panels):
         drawing.legend(loc="outside right center", frameon=False, fontsize=8, title="outside the band")
     path = directory / PICTURE
@@ -92,21 +105,17 @@ def figure(summary: Mapping[str, Any], directory: Path) -> Path:
 def _panel(panel: Axes, summary: Mapping[str, Any], quantity: str) -> None:
     drawn = [(layer[quantity], layer["layer"]) for layer in summary["layers"] if layer[quantity]["slope"] is not None]
     drawn.sort(key=lambda pair: -abs(pair[0]["slope"]))
-    outside = [name for found, name in drawn if found["status"] == "outside"][:NAMED]
-    for found, name in drawn:
+    outside = [name for fitted, name in drawn if fitted["status"] == "outside"][:NAMED]
+    for fitted, name in drawn:
         named = name in outside
-        colour = colormaps["tab10"](outside.index(name)) if named else _PALE
-        label = f"{name} {found['slope']:+.2f}" if named else None
+        colour = colormaps["tab10"](outside.index(name)) if named else PALE
+        label = f"{name} {fitted['slope']:+.2f}" if named else None
         line = ".-" if quantity == "change" else ".--"
         panel.plot(
-            summary["widths"], found["log2_rms"], line, color=colour, linewidth=1.4, label=label, zorder=2 + named
+            summary["widths"], fitted["log2_rms"], line, color=colour, linewidth=1.4, label=label, zorder=2 + named
         )
     panel.set_xscale("log", base=2)
     panel.set_xticks(summary["widths"], map(str, summary["widths"]))
     panel.minorticks_off()
     panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"$2^{{{y:g}}}$"))
-    panel.tick_params(labelsize=9, color=_PALE, labelcolor=_INK)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    frame(panel)

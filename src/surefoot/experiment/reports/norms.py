@@ -10,23 +10,28 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from surefoot.experiment.files import Record, read_lines
-from surefoot.experiment.reports.transfer import aligned
+from surefoot.experiment.files import Record, finite_or_none, read_lines
+from surefoot.experiment.reports.style import INK, RED, aligned, frame
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 PICTURE = "norms.png"
-OCTAVES = 2.0  # that a panel spans at least, so that rounding does not look like growth
+OCTAVES = 2.0  # a panel spans at least these, so that rounding cannot be taken for growth
 _STYLE = {"bound": "--", "limit": ":"}
-_INK, _PALE, _RED = "#222222", "#b0b0b0", "#c0392b"
 
 Curves = Mapping[str, list[float]]
 
 
 def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Layers by name, and the lines of `norms.jsonl`.
+    """Read a run's norms.
+
+    Args:
+        directory: of a run of `surefoot train`.
+
+    Returns:
+        `(layers, lines)`: the content of `layers.json`, by layer name, and the records of `norms.jsonl`.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `norms.jsonl` is empty or missing.
     """
     lines = read_lines(directory / NORMS)
     if not lines:
@@ -35,10 +40,17 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def summarise(directory: Path) -> dict[str, Any]:
-    """Of each kind of layer the largest norm at the first look, at any and at the last, and the alarms.
+    """Reduce a run's norms to one row per role, and list its alarms.
+
+    Args:
+        directory: of a run of `surefoot train`.
+
+    Returns:
+        `steps`; `kinds`, per role the largest norm of its layers at the first line, over all lines and at the last, in
+        the role's unit; `alarms`, in the order of steps.
 
     Raises:
-        ValueError: no norms there.
+        ValueError: `norms.jsonl` is empty or missing.
     """
     layers, lines = load(directory)
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
@@ -53,10 +65,10 @@ def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[
         kinds.append({
             "role": role,
             "layers": len(curves),
-            "start": _finite(top[0]),
-            "largest": _finite(max(top)),
+            "start": finite_or_none(top[0]),
+            "largest": finite_or_none(max(top)),
             "largest_layer": largest,
-            "last": _finite(top[-1]),
+            "last": finite_or_none(top[-1]),
             "bound": layers[largest]["bound"] and layers[largest]["bound"] / layers[largest]["unit"],
             "limit": layers[largest]["limit"] / layers[largest]["unit"],
             "alarms": sum(layers[alarm["layer"]]["role"] == role for alarm in alarms),
@@ -65,17 +77,23 @@ def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[
 
 
 def _by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
-    """Role -> layer -> its norms over the lines, in the role's unit; inf where it was not finite."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Role -> layer -> its norm at every line, in the role's unit; inf where it was not finite."""
+    roles: dict[str, dict[str, list[float]]] = {}
     for name in lines[0]["norms"]:
         lower = [line["norms"][name][0] for line in lines]
         curve = [math.inf if value is None else value / layers[name]["unit"] for value in lower]
-        found.setdefault(layers[name]["role"], {})[name] = curve
-    return found
+        roles.setdefault(layers[name]["role"], {})[name] = curve
+    return roles
 
 
 def statement(summary: Mapping[str, Any]) -> str:
-    """The table and the alarms, for a terminal.
+    """Format the table and the alarms, for a terminal.
+
+    Args:
+        summary: of `summarise`.
+
+    Returns:
+        A padded Markdown table, a note, and a line per alarm.
 
     >>> kind = {"role": "linear", "layers": 12, "start": 1.0, "largest": 11.5, "largest_layer": "up.weight",
     ...         "last": 11.0, "bound": None, "limit": 10.0, "alarms": 1}
@@ -106,17 +124,19 @@ def _sentence(alarm: Mapping[str, Any]) -> str:
     )
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def figure(directory: Path) -> Path:
-    """Draw ``norms.png``: norm over step, a panel per kind of layer, a line per layer from first (dark) to last.
+    """Draw `norms.png`: norm over step, a panel per role, a line per layer from the first (dark) to the last.
 
-    The bound is dashed, the limit where there is no bound dotted; a cross is an alarm.
+    A dashed line is the bound, a dotted one the limit of layers without a bound; a cross is an alarm.
+
+    Args:
+        directory: of a run of `surefoot train`; the picture is written there.
+
+    Returns:
+        The picture's path.
 
     Raises:
-        ValueError: no norms there.
+        ValueError: `norms.jsonl` is empty or missing.
     """
     layers, lines = load(directory)
     roles = _by_role(layers, lines)
@@ -128,10 +148,12 @@ def figure(directory: Path) -> Path:
         _panel(panel, role, curves, layers, lines)
     for panel in panels[len(roles) :]:
         panel.set_visible(False)
-    drawing.supxlabel("step", fontsize=10, color=_INK)
-    drawing.supylabel("norm, in the role's unit", fontsize=10, color=_INK)
-    marks = {label: mark for panel in panels for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    drawing.legend(marks.values(), marks.keys(), loc="outside upper right", frameon=False, fontsize=9, ncols=len(marks))
+    drawing.supxlabel("step", fontsize=10, color=INK)
+    drawing.supylabel("norm, in the role's unit", fontsize=10, color=INK)
+    handles = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    drawing.legend(
+        handles.values(), handles.keys(), loc="outside upper right", frameon=False, fontsize=9, ncols=len(handles)
+    )
     path = directory / PICTURE
     drawing.savefig(path)
     return path
@@ -139,21 +161,21 @@ def figure(directory: Path) -> Path:
 
 def _panel(panel: Axes, role: str, curves: Curves, layers: Mapping[str, Any], lines: Sequence[Record]) -> None:
     steps = [line["step"] for line in lines]
-    told = {(alarm["layer"], line["step"]) for line in lines for alarm in line.get("alarms", [])}
+    alarms = {(alarm["layer"], line["step"]) for line in lines for alarm in line.get("alarms", [])}
     shown = {name: [value if 0 < value < math.inf else math.nan for value in curves[name]] for name in curves}
     for i, (name, curve) in enumerate(shown.items()):
         colour = colormaps["viridis"](0.9 * i / max(1, len(curves) - 1))
         panel.plot(steps, curve, ".-", color=colour, linewidth=0.9, markersize=2, zorder=2)
-        _, level = _level(layers[name])  # where a norm that is not finite is marked
+        _, level = _level(layers[name])  # the height of a cross for a norm that is not finite
         heights = [level if math.isnan(value) else value for value in curve]
-        crosses = [(step, height) for step, height in zip(steps, heights, strict=True) if (name, step) in told]
+        crosses = [(step, height) for step, height in zip(steps, heights, strict=True) if (name, step) in alarms]
         if crosses:
-            panel.plot(*zip(*crosses, strict=True), "x", color=_RED, markersize=6, zorder=3, label="alarm")
+            panel.plot(*zip(*crosses, strict=True), "x", color=RED, markersize=6, zorder=3, label="alarm")
     levels = {_level(layers[name]) for name in curves}
     for label, level in levels:
-        panel.axhline(level, linestyle=_STYLE[label], color=_INK, linewidth=1.0, zorder=1, label=label)
-    _frame(panel, [value for curve in shown.values() for value in curve if value > 0] + [level for _, level in levels])
-    panel.set_title(f"{role} ({len(curves)})", fontsize=10, color=_INK)
+        panel.axhline(level, linestyle=_STYLE[label], color=INK, linewidth=1.0, zorder=1, label=label)
+    _scale(panel, [value for curve in shown.values() for value in curve if value > 0] + [level for _, level in levels])
+    panel.set_title(f"{role} ({len(curves)})", fontsize=10, color=INK)
 
 
 def _level(layer: Mapping[str, Any]) -> tuple[str, float]:
@@ -161,15 +183,11 @@ def _level(layer: Mapping[str, Any]) -> tuple[str, float]:
     return label, layer[label] / layer["unit"]
 
 
-def _frame(panel: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis around the values."""
+def _scale(panel: Axes, values: Sequence[float]) -> None:
+    """Set a logarithmic axis that contains the values."""
     low, high = math.log2(min(values)), math.log2(max(values))
     room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2
     panel.set_yscale("log", base=2)
     panel.set_ylim(2 ** (low - room), 2 ** (high + room))
     panel.yaxis.set_major_formatter("{x:g}")
-    panel.tick_params(labelsize=8, color=_PALE, labelcolor=_INK)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    frame(panel, label_size=8)

@@ -1,4 +1,4 @@
-"""A finished sweep as a table and as a picture. Only this file, `coordreport` and `normreport` import matplotlib."""
+"""A finished sweep as a table and as a picture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from surefoot.experiment.files import Record
+from surefoot.experiment.reports.style import GREY, INK, aligned, frame, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
@@ -20,15 +21,20 @@ from surefoot.experiment.sweep.sweep import load
 Colour = tuple[float, float, float, float]
 
 PICTURE = "transfer.png"
-# Curves are framed from the lowest loss to the highest within an octave of a best rate: what lies
-# above is the way to divergence, whose height says nothing.
+# The loss axis spans the losses within an octave of a best rate: above them a curve runs into divergence, and its
+# height says nothing.
 FRAME_OCTAVES = 1.0
-CROSS_ROW = 0.04  # of the panel's height: diverged rates, a row per width
-_INK, _PALE = "#222222", "#8a8a8a"
+CROSS_ROW = 0.04  # share of a panel's height that each width's row of diverged rates takes
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The optima, drift, regret and best loss of each recipe: Markdown that is aligned in a terminal.
+    """Format the optima, drift, regret and best loss of each recipe as a Markdown table with notes below.
+
+    Args:
+        summary: the content of `summary.json`.
+
+    Returns:
+        Padded Markdown, for a terminal.
 
     >>> entry = {"recipe": "muon", "widths": [32, 64], "best_log2_lr": [-4.0, -4.5],
     ...          "best_log2_lr_ci": [None, None], "best_loss": [2.1, 2.0], "status": ["interior"] * 2,
@@ -48,12 +54,18 @@ def table(summary: Mapping[str, Any]) -> str:
 
 
 def statement(summary: Mapping[str, Any]) -> str:
-    """The table and the recommended rates, for a terminal."""
+    """Format the table and the recommended rates, for a terminal."""
     return f"{table(summary)}\n\n{recommendation(summary)}".rstrip()
 
 
 def recommendation(summary: Mapping[str, Any]) -> str:
-    """The rate to use at and beyond the widest model, a line per recipe with an interior optimum there.
+    """Name the rate to use at and beyond the widest model, a line per recipe with an interior optimum there.
+
+    Args:
+        summary: the content of `summary.json`.
+
+    Returns:
+        The lines; empty if no recipe has one.
 
     >>> recommendation({"recipes": [{"recipe": "muon", "widths": [32], "best_log2_lr": [-4.0],
     ...                              "best_log2_lr_ci": [[-4.1, -3.9]]}]})
@@ -93,19 +105,6 @@ def _regret(entry: Mapping[str, Any]) -> str:
     return f"{entry['regret_nats']:.3f}{plus_minus(entry['regret_nats_ci'], 3)}"
 
 
-def plus_minus(ci: Sequence[float] | None, digits: int) -> str:
-    """Half an interval, to be put behind its middle; nothing where there is none."""
-    return "" if ci is None else f" ± {(ci[1] - ci[0]) / 2:.{digits}f}"
-
-
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table with columns of even width."""
-    lines = [list(head), *map(list, rows)]
-    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["| " + " | ".join(map(str.ljust, line, sizes)) + " |" for line in lines]
-    return "\n".join([text[0], "|" + "|".join("-" * (size + 2) for size in sizes) + "|", *text[1:]])
-
-
 def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = [
         "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
@@ -122,26 +121,34 @@ def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def figure(directory: Path | str) -> Path:
-    """Draw ``transfer.png`` into a run directory: loss against log2 lr, a panel per recipe.
+    """Draw `transfer.png` into a run directory: loss against log2 lr, a panel per recipe.
 
-    A curve per width (mean over seeds, pale dots the seeds), its fitted optimum a circle with
-    the interval over seeds; crosses at the top mark rates that diverged. Panels share the
-    loss axis and the length of an octave. Raises FileNotFoundError if no sweep was started there,
-    ValueError if none of its runs has finished.
+    A curve per width is the mean over seeds, pale dots are the seeds, a circle is the fitted optimum with its interval
+    over seeds, and crosses at the top are rates that diverged. Panels share the loss axis and the length of an octave.
+
+    Args:
+        directory: of a sweep, finished or not.
+
+    Returns:
+        The picture's path.
+
+    Raises:
+        FileNotFoundError: no sweep was started there.
+        ValueError: none of its runs has finished.
     """
     directory = Path(directory)
     summary, records = load(directory)
-    frame = _frame(summary, records)
+    axes = _shared_axes(summary, records)
     entries = summary["recipes"]
     drawing = Figure(figsize=(0.9 + 3.3 * len(entries), 3.6), layout="constrained", dpi=200)
     panels = drawing.subplots(1, len(entries), sharey=True, squeeze=False)[0]
     for panel, entry in zip(panels, entries, strict=True):
-        _panel(panel, entry, records, frame)
-    panels[0].set_ylabel("validation loss (nats)", fontsize=10, color=_INK)
-    drawing.supxlabel("learning rate", fontsize=10, color=_INK)
+        _panel(panel, entry, records, axes)
+    panels[0].set_ylabel("validation loss (nats)", fontsize=10, color=INK)
+    drawing.supxlabel("learning rate", fontsize=10, color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     if any(record["diverged"] for record in records):
-        handles.append(Line2D([], [], linestyle="", marker="x", color=_PALE, markersize=4.5))
+        handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, markersize=4.5))
         labels.append("diverged")
     drawing.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, title="width")
     path = directory / PICTURE
@@ -150,8 +157,8 @@ def figure(directory: Path | str) -> Path:
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """The axes all panels share: loss from ``low`` to ``high``, ``octaves`` wide."""
+class _SharedAxes:
+    """The axes of all panels: losses from `low` to `high` in nats, `octaves` of the learning rate."""
 
     low: float
     high: float
@@ -162,7 +169,7 @@ def _means(records: Iterable[Record], recipe: str, width: int) -> dict[float, fl
     return fit.mean_curve(points(records, recipe, width))
 
 
-def _frame(summary: Mapping[str, Any], records: Sequence[Record]) -> _Frame:
+def _shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> _SharedAxes:
     lows, highs, spans = [], [], []
     rows = len(summary["config"]["widths"]) if any(r["diverged"] for r in records) else 1
     for entry in summary["recipes"]:
@@ -176,7 +183,7 @@ def _frame(summary: Mapping[str, Any], records: Sequence[Record]) -> _Frame:
     if not lows:
         raise ValueError("no run of this sweep has finished without diverging: nothing to draw")
     room = max(highs) - min(lows) or 0.1
-    return _Frame(
+    return _SharedAxes(
         min(lows) - 0.06 * room, max(highs) + (0.05 + 1.5 * CROSS_ROW * rows) * room, max(max(spans), 2.0) + 0.8
     )
 
@@ -185,7 +192,7 @@ def _best(means: Mapping[float, float | None]) -> float:
     return min(means, key=lambda x: float("inf") if means[x] is None else float(means[x] or 0), default=0.0)
 
 
-def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], frame: _Frame) -> None:
+def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], axes: _SharedAxes) -> None:
     widths = entry["widths"]
     colours = [colormaps["viridis_r"](0.15 + 0.8 * i / max(1, len(widths) - 1)) for i in range(len(widths))]
     rates: list[float] = []
@@ -197,18 +204,14 @@ def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], fra
         _seeds(panel, points(records, entry["recipe"], width), colour)
     _optima(panel, entry, records, colours)
     middle = (max(rates, default=0.0) + min(rates, default=0.0)) / 2
-    panel.set_xlim(middle - frame.octaves / 2, middle + frame.octaves / 2)
-    panel.set_ylim(frame.low, frame.high)
-    panel.set_title(entry["recipe"], fontsize=11, pad=20, color=_INK)
-    panel.text(0.5, 1.02, _headline(entry), transform=panel.transAxes, ha="center", va="bottom", fontsize=9, color=_INK)
-    panel.xaxis.set_major_locator(MultipleLocator(1 if frame.octaves <= 7 else 2))
+    panel.set_xlim(middle - axes.octaves / 2, middle + axes.octaves / 2)
+    panel.set_ylim(axes.low, axes.high)
+    panel.set_title(entry["recipe"], fontsize=11, pad=20, color=INK)
+    panel.text(0.5, 1.02, _headline(entry), transform=panel.transAxes, ha="center", va="bottom", fontsize=9, color=INK)
+    panel.xaxis.set_major_locator(MultipleLocator(1 if axes.octaves <= 7 else 2))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$2^{{{x:.0f}}}$"))
     panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    panel.tick_params(labelsize=9, color=_PALE, labelcolor=_INK)
-    panel.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    frame(panel, ticks=GREY)
 
 
 def _curve(panel: Axes, means: Mapping[float, float | None], colour: Colour, label: str) -> None:
@@ -218,7 +221,7 @@ def _curve(panel: Axes, means: Mapping[float, float | None], colour: Colour, lab
 
 
 def _crosses(panel: Axes, means: Mapping[float, float | None], colour: Colour, place: int) -> None:
-    """Diverged rates at the top of the frame, a row per width so that none hides another."""
+    """Draw crosses for diverged rates at the top of the panel, a row per width so that none hides another."""
     lost = [x for x, mean in means.items() if mean is None]
     top = panel.get_xaxis_transform()
     rows = [0.975 - CROSS_ROW * place] * len(lost)
@@ -234,7 +237,7 @@ def _seeds(panel: Axes, measured: Sequence[fit.Point], colour: Colour) -> None:
 
 
 def _optima(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], colours: Sequence[Colour]) -> None:
-    """A circle on its curve for each fitted optimum, its interval, and the path from width to width."""
+    """Draw a circle on its curve for each fitted optimum, its interval, and the path from width to width."""
     path = []
     for i, (vertex, ci) in enumerate(zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)):
         if vertex is None:
@@ -244,12 +247,12 @@ def _optima(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], co
         height = float(np.interp(vertex, list(finite), list(finite.values())))
         path.append((vertex, height))
         if ci is not None:
-            panel.plot(ci, [height] * 2, "-|", color=_INK, linewidth=1.4, markersize=9, zorder=4)
+            panel.plot(ci, [height] * 2, "-|", color=INK, linewidth=1.4, markersize=9, zorder=4)
         panel.plot(
-            vertex, height, "o", color=colours[i], markersize=6.5, markeredgecolor=_INK, markeredgewidth=1.0, zorder=5
+            vertex, height, "o", color=colours[i], markersize=6.5, markeredgecolor=INK, markeredgewidth=1.0, zorder=5
         )
     if path:
-        panel.plot(*zip(*path, strict=True), "--", color=_INK, linewidth=1.0, zorder=3)
+        panel.plot(*zip(*path, strict=True), "--", color=INK, linewidth=1.0, zorder=3)
 
 
 def _headline(entry: Mapping[str, Any]) -> str:

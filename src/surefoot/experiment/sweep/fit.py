@@ -1,8 +1,8 @@
-"""The best learning rate of one width: where it lies, what missing it costs, how sure that is.
+"""The best learning rate of one width: its estimate, the loss from missing it, and their confidence intervals.
 
-A curve is the validation loss against ``x = log2(lr)``. Its optimum is the vertex of a parabola
-through the rates around the lowest mean loss. Runs of one width share their rates over all seeds, so
-every comparison is paired: a difference is taken within a seed first and averaged afterwards.
+A curve is the validation loss against `x = log2(lr)`. Its optimum is the vertex of a parabola through the rates around
+the lowest mean loss. Runs of one width share their rates over all seeds, so every comparison is paired: a difference is
+taken within a seed first and averaged afterwards.
 """
 
 import math
@@ -16,10 +16,10 @@ from scipy.special import stdtrit
 # right flank 1.25 octaves (five rates at sqrt(2) spacing) were biased by .06 to .16 octave where 1.5
 # gave .08 to .21, and scattered half as much with the place of the rates; 0.75 doubles the noise.
 WINDOW_OCTAVES = 1.25
-# Within the window a rate may rise twice as fast as the steepest parabola its neighbours allow;
-# beyond that it stands on the wall of divergence and would pull the vertex away from it.
+# Within the window the loss may rise twice as fast as the steepest parabola that the neighbours allow;
+# above that a rate is on the way to divergence, and would shift the vertex.
 WALL = 2.0
-# Student's t from two differences spans 12.7 standard errors on either side: no information.
+# With two seeds Student's t interval spans 12.7 standard errors on either side: no information.
 SEEDS_FOR_AN_INTERVAL = 3
 CONFIDENCE = 0.95
 
@@ -28,7 +28,13 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Point:
-    """One finished run: log2 of its rate, its seed, its loss in nats (None: it diverged)."""
+    """One finished run.
+
+    Args:
+        log2_lr: log2 of its learning rate.
+        seed: its seed.
+        loss: its loss in nats; None if it diverged.
+    """
 
     log2_lr: float
     seed: int
@@ -37,7 +43,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over paired seeds with its Student interval (None below three seeds)."""
+    """A mean over paired seeds.
+
+    Args:
+        value: the mean; None if there is none.
+        interval: Student's interval of the mean; None below three seeds.
+        seeds: number of seeds.
+    """
 
     value: float | None
     interval: Interval
@@ -48,9 +60,14 @@ class Estimate:
 class Optimum:
     """The fitted optimum of one curve.
 
-    ``status`` is "interior", or why there is no vertex: "low edge", "high edge", "next to divergence",
-    "no minimum", "no result". ``by_seed`` maps a seed to its own vertex in log2 lr. ``best_loss`` is the
-    lowest mean loss over seeds that was measured (nats), ``best_rate`` the log2 rate it was measured at.
+    Args:
+        status: "interior", or why there is no vertex: "low edge", "high edge", "next to divergence", "no minimum", "no
+            result".
+        log2_lr: the vertex in log2 of the learning rate; None unless interior.
+        interval: its interval over seeds; None below three.
+        by_seed: seed -> the seed's own vertex in log2 of the learning rate.
+        best_loss: the lowest mean loss over seeds that was measured, in nats.
+        best_rate: the log2 rate at which it was measured.
     """
 
     status: str
@@ -67,7 +84,14 @@ class Optimum:
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Student's interval of a mean: ``mean +- t * s / sqrt(n)``; None below three values.
+    """Compute Student's interval of a mean, `mean +- t * s / sqrt(n)`.
+
+    Args:
+        values: independent values.
+        confidence: probability that the interval covers the mean.
+
+    Returns:
+        `(low, high)`; None below three values.
 
     >>> low, high = interval([1.0, 2.0, 3.0])
     >>> round(low, 3), round(high, 3)
@@ -84,10 +108,16 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interva
 
 
 def curve(points: Iterable[Point]) -> dict[float, dict[int, float] | None]:
-    """Losses by rate and seed, rates ascending, only rates that every seed has run.
+    """Group losses by rate and seed.
 
-    A rate at which any seed diverged (loss None, NaN or infinite) maps to None: the mean over the
-    survivors would be better than the rate deserves.
+    A rate at which any seed diverged (loss None, NaN or infinite) maps to None, because the mean over the other seeds
+    would be too optimistic.
+
+    Args:
+        points: finished runs.
+
+    Returns:
+        log2 rate -> seed -> loss, rates ascending; only rates that every seed has run.
     """
     table: dict[float, dict[int, float | None]] = {}
     for point in points:
@@ -102,7 +132,7 @@ def _if_all_finite(losses: Mapping[int, float | None]) -> dict[int, float] | Non
 
 
 def mean_curve(points: Iterable[Point]) -> dict[float, float | None]:
-    """Mean loss over seeds by rate, rates ascending; None where a seed diverged."""
+    """Average losses over seeds: log2 rate -> mean loss, rates ascending; None where a seed diverged."""
     return {
         rate: None if losses is None else float(np.mean(list(losses.values())))
         for rate, losses in curve(points).items()
@@ -110,16 +140,21 @@ def mean_curve(points: Iterable[Point]) -> dict[float, float | None]:
 
 
 def optimum(points: Iterable[Point]) -> Optimum:
-    """The vertex of the local parabola in log2 lr, with a paired interval over seeds.
+    """Fit the vertex of the local parabola in log2 lr, with a paired interval over seeds.
 
-    With ``q`` the parabola of the mean losses and ``q_s`` that of seed s, both by least squares over
-    the same rates, the optimum is ``v = argmin q`` and the seed's own is one Newton step from it,
-    ``v_s = v - q_s'(v) / q''``. The mean of the ``v_s`` is ``v`` exactly, and no seed's vertex
-    runs away when its own parabola happens to be flat.
+    With `q` the parabola of the mean losses and `q_s` that of seed s, both by least squares over the same rates, the
+    optimum is `v = argmin q` and the seed's own is one Newton step from it, `v_s = v - q_s'(v) / q''`. The mean of the
+    `v_s` is `v` exactly, and a seed whose own parabola is nearly flat has no vertex far away.
+
+    Args:
+        points: finished runs of one recipe at one width.
+
+    Returns:
+        The optimum, or why there is none.
 
     >>> rates = (-6.0, -5.0, -4.0, -3.0)
-    >>> found = optimum(Point(x, 0, 2.0 + 0.1 * (x + 4.7) ** 2) for x in rates)
-    >>> round(found.log2_lr, 6), found.best_rate, found.status
+    >>> best = optimum(Point(x, 0, 2.0 + 0.1 * (x + 4.7) ** 2) for x in rates)
+    >>> round(best.log2_lr, 6), best.best_rate, best.status
     (-4.7, -5.0, 'interior')
     """
     points = list(points)
@@ -161,11 +196,18 @@ def _edge(best: float, means: Mapping[float, float | None]) -> str:
 
 
 def basin(means: Mapping[float, float], best: float) -> tuple[float, ...]:
-    """The rates that a parabola around an interior best rate may use, ascending.
+    """Select the rates for the fit of a parabola around an interior best rate.
 
-    Those within the window, and in any case the two neighbours; but no rate beyond a neighbour that
-    lies on a wall: with neighbours at most ``h`` away and at most ``e`` worse, a parabola with its
-    vertex within h/2 of the best rate rises by at most ``e * ((d + h/2) / h)**2`` at distance d.
+    These are the two neighbours, and the rates within the window whose loss is not far above any such parabola: with
+    neighbours at most `h` away and at most `e` worse, a parabola with its vertex within h/2 of the best rate rises by
+    at most `e * ((d + h/2) / h)**2` at distance d.
+
+    Args:
+        means: log2 rate -> mean loss.
+        best: the log2 rate of the lowest.
+
+    Returns:
+        The log2 rates, ascending.
     """
     rates = sorted(means)
     place = rates.index(best)
@@ -182,9 +224,14 @@ def basin(means: Mapping[float, float], best: float) -> tuple[float, ...]:
 
 
 def drift(narrow: Optimum, wide: Optimum) -> Estimate:
-    """How far the optimum moves, ``lr*(wide) - lr*(narrow)`` in octaves, paired over seeds.
+    """Compute how far the optimum moves, `lr*(wide) - lr*(narrow)` in octaves, paired over seeds.
 
-    None if either optimum is not interior.
+    Args:
+        narrow: the optimum at the narrowest width.
+        wide: the optimum at the widest.
+
+    Returns:
+        The move and its interval; a value of None if either optimum is not interior.
     """
     if narrow.log2_lr is None or wide.log2_lr is None:
         return Estimate(None, None, 0)
@@ -194,10 +241,16 @@ def drift(narrow: Optimum, wide: Optimum) -> Estimate:
 
 
 def regret(points: Iterable[Point], rate: float) -> Estimate:
-    """What a transferred rate costs: its loss minus the lowest one measured at that width, in nats.
+    """Compute the cost of a transferred rate: its loss minus the lowest one measured at that width, in nats.
 
-    Both are means over the same seeds, so the value is never negative. None where a run at this
-    rate diverged or is missing.
+    Both are means over the same seeds, so the value is never negative.
+
+    Args:
+        points: finished runs of one recipe at one width.
+        rate: the transferred log2 rate.
+
+    Returns:
+        The difference and its interval; a value of None where a run at this rate diverged or is missing.
 
     >>> regret([Point(-4.0, 0, 2.0), Point(-3.0, 0, 2.25)], rate=-3.0).value
     0.25
@@ -208,13 +261,20 @@ def regret(points: Iterable[Point], rate: float) -> Estimate:
 
 
 def lowest(points: Iterable[Point]) -> dict[int, float]:
-    """Losses by seed at the rate whose mean over seeds is the lowest; empty if every rate diverged."""
+    """Return seed -> loss at the rate whose mean over seeds is the lowest; empty if every rate diverged."""
     rows = [row for row in curve(points).values() if row is not None]
     return min(rows, key=lambda row: float(np.mean(list(row.values()))), default={})
 
 
 def difference(losses: Mapping[int, float], others: Mapping[int, float]) -> Estimate:
-    """Mean of ``losses - others`` over the seeds that both have; None if they have none in common.
+    """Average `losses - others` over the seeds that both have.
+
+    Args:
+        losses: seed -> loss.
+        others: seed -> loss to compare with.
+
+    Returns:
+        The mean and its interval; a value of None without a common seed.
 
     >>> difference({0: 2.0, 1: 2.5}, {0: 1.5, 1: 1.5}).value
     0.75

@@ -7,12 +7,19 @@ from typing import Any
 
 COARSE_OCTAVES = 1.0  # between the first rates and at each extension
 FINE_OCTAVES = 0.5  # sqrt(2): around the optimum
-FINEST_OCTAVES = 0.25  # how closely a divergence next to the best rate is approached
+FINEST_OCTAVES = 0.25  # smallest distance between the best rate and a divergence next to it
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every one of these log2 rates, at every width."""
+    """All of these log2 rates, at every width.
+
+    Args:
+        rates: log2 learning rates.
+
+    Raises:
+        ValueError: no rate, one that is not finite, or one given twice.
+    """
 
     rates: tuple[float, ...]
 
@@ -22,20 +29,25 @@ class Grid:
             raise ValueError(f"rates must be finite log2 rates, got {list(self.rates)}")
 
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
-        """The rates to run next, given the mean losses so far."""
+        """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
         return () if means else tuple(sorted(self.rates))
 
     @property
     def expected(self) -> int:
-        """About how many rates a width takes."""
+        """Expected number of rates per width, for the estimate of the remaining time."""
         return len(self.rates)
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """A search for the optimum of each width: `next_rates`, at most ``budget`` rates.
+    """A search for the optimum of each width with `next_rates`.
 
-    ``centres`` gives the log2 rate to start around, recipe by recipe.
+    Args:
+        centres: recipe -> log2 rate at the centre of the first rates.
+        budget: largest number of rates per width, at least 3.
+
+    Raises:
+        ValueError: a budget below 3, or a centre that is not finite.
     """
 
     centres: Mapping[str, float]
@@ -49,17 +61,17 @@ class Bracket:
                 raise ValueError(f"the starting log2 rate of {recipe} must be finite, got {centre}")
 
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
-        """The rates to run next, given the mean losses so far."""
+        """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
         return next_rates(means, self.centres[recipe], self.budget)
 
     @property
     def expected(self) -> int:
-        """About how many rates a width takes."""
+        """Expected number of rates per width, for the estimate of the remaining time."""
         return min(self.budget, 6)
 
 
 def check_list(name: str, values: tuple[Any, ...]) -> None:
-    """Raise ValueError naming the list if it is empty or repeats a value."""
+    """Raise ValueError naming the list if it is empty or contains a value twice."""
     if not values:
         raise ValueError(f"{name} is empty")
     if len(set(values)) != len(values):
@@ -67,11 +79,19 @@ def check_list(name: str, values: tuple[Any, ...]) -> None:
 
 
 def next_rates(means: Mapping[float, float | None], centre: float, budget: int) -> tuple[float, ...]:
-    """The log2 rates to measure next, given mean losses so far (None: diverged); () when done.
+    """Choose the log2 rates to measure next.
 
-    Three rates an octave apart around ``centre``; one more octave beyond the best rate until it is
-    interior (a divergence beside it is approached by halving instead); then sqrt(2) beside the best
-    rate, and whatever is missing an octave away from it. Never more than ``budget`` rates in all.
+    The first three are an octave apart around `centre`. Then one more octave beyond the best rate follows until the
+    best is interior (next to a divergence the distance is halved instead); then rates a factor of sqrt(2) on either
+    side of the best, and those an octave away that are missing.
+
+    Args:
+        means: log2 rate -> mean loss over seeds so far; None where a run diverged.
+        centre: log2 rate at the centre of the first three.
+        budget: largest number of rates in all.
+
+    Returns:
+        The log2 rates, ascending; empty when the search is done.
 
     >>> next_rates({}, centre=-4.0, budget=7)
     (-5.0, -4.0, -3.0)
@@ -102,7 +122,7 @@ def _wanted(means: Mapping[float, float | None], centre: float) -> list[float]:
 
 
 def _beyond(best: float, means: Mapping[float, float | None], side: int) -> float | None:
-    """The rate that is missing on one side of the best for it to be interior there."""
+    """Return the rate that the best one lacks on one side to be interior there; None if it lacks none."""
     further = [rate for rate in means if (rate - best) * side > 0]
     if not further:
         return best + side * COARSE_OCTAVES
@@ -114,5 +134,5 @@ def _beyond(best: float, means: Mapping[float, float | None], side: int) -> floa
 
 
 def _measured(rate: float, means: Mapping[float, float | None]) -> bool:
-    """Whether a rate was run here or so near that it would tell nothing new."""
+    """Return whether a rate was run within `FINEST_OCTAVES` of this one."""
     return any(abs(rate - other) <= FINEST_OCTAVES for other in means)

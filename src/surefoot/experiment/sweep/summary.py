@@ -1,4 +1,4 @@
-"""From the finished runs of a sweep to its statement: ``summary.json``."""
+"""From the finished runs of a sweep to `summary.json`."""
 
 import os
 import platform
@@ -10,12 +10,18 @@ from typing import Any
 
 from surefoot.experiment.sweep import fit
 
-# One step of the rate at which the transferred optimum is run: 1/64 octave is 1.1 %.
+# Transferred rates are multiples of 1/64 octave, 1.1 %.
 TRANSFER_GRID = 64
 
 
 def transfer_rate(vertex: float) -> float:
-    """The log2 rate at which a fitted optimum is run elsewhere: rounded to 1/64 octave.
+    """Round the log2 rate of a fitted optimum to 1/64 octave, to be run at another width.
+
+    Args:
+        vertex: log2 of a fitted learning rate.
+
+    Returns:
+        The nearest multiple of 1/64.
 
     >>> transfer_rate(-4.0801)
     -4.078125
@@ -24,7 +30,7 @@ def transfer_rate(vertex: float) -> float:
 
 
 def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> list[fit.Point]:
-    """The measured curve of one recipe at one width."""
+    """Return the measured curve of one recipe at one width, from the records of `results.jsonl`."""
     return [
         fit.Point(r["log2_lr"], r["seed"], None if r["diverged"] else r["val_loss"])
         for r in records
@@ -35,7 +41,7 @@ def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> lis
 def summarise(
     config: Mapping[str, Any], records: Iterable[Mapping[str, Any]], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of ``summary.json``, a pure function of the configuration and the finished runs."""
+    """Compute the content of `summary.json` from the content of `config.json`, the finished runs and the machine."""
     records = list(records)
     recipes = [_recipe(name, config["widths"], records) for name in config["recipes"]]
     return {"recipes": recipes, "config": dict(config), "environment": dict(environment)}
@@ -80,7 +86,7 @@ def _pair(interval: fit.Interval) -> list[float] | None:
 
 
 def environment() -> dict[str, Any]:
-    """Where the runs were made: what a reader needs to judge or repeat them."""
+    """Describe the machine and the versions that runs are made with."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "surefoot": _version("surefoot"),

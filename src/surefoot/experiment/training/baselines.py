@@ -1,4 +1,4 @@
-"""Baselines' ingredients: initial values of torch and of GPT-2, and muP's table for Adam."""
+"""Initial values of the baselines (torch's, GPT-2's, muP's), and muP's table of rates for Adam."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from surefoot.plan import Plan
 @torch.no_grad()
 def torch_(model: nn.Module, seed: int) -> None:
     """Write torch's own initial values: uniform within `1/sqrt(d_in)` for Linear, std 1 for Embedding.
+
+    Args:
+        model: written to.
+        seed: the values are a function of it and of the parameters' names.
 
     Raises:
         ValueError: a module of another type with parameters of its own; the message names it.
@@ -36,6 +40,10 @@ def gpt2_(model: nn.Module, seed: int) -> None:
 
     Source: Radford et al. 2019, section 2.3, and its released code.
 
+    Args:
+        model: written to.
+        seed: the values are a function of it and of the parameters' names.
+
     Raises:
         ValueError: as `torch_`.
     """
@@ -52,7 +60,7 @@ def gpt2_(model: nn.Module, seed: int) -> None:
 
 
 def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules with parameters of their own; a tied head has none, its weight is the embedding's."""
+    """Return the modules with parameters of their own; a tied head has none, since its weight is the embedding's."""
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
     return [(name, module) for name, module in model.named_modules() if name in owners]
 
@@ -89,27 +97,32 @@ def mup_(model: nn.Module, seed: int, base_width: int) -> None:
 
     Source: `MuReadout` in https://github.com/microsoft/mup; G. Yang et al., "Tensor Programs V", table 3.
 
+    Args:
+        model: written to; its width is that of `width_of`.
+        seed: as in `torch_`.
+        base_width: the width at which the head's values are torch's.
+
     Raises:
         ValueError: as `torch_`, and a tied head without a multiplier on the logits.
     """
     torch_(model, seed)
-    for name, placement in mup_plan(model).placements.items():
+    for name, placement in _mup_plan(model).placements.items():
         if placement.role.name == "head":
             model.get_parameter(name).mul_(math.sqrt(base_width / width_of(model)))
 
 
 def mup_kinds(model: nn.Module) -> dict[str, list[tuple[str, Tensor]]]:
-    """Named parameters by how their rate scales: "matrices" with 1/width, "embeddings" and "vectors" not at all."""
+    """Sort the named parameters by their rate's scaling: "matrices" with 1/width, "embeddings" and "vectors" fixed."""
     kinds: dict[str, list[tuple[str, Tensor]]] = {"matrices": [], "embeddings": [], "vectors": []}
-    for name, placement in mup_plan(model).placements.items():
+    for name, placement in _mup_plan(model).placements.items():
         parameter = model.get_parameter(name)
         flat = "vectors" if parameter.ndim < 2 else "matrices"
         kinds["embeddings" if placement.role.name in ("embedding", "positions") else flat].append((name, parameter))
     return kinds
 
 
-def mup_plan(model: nn.Module) -> Plan:
-    """The model's roles; a tied head needs a multiplier of its own on the logits."""
+def _mup_plan(model: nn.Module) -> Plan:
+    """Return the model's roles; raise ValueError for a tied head, which needs a multiplier of its own on the logits."""
     plan, embedding = Plan.of(model), _input_embedding(model)
     for name, placement in plan.placements.items():
         if placement.role.name == "head" and model.get_parameter(name) is embedding:
@@ -121,7 +134,7 @@ def mup_plan(model: nn.Module) -> Plan:
 
 
 def width_of(model: nn.Module) -> int:
-    """The width: the dimension of the input embedding."""
+    """Return the width: the number of columns of the input embedding."""
     return int(_input_embedding(model).shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""When a layer's norm leaves its band, or is about to. Plain numbers: nothing here knows of weights."""
+"""Alarms for norms that leave their band, or are about to; computed from plain numbers, without weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from statistics import linear_regression
 from typing import Literal, final
 
 LIMIT = 10.0
-"""Where a band without a bound ends, in the role's unit: a decade above Theta(1)."""
+"""Upper end of the band of a layer without a bound, in the role's unit: a decade above Theta(1)."""
 WINDOW = 5
-"""Looks that a trend is drawn through. In 12 runs of seven methods (width 32, 100 to 1000 steps, a look every 10) 59 of
-228 layers left the band; 30 were told of before, half of them 30 steps or more, and one that then stayed at 98 % of
-the limit. The same line drawn on to the end of the run was wrong about 31 layers, an exponential in steps about 115."""
-ROOM = 1.01  # above a bound, for what float and bfloat16 add to it
-BACK = 0.9  # of the limit: a layer is in its band again below this, so that one at the edge does not repeat itself
+"""Number of measurements that a trend is fitted to.
+
+In 12 runs of seven methods (width 32, 100 to 1000 steps, a measurement every 10) 59 of 228 layers left the band. The
+trend predicted 30 of these, half of them 30 steps or more ahead, and one layer that then stayed at 98 % of the limit.
+The same fit extrapolated to the end of the run was wrong about 31 layers, an exponential in steps about 115.
+"""
+MARGIN = 1.01  # factor above a bound, for the rounding of float32 and bfloat16
+HYSTERESIS = 0.9  # share of the limit below which a layer is in its band again; at the edge it would alarm repeatedly
 
 Reason = Literal["trend", "limit"]
 _RANK: dict[Reason | None, int] = {None: 0, "trend": 1, "limit": 2}
@@ -25,13 +28,14 @@ _RANK: dict[Reason | None, int] = {None: 0, "trend": 1, "limit": 2}
 @final
 @dataclass(frozen=True)
 class Layer:
-    """Where a layer's norm belongs. Norms are in natural units.
+    """The band of a layer's norm, in natural units.
 
     Args:
-        role: its kind.
-        unit: what a radius is multiplied by for this role, log V for a head.
-        bound: what its stabiliser keeps the norm to; None if nothing does.
-        limit: where its band ends: just above the bound (or its start, if that is higher), else where we say.
+        role: name of the layer's role.
+        unit: factor on a radius for this role, log V for a head.
+        bound: upper bound that the stabiliser enforces; None if there is none.
+        limit: upper end of the band: `MARGIN` times the bound, else a fixed multiple of the unit. The norm that a
+            layer with a bound starts at raises it.
     """
 
     role: str
@@ -43,9 +47,13 @@ class Layer:
 @final
 @dataclass(frozen=True)
 class Alarm:
-    """A layer that left its band ("limit"), or that leaves it if it goes on as it does ("trend").
+    """A layer whose norm is above its limit ("limit"), or is predicted to exceed it ("trend").
 
-    `norm` is None where it is not finite.
+    Args:
+        layer: the parameter's name.
+        norm: in natural units; None where it is not finite.
+        limit: the upper end of the layer's band.
+        reason: "limit" or "trend".
     """
 
     layer: str
@@ -54,7 +62,7 @@ class Alarm:
     reason: Reason
 
     def __str__(self) -> str:
-        """One line for people.
+        """Return the alarm as a sentence.
 
         >>> print(Alarm("head.weight", 12.345, 10.0, "limit"))
         head.weight: its norm, 12.3, is above its limit, 10
@@ -67,13 +75,14 @@ class Alarm:
 
 @final
 class Alarms:
-    """Tells of each layer once when it leaves its band, and again after it was back.
+    """Raises one alarm per layer that leaves its band, and another if it returns and leaves it again.
 
-    The trend is a power law in natural time, the sum of learning rates: while norms grow freely they grow with it.
-    It is read as far ahead as it reaches back. A layer with a bound has no trend: it is meant to come close.
+    The trend is a power law in natural time, the sum of learning rates, because norms without a bound grow with it.
+    It is extrapolated over as long a time as it was fitted to. For a layer with a bound there is no trend: its norm is
+    expected to approach the bound.
 
     Args:
-        layers: by name.
+        layers: bands by layer name.
         end: natural time at the end of the run.
     """
 
@@ -81,52 +90,63 @@ class Alarms:
         self._layers, self._end = layers, end
         self._start: dict[str, float] = {}
         self._past: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=WINDOW) for name in layers}
-        self._out: dict[str, Reason | None] = dict.fromkeys(layers)
+        self._raised: dict[str, Reason | None] = dict.fromkeys(layers)
 
-    def look(self, time: float, norms: Mapping[str, float | None]) -> list[Alarm]:
-        """The alarms of one look; looks come in the order of time, also those of a run before it was resumed.
+    def update(self, time: float, norms: Mapping[str, float | None]) -> list[Alarm]:
+        """Add one measurement of all norms and return the new alarms.
 
-        The first one, at time 0, tells where a norm starts: with a bound it may come down from there.
+        Args:
+            time: natural time of the measurement, ascending from call to call; a resumed run repeats the measurements
+                from before. The norm at time 0 is a layer's start, from which one with a bound may still come down.
+            norms: layer name -> norm in natural units, None where it is not finite.
+
+        Returns:
+            The alarms that this measurement raises.
         """
-        found = []
+        alarms = []
         for name, norm in norms.items():
-            before = self._out[name]
+            before = self._raised[name]
             value = math.inf if norm is None else norm
             limit = self._limit(name, value)
-            if time > 0:  # a power law says nothing of its start
+            if time > 0:  # the fit takes logarithms of times
                 self._past[name].append((time, value))
-            now = self._judge(value, self._ahead(name), limit)
+            predicted = self._predicted(name)
+            now = self._reason(value, predicted, limit)
             if _RANK[now] > _RANK[before]:
-                found.append(Alarm(name, norm, limit, now or "limit"))
-            inside = max(value, self._ahead(name)) <= BACK * limit
-            self._out[name] = None if inside else max(now, before, key=_RANK.__getitem__)
-        return found
+                alarms.append(Alarm(name, norm, limit, now or "limit"))
+            inside = max(value, predicted) <= HYSTERESIS * limit
+            self._raised[name] = None if inside else max(now, before, key=_RANK.__getitem__)
+        return alarms
 
     def _limit(self, name: str, norm: float) -> float:
         layer = self._layers[name]
         if layer.bound is None:
             return layer.limit
         start = self._start.setdefault(name, norm if norm < math.inf else 0.0)
-        return max(layer.limit, start * ROOM)
+        return max(layer.limit, start * MARGIN)
 
-    def _judge(self, norm: float, ahead: float, limit: float) -> Reason | None:
+    @staticmethod
+    def _reason(norm: float, predicted: float, limit: float) -> Reason | None:
         if not norm <= limit:
             return "limit"
-        return "trend" if ahead > limit else None
+        return "trend" if predicted > limit else None
 
-    def _ahead(self, name: str) -> float:
+    def _predicted(self, name: str) -> float:
         past = self._past[name]
-        return 0.0 if self._layers[name].bound is not None or len(past) < WINDOW else ahead(past, self._end)
+        return 0.0 if self._layers[name].bound is not None or len(past) < WINDOW else extrapolate(past, self._end)
 
 
-def ahead(past: Sequence[tuple[float, float]], end: float) -> float:
-    """The norm as far ahead as `past` reaches back, but not beyond `end`, if it goes on as `time**power`.
+def extrapolate(past: Sequence[tuple[float, float]], end: float) -> float:
+    """Fit `norm ~ time**power` and extrapolate it over as long a time as was measured, but not beyond `end`.
 
     Args:
-        past: pairs of time and norm; a norm of 0 or one that is not finite has no trend, and 0 is returned.
-        end: the last time that matters.
+        past: pairs of time and norm.
+        end: the last time to extrapolate to.
 
-    >>> round(ahead([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], end=10.0), 6)
+    Returns:
+        The predicted norm; 0 if a norm is 0 or not finite.
+
+    >>> round(extrapolate([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], end=10.0), 6)
     5.0
     """
     if not all(0 < norm < math.inf for _, norm in past):
@@ -134,4 +154,4 @@ def ahead(past: Sequence[tuple[float, float]], end: float) -> float:
     (first, _), (last, norm) = past[0], past[-1]
     power = linear_regression(*zip(*((math.log2(t), math.log2(y)) for t, y in past), strict=True)).slope
     octaves = power * math.log2(min(2 * last - first, end) / last)
-    return math.exp2(min(math.log2(norm) + octaves, 1000.0))  # in range of a float
+    return math.exp2(min(math.log2(norm) + octaves, 1000.0))  # the range of a float

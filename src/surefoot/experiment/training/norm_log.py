@@ -1,4 +1,4 @@
-"""The stability numbers of a run: where its layers belong, `norms.jsonl`, and the alarms."""
+"""Log of a run's norms: `norms.jsonl`, the layers' bands in `layers.json`, and the alarms."""
 
 from __future__ import annotations
 
@@ -10,72 +10,90 @@ from itertools import accumulate
 from pathlib import Path
 from typing import final
 
-from surefoot.experiment.files import Log, Record, continued, dumps, write_atomic
+from torch import Tensor
+
+from surefoot.experiment.files import Log, Record, continued, dumps, finite_or_none, write_atomic
 from surefoot.experiment.training.methods import Steepest
-from surefoot.experiment.training.norm_alarm import ROOM, Alarm, Alarms, Layer
+from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
+from surefoot.monitor.norms import stability
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Placement, Plan
 
 NORMS, LAYERS = "norms.jsonl", "layers.json"
-DIGITS = 6  # that a norm is written with, and judged by: those of float32
+DIGITS = 6  # significant digits of a norm in the log and in the alarms: those of float32
 Numbers = Mapping[str, float]
 
 
 @final
-class Watch:
-    """Every layer of a run in natural units, whatever its optimizer; changes nothing that trains.
+class Norms:
+    """Stability numbers of a run's parameters in natural units, for any optimizer. Measuring changes no training state.
 
-    `SteepestDescent` is asked itself: it knows what its stabiliser does, and the size of its steps. For torch's own
-    optimizers one that never steps looks at the weights.
+    `SteepestDescent.stability` gives bounds from its stabiliser and the size of its next step. Under torch's own
+    optimizers the numbers are those of the weights under the default plan, and there is no bound on the next step.
 
     Args:
-        run: the run.
-        limit: where a band without a bound ends, in the role's unit; further out by the default recipe's factor on the
-            learning rate where that is above 1 (16 for heads, which grow by as much more).
+        run: the run to measure.
+        limit: upper end of the band of a layer without a bound, in the role's unit; where the default recipe's factor
+            on the learning rate is above 1, times that factor (16 for heads, which grow as much faster).
+
+    Attributes:
+        bounds_updates: whether the `update` numbers are bounds on the run's own next step.
+        layers: the band of each parameter, by name.
     """
 
     def __init__(self, run: Run, limit: float) -> None:
         natural = Plan.of(run.model)
-        own = run.optimizer if isinstance(run.optimizer, SteepestDescent) else None
-        self.steps = own is not None
+        self._run, self._natural = run, natural
+        self._vectors: dict[str, dict[str, Tensor]] = {}
+        self.bounds_updates = isinstance(run.optimizer, SteepestDescent)
         plan = run.method.plan(run.model) if isinstance(run.method, Steepest) else natural
-        self._optimizer = own or SteepestDescent(run.model, natural, lr=0.0)
         self.layers = {name: _layer(plan[name], natural[name], limit) for name in natural}
 
-    def look(self) -> dict[str, Numbers]:
-        """`stability()` of each parameter that has entries; the update numbers are the run's if it `steps` so."""
-        found = self._optimizer.stability()
-        return {name: found[name] for name in self.layers if found[name]}
+    def measure(self) -> dict[str, Numbers]:
+        """Return the stability numbers of each parameter that has entries, by name."""
+        optimizer = self._run.optimizer
+        numbers = optimizer.stability() if isinstance(optimizer, SteepestDescent) else self._of_weights()
+        return {name: numbers[name] for name in self.layers if numbers[name]}
+
+    def _of_weights(self) -> dict[str, Numbers]:
+        """Return the largest numbers of each parameter's blocks, from singular vectors cached by earlier calls."""
+        numbers: dict[str, Numbers] = {}
+        for name, placement in self._natural.placements.items():
+            weight, cache = self._run.model.get_parameter(name), self._vectors.get(name)
+            blocks, cache = stability(weight, placement, 0.0, cache)
+            self._vectors[name] = {key: x for key, x in cache.items() if key != "upper"}
+            numbers[name] = {key: max(block[key] for block in blocks) for key in blocks[0]} if blocks else {}
+        return numbers
 
 
 def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
-    """Of a parameter of several blocks the largest numbers: its norm is the largest, too."""
+    """Return the band of a parameter; of several blocks the largest numbers, since its norm is the largest, too."""
     unit = max(map(natural.role.radius_unit, natural.blocks))
     bound = max(scheme.bound for scheme in placement.stabilisers)
     if math.isfinite(bound):
-        return Layer(placement.role.name, unit, bound, bound * ROOM)
+        return Layer(placement.role.name, unit, bound, bound * MARGIN)
     longer = max(1.0, *map(natural.role.lr_scale, natural.blocks))
     return Layer(placement.role.name, unit, None, limit * unit * longer)
 
 
 @final
 class NormLog:
-    """`norms.jsonl` of a run directory, a line a look, and `layers.json`. Use as a context manager.
+    """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 
-    A line has `step`; `lr`, of the next step; `norms`, name -> `[lower, upper]`, upper None if nothing is proven;
-    `dependency` likewise where it is not the norm (tables, biases); `updates`, name -> what the next step changes the
-    output by at most, unless the steps are of torch's own optimizers; `alarms`, where there are any. A number that is
-    not finite is None.
+    A line has `step`; `lr`, the rate of the next step; `norms`, name -> `[lower, upper]`, bounds on the norm;
+    `dependency`, likewise where it differs from the norm (tables, biases); `updates`, name -> upper bound on the next
+    step's change of the layer's output, for `SteepestDescent` only; `alarms`, if there are any. A number that is not
+    finite is None.
 
     Args:
-        directory: exists.
-        limit: see `Watch`.
-        warn: called with the step and each alarm.
+        directory: an existing run directory.
+        limit: see `Norms`.
+        warn: called with the step and each new alarm.
 
     Raises:
         OSError: a file cannot be written.
-        ValueError: a line that is there is no JSON object.
+        ValueError: a line of an earlier `norms.jsonl` is no JSON object.
     """
 
     def __init__(self, directory: Path, limit: float, warn: Callable[[int, Alarm], None]) -> None:
@@ -83,12 +101,21 @@ class NormLog:
         self._files = ExitStack()
         self._log: Log | None = None
 
-    def look(self, run: Run) -> Record:
-        """Look at the run, write the line, warn; a resumed run's older lines are dropped from this step on."""
+    def write(self, run: Run) -> Record:
+        """Measure the run, append the line, warn, and return the line.
+
+        The first call of a resumed run deletes the lines from its step on, since they are written again.
+
+        Args:
+            run: the same at every call.
+
+        Returns:
+            The line.
+        """
         if self._log is None:
             self._log = self._open(run)
-        line = _line(run, self._watch)
-        alarms = self._alarms.look(self._times[run.step], _lower(line))
+        line = _line(run, self._norms)
+        alarms = self._alarms.update(self._times[run.step], _lower(line))
         if alarms:
             line["alarms"] = [asdict(alarm) for alarm in alarms]
         self._log.append(line)
@@ -97,14 +124,14 @@ class NormLog:
         return line
 
     def _open(self, run: Run) -> Log:
-        self._watch = Watch(run, self._limit)
-        layers = {name: asdict(layer) for name, layer in self._watch.layers.items()}
+        self._norms = Norms(run, self._limit)
+        layers = {name: asdict(layer) for name, layer in self._norms.layers.items()}
         write_atomic(self._directory / LAYERS, dumps(layers, indent=2) + "\n")
         self._times = [*accumulate(map(run.config.schedule.factor, range(run.config.schedule.steps)), initial=0.0)]
-        self._alarms = Alarms(self._watch.layers, self._times[-1])
+        self._alarms = Alarms(self._norms.layers, self._times[-1])
         log = self._files.enter_context(continued(self._directory / NORMS, run.step))
-        for line in log.records:  # what was told before the run was resumed is not told again
-            self._alarms.look(self._times[line["step"]], _lower(line))
+        for line in log.records:  # alarms raised before the run was resumed are not raised again
+            self._alarms.update(self._times[line["step"]], _lower(line))
         return log
 
     def __enter__(self) -> NormLog:
@@ -114,15 +141,15 @@ class NormLog:
         self._files.close()
 
 
-def _line(run: Run, watch: Watch) -> Record:
-    numbers = watch.look()
+def _line(run: Run, measured: Norms) -> Record:
+    numbers = measured.measure()
     norms = {name: _pair(row, "forward") for name, row in numbers.items()}
     dependency = {name: _pair(row, "dependency") for name, row in numbers.items()}
     lr = run.config.optimisation.lr * run.config.schedule.factor(run.step)
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
-    if watch.steps:
+    if measured.bounds_updates:
         line["updates"] = {name: _short(row["update_upper"]) for name, row in numbers.items()}
     return line
 
@@ -132,7 +159,7 @@ def _pair(row: Numbers, number: str) -> list[float | None]:
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return finite_or_none(float(f"{value:.{DIGITS}g}"))
 
 
 def _lower(line: Record) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.models.user_model import call, is_own
 from surefoot.experiment.training.config import TrainConfig
@@ -141,7 +142,7 @@ class Run:
     def validate(self) -> float | None:
         """Mean loss of the validation batches; None if it is not finite."""
         losses = [self.loss("validation", VALIDATION_SEED, i) for i in range(VALIDATION_BATCHES)]
-        return _finite(float(torch.stack(losses).mean()))
+        return finite_or_none(float(torch.stack(losses).mean()))
 
     def diverged(self) -> bool:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
@@ -188,7 +189,7 @@ class Run:
         config = self.config
         tokens = self.step * config.batches.batch_size * config.batches.context
         lr = config.optimisation.lr * config.schedule.factor(self.step - 1)
-        loss = _finite(float(self.losses[self.step - 1]))
+        loss = finite_or_none(float(self.losses[self.step - 1]))
         return {"step": self.step, "loss": loss, "lr": lr, "tokens": tokens, "seconds": round(self.seconds, 3)}
 
     def wait(self) -> None:
@@ -200,11 +201,7 @@ class Run:
         """The outcome if the run ended now; evaluates the validation loss."""
         tail = self.losses[max(0, self.step - math.ceil(TAIL * self.config.schedule.steps)) : self.step]
         diverged = self.diverged()
-        train_loss = None if diverged else _finite(float(tail.mean()))
+        train_loss = None if diverged else finite_or_none(float(tail.mean()))
         val_loss = None if diverged else self.validate()
         size = sum(p.numel() for p in self.model.parameters())
         return TrainResult(train_loss, val_loss, diverged or val_loss is None, self.step, self.seconds, size)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @final
 class Board:
-    """Writes `loss`, `val_loss`, `lr`, `norm/NAME` and `update/NAME` into a folder. Use as a context manager.
+    """Writes `loss`, `val_loss`, `lr`, `norm/NAME` and `update/NAME` as scalars. Use as a context manager.
 
     Args:
-        folder: made when the first record comes; of a resumed run the steps from there on are replaced.
+        folder: created at the first record; if a run is resumed, later steps in it are replaced.
 
     Raises:
         RuntimeError: the package tensorboard is missing.
@@ -31,11 +31,11 @@ class Board:
         self._writer: SummaryWriter | None = None
 
     def losses(self, record: Record) -> None:
-        """A record of the log."""
+        """Write the losses and the learning rate of a record of the training log."""
         self._write(record["step"], {key: record.get(key) for key in ("loss", "val_loss", "lr")})
 
     def norms(self, line: Record) -> None:
-        """A line of `norms.jsonl`."""
+        """Write the norms and updates of a record of `norms.jsonl`."""
         norms = {f"norm/{name}": lower for name, (lower, _) in line["norms"].items()}
         updates = {f"update/{name}": value for name, value in line.get("updates", {}).items()}
         self._write(line["step"], norms | updates)
