@@ -63,8 +63,8 @@ def polar(w: Array, relative_rank: float = 1e-12) -> Array:
     if not w.size:
         return np.zeros(w.shape)
     u, s, vt = np.linalg.svd(np.asarray(w, np.float64), full_matrices=False)
-    kept = s > relative_rank * s[0]
-    return (u * kept) @ vt
+    positive = s > relative_rank * s[0]
+    return (u * positive) @ vt
 
 
 def clip_spectrum(w: Array, threshold: float) -> Array:
@@ -109,13 +109,15 @@ def lp_maximiser(g: Array, p: float) -> Array:
 
 # --- projections by bisection --------------------------------------------------------------------
 
+HALVINGS = 60  # float64 has 53 bits
 
-def bisect(below: Callable[[Array], Array], low: Array, high: Array, steps: int = 200) -> Array:
+
+def bisect(below: Callable[[Array], Array], low: Array, high: Array, steps: int) -> Array:
     """The crossing of a monotone predicate between low (where it holds) and high, elementwise."""
     for _ in range(steps):
         middle = (low + high) / 2
-        yes = below(middle)
-        low, high = np.where(yes, middle, low), np.where(yes, high, middle)
+        holds = below(middle)
+        low, high = np.where(holds, middle, low), np.where(holds, high, middle)
     return (low + high) / 2
 
 
@@ -123,7 +125,7 @@ def shrunk(y: Array, mu: float, s: float) -> Array:
     """x >= 0 with x + mu*s*x**(s-1) = y, elementwise, y >= 0."""
     if s == 1:
         return np.maximum(y - mu, 0)
-    return bisect(lambda x: x + mu * s * x ** (s - 1) <= y, np.zeros_like(y), y, 90)
+    return bisect(lambda x: x + mu * s * x ** (s - 1) <= y, np.zeros_like(y), y, HALVINGS)
 
 
 def onto_ball(y: Array, radius: float, s: float) -> Array:
@@ -145,7 +147,7 @@ def onto_ball(y: Array, radius: float, s: float) -> Array:
     high = np.asarray(1.0)
     while outside(high):
         high = high * 2
-    mu = float(bisect(outside, np.asarray(0.0), high, 90))
+    mu = float(bisect(outside, np.asarray(0.0), high, HALVINGS))
     return radius * np.sign(y) * shrunk(unit, mu, s)
 
 

@@ -26,8 +26,8 @@ STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
 SPHERES = (Normalise(RADIUS), SpectralSphere(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())
 EVERY = (Free(), *STREAMING, *BOUNDED, *DECAYING, *SPHERES, Stiefel(RADIUS))
 GEOMETRIES = (Spectral(), RowRMS(), HeadRMS(), MeanOperator(1.0, 2.0), MaxNorm(), RMS())
-each_scheme = pytest.mark.parametrize("scheme", EVERY, ids=repr)
-each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
+all_schemes = pytest.mark.parametrize("scheme", EVERY, ids=repr)
+all_geometries = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 
 
 def moved(scheme, w, m, eta, geometry, cache=None):

@@ -7,11 +7,10 @@ import torch
 from surefoot.geometry import dual_norm
 
 from .inputs import EMPTY, SHAPES, TOLERANCE, exact, gaussian, generator, inner
-from .trials import each_case, each_dtype, feasible_points, radii, trials
+from .trials import all_cases, cases_and_dtypes, feasible_points, radii, trials
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_norm_is_the_independent_norm(case, dtype):
     for label, w in trials(case, dtype):
         truth, measured = case.norm(exact(w)), exact(case.geometry.norm(w))
@@ -34,8 +33,7 @@ def test_closed_form_is_the_largest_amplification(p, q):
         assert closed == pytest.approx(oracle.amplification(w, p, q, generator(4)), rel=1e-9)
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_unit(case, dtype):
     for label, g in trials(case, dtype):
         d = case.geometry.direction(g)
@@ -46,8 +44,7 @@ def test_unit(case, dtype):
         assert (norm >= 1 - case.shortfall - TOLERANCE[dtype]).all(), (label, norm)
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_dual_identity_hence_maximal(case, dtype):
     """<g, direction(g)> is the dual norm, which no feasible competitor exceeds."""
     for label, g in trials(case, dtype):
@@ -58,7 +55,7 @@ def test_dual_identity_hence_maximal(case, dtype):
         np.testing.assert_allclose(exact(dual_norm(case.geometry, g)), attained, rtol=1e-4, err_msg=label)
 
 
-@each_case
+@all_cases
 def test_no_competitor_does_better(case):
     """Random and adversarial competitors: directions of nearby gradients, the current one perturbed."""
     for label, g in trials(case, torch.float64):
@@ -72,7 +69,7 @@ def test_no_competitor_does_better(case):
             assert (inner(x, z, case.ndim) <= attained * (1 + slack)).all(), label
 
 
-@each_case
+@all_cases
 def test_scale_free(case):
     scales = torch.tensor([1.0, 1e-30, 1e-15, 1e15, 1e30])
     for shape in SHAPES[case.ndim]:
@@ -89,8 +86,7 @@ def test_scale_free(case):
         torch.testing.assert_close(back, back[:1].expand_as(back), rtol=1e-4, atol=1e-4 * float(g.abs().max()))
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_zero_safe(case, dtype):
     shapes = [*SHAPES[case.ndim], *EMPTY[case.ndim]]
     for shape in shapes:
@@ -107,8 +103,7 @@ def test_zero_safe(case, dtype):
             assert not number.any()
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_zero_rows_among_others(case, dtype):
     """A row without a gradient gets no step, and does not disturb its neighbours; nothing is NaN."""
     shape = (2, 5, 4) if case.ndim == 2 else (2, 5)
@@ -125,7 +120,7 @@ def test_zero_rows_among_others(case, dtype):
         assert not p[hole].any()
 
 
-@each_case
+@all_cases
 def test_a_zero_block_among_others(case):
     shape = (3, 4, 5) if case.ndim == 2 else (3, 5)
     g = gaussian(shape, 9)
@@ -136,7 +131,7 @@ def test_a_zero_block_among_others(case):
     np.testing.assert_allclose(case.norm(exact(d))[[0, 2]], 1, atol=case.shortfall + case.overshoot + 1e-5)
 
 
-@each_case
+@all_cases
 def test_input_is_untouched_and_never_aliased(case):
     """Neither a method nor a write into its result reaches the gradient or the weight."""
     for label, w in trials(case, torch.float32):
@@ -150,8 +145,7 @@ def test_input_is_untouched_and_never_aliased(case):
         assert torch.equal(w, before), label
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_input_of_any_dtype_is_untouched(case, dtype):
     """Where no conversion makes a copy first, an in-place operation would show."""
     w = gaussian((2, 4, 3) if case.ndim == 2 else (2, 5), 1, dtype)
@@ -161,7 +155,7 @@ def test_input_of_any_dtype_is_untouched(case, dtype):
     assert torch.equal(w, before)
 
 
-@each_case
+@all_cases
 def test_batch_is_a_loop(case):
     for shape in ((5, 4, 3), (2, 3, 2, 4)) if case.ndim == 2 else ((4, 3), (2, 3, 4)):
         w = gaussian(shape, 6, torch.float64)
@@ -175,8 +169,7 @@ def test_batch_is_a_loop(case):
             torch.testing.assert_close(n[index], case.geometry.norm(w[index]), **close)
 
 
-@each_dtype
-@each_case
+@cases_and_dtypes
 def test_bounds_enclose_the_truth(case, dtype):
     for label, w in trials(case, dtype):
         lower, upper, _ = case.geometry.bounds(w)
@@ -186,7 +179,7 @@ def test_bounds_enclose_the_truth(case, dtype):
         assert (exact(upper) <= truth * 1.5).all(), label
 
 
-@each_case
+@all_cases
 def test_strided_views_are_taken_as_they_are(case):
     """A transposed or sliced tensor gives what its contiguous copy gives."""
     base = gaussian((6, 8), 3, torch.float64)
@@ -198,7 +191,7 @@ def test_strided_views_are_taken_as_they_are(case):
         )
 
 
-@each_case
+@all_cases
 def test_what_is_not_coupled_is_independent(case):
     """Rows that no problem spans may be stepped apart: the direction of some of them is a part of the direction."""
     rows = -case.ndim

@@ -21,7 +21,7 @@ from surefoot.stabilise import (
 from . import oracle
 from .cases import Case
 from .inputs import exact, gaussian
-from .schemes import BOUNDED, DECAYING, RADIUS, SPHERES, case_of, each_geometry, each_scheme, moved
+from .schemes import BOUNDED, DECAYING, RADIUS, SPHERES, all_geometries, all_schemes, case_of, moved
 
 
 def formulas(case: Case, w: np.ndarray, d: np.ndarray, eta: float) -> dict[object, np.ndarray]:
@@ -72,8 +72,8 @@ def test_pre_decay_under_rms_is_weight_decay():
         torch.testing.assert_close(clipped, decayed, rtol=1e-6, atol=1e-6)
 
 
-@each_scheme
-@each_geometry
+@all_schemes
+@all_geometries
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eta_zero_is_bit_exact(scheme, geometry, dtype):
     """Even far outside the ball, with denormals in the weight; as a number and as a tensor."""
@@ -93,7 +93,7 @@ def test_eta_zero_is_bit_exact(scheme, geometry, dtype):
     assert not torch.equal(mixed[2], w[2])
 
 
-@each_scheme
+@all_schemes
 def test_eta_zero_keeps_the_sign_of_zero(scheme):
     """-0.0 - 0*d would be +0.0 where d < 0: equal in value, not in bits."""
     w = torch.full((6, 4), -0.0)
@@ -115,8 +115,8 @@ def test_rows_with_eta_zero_stay(scheme, geometry):
     assert torch.isfinite(new).all()
 
 
-@each_scheme
-@each_geometry
+@all_schemes
+@all_geometries
 def test_zero_weight_zero_gradient_and_empty(scheme, geometry):
     shape = (2, 6, 4) if geometry.ndim == 2 else (2, 24)
     zero, m = torch.zeros(shape), gaussian(shape, 1)
@@ -133,8 +133,8 @@ def test_zero_weight_zero_gradient_and_empty(scheme, geometry):
         assert new.shape == empty
 
 
-@each_scheme
-@each_geometry
+@all_schemes
+@all_geometries
 def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
     """All but the weight, which is donated."""
     shape = (3, 6, 4) if geometry.ndim == 2 else (3, 24)
@@ -146,7 +146,7 @@ def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
     assert all(torch.equal(x, y) for x, y in zip(before, (m, some, every), strict=True))
 
 
-@each_geometry
+@all_geometries
 @pytest.mark.parametrize(("scheme", "keep"), [(Free(), 1.0), (WeightDecay(0.5), 0.95)])
 def test_where_everything_moves_the_weight_is_updated_in_its_place(scheme, keep, geometry):
     shape = (3, 6, 4) if geometry.ndim == 2 else (3, 24)
