@@ -9,13 +9,18 @@ import torch
 
 
 def combinations(
-    default: Callable[..., bool] | None = None, *, pairs: bool = False, **values: Sequence[Any]
+    default: Callable[..., bool] | None = None,
+    *,
+    pairs: bool = False,
+    indirect: Sequence[str] = (),
+    **values: Sequence[Any],
 ) -> pytest.MarkDecorator:
     """`pytest.mark.parametrize` over the product of some parameters, most of it marked `slow`.
 
     Args:
         default: whether a combination, given by keyword, runs by default. None: as few as have every value once.
         pairs: where default is None, as few (by greed) as have every pair of two parameters' values once.
+        indirect: parameters that are fixtures, as in `parametrize`.
         **values: of each parameter.
 
     Returns:
@@ -36,16 +41,11 @@ def combinations(
         chosen = {c for c in everything if default(**_at(values, c))}
     else:
         chosen = _each_pair(everything) if pairs else _each_value([len(choice) for choice in values.values()])
-    return pytest.mark.parametrize(
-        tuple(values),
-        [
-            pytest.param(
-                *row.values(), marks=() if c in chosen else pytest.mark.slow, id="-".join(map(label, row.values()))
-            )
-            for c in everything
-            for row in [_at(values, c)]
-        ],
-    )
+    rows = []
+    for c in everything:
+        row = _at(values, c).values()
+        rows.append(pytest.param(*row, marks=() if c in chosen else pytest.mark.slow, id="-".join(map(label, row))))
+    return pytest.mark.parametrize(tuple(values), rows, indirect=list(indirect))
 
 
 def label(value: Any) -> str:

@@ -1,38 +1,24 @@
-"""Bounds through the optimizer: every role, every step; outside writes, resuming, a lower radius.
+"""Bounds through the optimizer: every role, every step; writes from outside, resuming, a lower radius.
 
 Twice: as on a CPU, and as on an accelerator, where nothing may be read on the host (`device.on_cpu` is made to say so).
 """
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
-from surefoot.geometry import spectral
-from surefoot.linalg import device as device_module
-from surefoot.stabilise import running_bound
-from surefoot.stabilise.running_bound import RunningBound, fingerprint
 
 RADIUS = 1.5
-STEPS = 120
-
-
-@pytest.fixture
-def accelerator(monkeypatch):
-    """Tensors count as an accelerator's."""
-    monkeypatch.setattr(device_module, "on_cpu", lambda x: False)
-
-
-@pytest.fixture(params=["cpu", "accelerator"])
-def device(request):
-    """Both kinds of device, one after the other."""
-    if request.param == "accelerator":
-        request.getfixturevalue("accelerator")
+FEW, MANY = 100, 200  # both have jumps of the rate and gradients of every kind
+DTYPES = [torch.float32, torch.bfloat16]
+DEVICES = ["cpu", "accelerator"]
+CLIPS = [sf.PostClip(RADIUS), sf.PostClip(RADIUS, 1), sf.PostClip(RADIUS, 5), sf.Rescale(RADIUS)]
 
 
 class Everything(nn.Module):
@@ -76,278 +62,136 @@ def norms(model, plan):
     }
 
 
-def run(model, plan, optimizer, steps=range(STEPS), watch=lambda step: None):
-    """The largest norm of each parameter after any of these steps."""
+def train(model, optimizer, steps):
+    """A jump to a larger rate now and then."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0 if step % 30 == 29 else 0.1
+        pull(model, step, torch.Generator().manual_seed(step))
+        optimizer.step()
+
+
+def highest_norms(model, plan, optimizer, steps, after=lambda: None):
+    """The largest norm of each parameter after any of these steps, each followed by `after`."""
     highest = dict.fromkeys(plan.placements, 0.0)
     for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        for group in optimizer.param_groups:
-            group["lr"] = 1.0 if step % 30 == 29 else 0.1  # a jump to a larger rate now and then
-        pull(model, step, generator)
-        optimizer.step()
-        watch(step)
+        train(model, optimizer, [step])
+        after()
         highest = {name: max(highest[name], norm) for name, norm in norms(model, plan).items()}
     return highest
 
 
-@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PostClip(RADIUS, 1), sf.PostClip(RADIUS, 5),
-                                    sf.PreDecay(1 / RADIUS), sf.Rescale(RADIUS)], ids=repr)  # fmt: skip
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_role_is_inside_after_every_step(scheme, dtype):
+def float32_or_first(scheme, dtype, steps):
+    return steps == FEW and (dtype == torch.float32 or scheme == CLIPS[0])
+
+
+@combinations(float32_or_first, scheme=[*CLIPS, sf.PreDecay(1 / RADIUS)], dtype=DTYPES, steps=[FEW, MANY])
+def test_every_role_is_inside_after_every_step(scheme, dtype, steps):
     model, plan, optimizer = build(scheme, lr=0.05, dtype=dtype)
     start = norms(model, plan)
-    highest = run(model, plan, optimizer)
+    highest = highest_norms(model, plan, optimizer, range(steps))
     tolerance = 1e-3 if dtype == torch.float32 else 4e-3
     bound = {name: max(start[name], RADIUS) if isinstance(scheme, sf.PreDecay) else RADIUS for name in start}
     assert {n: h / bound[n] for n, h in highest.items() if h > bound[n] * (1 + tolerance)} == {}
 
 
-@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PostClip(RADIUS, 1), sf.PostClip(RADIUS, 5),
-                                    sf.Rescale(RADIUS)], ids=repr)  # fmt: skip
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_role_is_inside_on_an_accelerator(accelerator, scheme, dtype):
+@combinations(float32_or_first, scheme=CLIPS, dtype=DTYPES, steps=[FEW, MANY])
+def test_every_role_is_inside_on_an_accelerator(accelerator, scheme, dtype, steps):
     model, plan, optimizer = build(scheme, lr=0.05, dtype=dtype)
-    highest = run(model, plan, optimizer)
+    highest = highest_norms(model, plan, optimizer, range(steps))
     tolerance = 1e-3 if dtype == torch.float32 else 4e-3
     assert {name: norm for name, norm in highest.items() if norm > RADIUS * (1 + tolerance)} == {}
     assert min(highest.values()) > 0.9 * RADIUS, "scaled down for nothing"
 
 
-@pytest.mark.parametrize("recipe", [sf.recipes.lion(), sf.recipes.moga_row(3.0), sf.recipes.moga_column(),
-                                    sf.recipes.muon()], ids=lambda recipe: recipe.name)  # fmt: skip
-@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.PreDecay(1 / RADIUS)], ids=repr)
+@combinations(
+    pairs=True,
+    indirect=["device"],
+    recipe=[sf.recipes.lion(), sf.recipes.moga_row(3.0), sf.recipes.moga_column(), sf.recipes.muon()],
+    scheme=[sf.PostClip(RADIUS), sf.PreDecay(1 / RADIUS)],
+    device=DEVICES,
+)
 def test_steps_of_another_norm_stay_inside(device, recipe, scheme):
-    """Of unknown length, and for each row or entry its own: the bound is the weight's norm's all the same."""
+    """Steps of unknown norm, with a problem for each row or entry: the radius is of the weight's norm all the same."""
     model, plan, optimizer = build(scheme, lr=0.05, recipe=recipe)
     start = norms(model, plan)
-    for name, norm in run(model, plan, optimizer, range(40)).items():
+    for name, norm in highest_norms(model, plan, optimizer, range(40)).items():
         bound = max(start[name], RADIUS) if isinstance(scheme, sf.PreDecay) else RADIUS
         assert norm <= bound * (1 + 1e-3), name
 
 
 def test_free_training_leaves_the_ball():
     model, plan, optimizer = build(sf.Free(), lr=0.05)
-    assert min(run(model, plan, optimizer).values()) > 1.2 * RADIUS
+    assert min(highest_norms(model, plan, optimizer, range(FEW)).values()) > 1.2 * RADIUS
 
 
-def test_a_weight_written_from_outside_is_looked_at_again(device):
+def test_a_weight_written_from_outside_is_bounded_at_the_next_step(device):
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
-    run(model, plan, optimizer, range(3))
+    train(model, optimizer, range(3))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(100)
-    highest = run(model, plan, optimizer, range(3, 5))
+    highest = highest_norms(model, plan, optimizer, range(3, 5))
     assert max(highest.values()) <= RADIUS * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("scheme", [sf.PostClip(RADIUS), sf.StreamingPostClip(RADIUS, 3)], ids=repr)
-@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+@combinations(
+    pairs=True,
+    indirect=["device"],
+    device=DEVICES,
+    order=["model first", "optimizer first"],
+    scheme=[sf.PostClip(RADIUS), sf.StreamingPostClip(RADIUS, 3)],
+)
 def test_resuming_is_bit_exact(device, order, scheme):
-    model, plan, optimizer = build(scheme, lr=0.05)
-    run(model, plan, optimizer, range(37))
+    model, _, optimizer = build(scheme, lr=0.05)
+    train(model, optimizer, range(21))
     saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
-    run(model, plan, optimizer, range(37, 80))
-    other, plan, again = build(scheme, lr=0.05)
+    train(model, optimizer, range(21, 42))
+    other, _, again = build(scheme, lr=0.05)
     loads = [lambda: other.load_state_dict(saved[0]), lambda: again.load_state_dict(saved[1])]
     for restore in loads if order == "model first" else loads[::-1]:
         restore()
-    run(other, plan, again, range(37, 80))
+    train(other, again, range(21, 42))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_a_bound_loaded_without_its_weights_is_not_believed(device):
-    """An older state beside the present weights: its running bound is proven anew, or it would let them walk out."""
+def test_a_bound_loaded_without_its_weights_is_revalidated(device):
+    """An older state beside the present weights: its running bound is too low for them."""
     model, plan, optimizer = build(sf.PostClip(RADIUS, 10), lr=0.05)
-    run(model, plan, optimizer, range(2))
+    train(model, optimizer, range(2))
     saved = copy.deepcopy(optimizer.state_dict())
-    highest = run(model, plan, optimizer, range(2, 60), lambda step: optimizer.load_state_dict(saved))
+    highest = highest_norms(model, plan, optimizer, range(2, 60), lambda: optimizer.load_state_dict(saved))
     assert max(highest.values()) <= RADIUS * (1 + 1e-3)
 
 
-def test_a_lower_radius_takes_hold_at_the_next_step(device):
+def test_a_lower_radius_holds_from_the_next_step(device):
     model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
-    run(model, plan, optimizer, range(30))
+    train(model, optimizer, range(30))
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(RADIUS / 2), overrides=[("experts", "experts")])
-    highest = run(model, plan, sf.SteepestDescent(model, plan, lr=0.05), range(30, 40))
+    highest = highest_norms(model, plan, sf.SteepestDescent(model, plan, lr=0.05), range(30, 40))
     assert max(highest.values()) <= RADIUS / 2 * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("radius", [100.0, RADIUS])
-def test_costly_projections_are_rare(monkeypatch, radius):
-    """A matrix is looked at once in `period` steps, whether it is far from its bound or held at it."""
-    looked = []
-    monkeypatch.setattr(spectral, "mclip", lambda x, limit: looked.append(len(x)) or sf.mclip(x, limit))
-    torch.manual_seed(0)
-    layer = nn.Linear(16, 16, bias=False)
-    plan = sf.Plan.of(layer, stabiliser=sf.PostClip(radius, 10))
-    optimizer = sf.SteepestDescent(layer, plan, lr=0.01)
-    for _ in range(100):
-        layer.weight.grad = -layer.weight.detach().clone()
-        optimizer.step()
-    assert 8 <= sum(looked) <= 12
-
-
-@pytest.mark.parametrize(("scheme", "each"), [(sf.PostClip(RADIUS, 10), 10), (sf.PostClip(RADIUS, 1), 1),
-                                              (sf.PostClip(RADIUS), 16)], ids=repr)  # fmt: skip
-def test_proofs_on_an_accelerator_are_rare(monkeypatch, accelerator, scheme, each):
-    certified = []
-    certificate = sf.Spectral.certificate
-    monkeypatch.setattr(sf.Spectral, "certificate", lambda self, w: certified.append(1) or certificate(self, w))
-    layer = nn.Linear(16, 16, bias=False)
-    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, stabiliser=scheme), lr=0.01)
-    counts = []
-    for _ in range(61):
-        layer.weight.grad = -layer.weight.detach().clone()
-        optimizer.step()
-        counts.append(len(certified))
-    rises = [step for step in range(1, 61) if counts[step] > counts[step - 1]]
-    assert rises == list(range(each, 61, each))
-
-
-def test_a_write_that_the_host_cannot_see_is_found_on_the_device(accelerator):
-    layer = nn.Linear(16, 16, bias=False)
-    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, stabiliser=sf.PostClip(RADIUS, 4)), lr=0.01)
-    norms = []
-    for step in range(12):
-        if step == 5:
-            layer.weight.data.mul_(100)
-        layer.weight.grad = -layer.weight.detach().clone()
-        optimizer.step()
-        norms.append(float(sf.Spectral().norm(layer.weight.detach())))
-    assert max(norms) <= RADIUS * (1 + 1e-3)
-    assert min(norms) > RADIUS / 16**0.5 * 0.4  # by its Frobenius norm, at most four times the other
-
-
-WRITES = {
-    "an entry": lambda w: w[0, 0].add_(1e-3),
-    "sign": lambda w: w.neg_(),
-    "rows": lambda w: w.copy_(w.flip(0)),
-    "columns": lambda w: w.copy_(w.roll(1, 1)),
-    "a row": lambda w: w[3].copy_(w[3].flip(0)),
-    "two entries": lambda w: w[2].copy_(w[2, [0, 5, 2, 3, 4, 1, *range(6, 16)]]),
-    "all entries": lambda w: w.copy_(w.flatten().roll(7).view(16, 16)),
-}
-
-
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_fingerprint_notices_every_write(device, write, dtype):
-    w = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    before = fingerprint([w])
-    assert torch.equal(fingerprint([w.clone()]), before)
-    write(w[0, 0])
-    assert not torch.equal(fingerprint([w]), before)
-
-
-def test_a_fingerprint_on_an_accelerator_does_not_depend_on_the_batch(accelerator):
-    """A false alarm there would scale the weight down; sums of integers have no order."""
-    w = torch.randn(5, 1, 33, 19, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(fingerprint([w])[2:3], fingerprint([w[2:3]]))
-
-
-def test_a_permuted_weight_is_noticed_by_the_optimizer(device, monkeypatch):
-    """The old fingerprint, norm and sum, could not tell a permutation."""
-    layer = nn.Linear(8, 8, bias=False)
-    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, stabiliser=sf.PostClip(RADIUS, 100)), lr=0.01)
-    checked = []
-    for step in range(4):
-        if step == 2:
-            layer.weight.data.copy_(layer.weight.data.flip(1))
-            monkeypatch.setattr(running_bound, "_proven", lambda *args: checked.append(1) or proven(*args))
-            monkeypatch.setattr(
-                running_bound, "_where", lambda *args: checked.append(bool(args[0].all())) or where(*args)
-            )
-        layer.weight.grad = torch.ones_like(layer.weight)
-        optimizer.step()
-    assert checked[:1] == [True]
-
-
-proven, where = running_bound._proven, running_bound._where
-
-
-def test_a_users_costly_norm_is_bounded_without_more_code(device):
-    """`costly = True` is all that a geometry of one's own says."""
-    projections = []
-
-    class Nuclear(sf.Geometry):
-        couples, costly = frozenset({-2, -1}), True
-
-        def norm(self, w):
-            return torch.linalg.svdvals(w).amax(-1)
-
-        def direction(self, g):
-            u, _, v = torch.linalg.svd(g, full_matrices=False)
-            return u @ v
-
-        def project(self, w, radius, cache=None):
-            projections.append(len(w))
-            u, s, v = torch.linalg.svd(w, full_matrices=False)
-            radius = (
-                torch.as_tensor(radius, dtype=w.dtype).reshape(-1, 1) if isinstance(radius, torch.Tensor) else radius
-            )
-            return (u * s.clamp(max=radius)[..., None, :]) @ v, cache
-
-        def direction_norm_bound(self, norm):
-            return 1.001
-
-    layer = nn.Linear(6, 9, bias=False)
-    role = sf.Role("mine", Nuclear(), stabiliser=sf.PostClip(RADIUS, 10))
-    optimizer = sf.SteepestDescent([{"params": [layer.weight], "role": role}], lr=0.05)
-    for _ in range(60):
-        layer.weight.grad = -layer.weight.detach().clone()
-        optimizer.step()
-        assert float(Nuclear().norm(layer.weight.detach())) <= RADIUS * (1 + 1e-3)
-    assert optimizer.state[layer.weight]["upper"].shape == (1,)
-    assert len(projections) <= 8
-
-
-def test_after_a_step_of_unknown_length_the_norm_is_proven_at_once(accelerator):
-    """An orthogonal matrix: by its Frobenius norm, four times the other, it would be scaled down for nothing."""
-    w = torch.linalg.qr(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))).Q
-    geometry = sf.Spectral()
-    state = RunningBound.init_state(w, geometry)
-    enforced, cache = RunningBound.enforce(w, state, geometry, RADIUS, 0.1, float("inf"), 1)
-    assert torch.equal(enforced, w)
-    assert 1 <= float(cache["upper"]) < 1.02
-
-
-def test_scaling_instead_of_clipping_is_said_once(accelerator, caplog):
-    model, plan, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
-    run(model, plan, optimizer, range(3))
+def test_scaling_instead_of_clipping_is_logged_once(accelerator, caplog):
+    model, _, optimizer = build(sf.PostClip(RADIUS), lr=0.05)
+    train(model, optimizer, range(3))
     assert [record.name for record in caplog.records] == ["surefoot"]
     assert "scaled down by a proven bound" in caplog.text
 
 
-@pytest.mark.parametrize("stabiliser", ["post_clip:1.5", "post_clip:1.5:1", "pre_decay:0.5"])
-def test_real_training_stays_inside_at_every_rate(stabiliser):
-    """The reference GPT on the integer language, at rates from the usual to four times that."""
-    corpus = load("markov:32")
-    for log2_lr in (-4, -3, -2, -1):
-        config = TrainConfig.of(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
-        training = Run(config, corpus)
-        plan = sf.Plan.of(training.model)
-        start = norms(training.model, plan)
-        for _ in range(config.schedule.steps):
-            training.advance()
-            for name, norm in norms(training.model, plan).items():
-                bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS
-                assert norm <= bound * (1 + 1e-3), (name, training.step)
-
-
-@pytest.mark.parametrize("period", [1, 4, 32, None])
-@pytest.mark.parametrize("recipe", [sf.recipes.moga_row(3.0), sf.recipes.beyond_mup()], ids=lambda r: r.name)
-def test_any_period_holds_the_bound_and_leaves_the_matrix(recipe, period):
-    """Steps whose length in the weight's norm nobody knows (p = 3), and periods that would eat the whole radius."""
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(16, 16, bias=False)
-    plan = sf.Plan.of(layer, recipe, stabiliser=sf.PostClip(2.0, period))
-    plan.initialise_(layer)
-    optimizer = sf.SteepestDescent(layer, plan, lr=0.3)
-    pull = torch.randn(16, 16)
-    norms = []
-    for _ in range(30):
-        layer.weight.grad = pull.clone()
-        optimizer.step()
-        norms.append(float(sf.Spectral().norm(layer.weight.detach())))
-    assert max(norms) <= 2 * (1 + 1e-3)
-    assert min(norms[10:]) >= 0.99
+@combinations(
+    lambda stabiliser, log2_lr: log2_lr == -1 or (stabiliser, log2_lr) == ("post_clip:1.5", -4),
+    stabiliser=["post_clip:1.5", "post_clip:1.5:1", "pre_decay:0.5"],
+    log2_lr=[-4, -3, -2, -1],
+)
+def test_real_training_stays_inside_at_every_rate(stabiliser, log2_lr):
+    """The reference GPT on the integer language, at rates from the usual to eight times that."""
+    config = TrainConfig.of(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
+    training = Run(config, load("markov:32"))
+    plan = sf.Plan.of(training.model)
+    start = norms(training.model, plan)
+    for _ in range(config.schedule.steps):
+        training.advance()
+        for name, norm in norms(training.model, plan).items():
+            bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS
+            assert norm <= bound * (1 + 1e-3), (name, training.step)
