@@ -8,12 +8,8 @@ from plan_helpers import Language
 from torch import nn
 
 import surefoot as sf
+from comparisons import natural_norm, same_bits, weights
 from surefoot import Plan, recipes
-
-
-def spectral(w):
-    """Natural norm of a linear weight `(out, in)`, in float64."""
-    return float(torch.linalg.matrix_norm(w.detach().double(), 2)) * math.sqrt(w.shape[1] / w.shape[0])
 
 
 @pytest.mark.parametrize("width", [64, 128, 256, 512])
@@ -32,7 +28,7 @@ def test_initial_norms_are_about_one_at_every_width(width):
     plan = Plan.of(model, head="head")
     plan.initialise_(model, seed=3)
     for name in ("square", "wide", "tall"):
-        assert 0.9 < spectral(model[name].weight) < 1.06
+        assert 0.9 < natural_norm(model[name].weight) < 1.06
         assert not model[name].bias.any()
     rms = model["table"].weight.square().mean(-1).sqrt()
     assert rms.max() < 1 + 3.2 / math.sqrt(width)
@@ -40,7 +36,7 @@ def test_initial_norms_are_about_one_at_every_width(width):
     head = width * model["head"].weight.square().mean(-1).sqrt()
     assert 1 < head.max() < 1 + 3.2 / math.sqrt(width)
     for kernel in model["conv"].weight.reshape(4, width // 4, -1):
-        assert 0.85 < spectral(kernel) < 1.1
+        assert 0.85 < natural_norm(kernel) < 1.1
     assert bool((model["norm"].weight == 1).all())
     assert not model["norm"].bias.any()
 
@@ -58,11 +54,7 @@ def test_initial_standard_deviations():
 
 def initialised(model, seed=0, recipe=None, **kwargs):
     Plan.of(model, recipe, **kwargs).initialise_(model, seed)
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return weights(model)
 
 
 def test_initialisation_is_deterministic_in_the_seed_and_leaves_the_global_generator():
@@ -71,8 +63,8 @@ def test_initialisation_is_deterministic_in_the_seed_and_leaves_the_global_gener
     before = torch.get_rng_state()
     first, second, other = initialised(a), initialised(b), initialised(a, seed=1)
     assert torch.equal(before, torch.get_rng_state())
-    assert same(first, second)
-    assert same(first, initialised(a))
+    assert same_bits(first, second)
+    assert same_bits(first, initialised(a))
     assert not torch.equal(first["hidden.weight"], other["hidden.weight"])
 
 
@@ -101,8 +93,8 @@ def test_initialisation_does_not_depend_on_the_order_or_the_company():
     ids=lambda recipe: recipe.name,
 )
 def test_initialisation_does_not_depend_on_the_recipe(recipe):
-    assert same(initialised(Language()), initialised(Language(), recipe=recipe))
-    assert same(initialised(Language()), initialised(Language(), stabiliser=sf.PostClip(0.1)))
+    assert same_bits(initialised(Language()), initialised(Language(), recipe=recipe))
+    assert same_bits(initialised(Language()), initialised(Language(), stabiliser=sf.PostClip(0.1)))
 
 
 def test_initialisation_does_not_depend_on_default_dtype_and_device():
@@ -114,7 +106,7 @@ def test_initialisation_does_not_depend_on_default_dtype_and_device():
             plan.initialise_(model)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert same(expected, {name: p.detach() for name, p in model.named_parameters()})
+    assert same_bits(expected, weights(model))
 
 
 def test_initialisation_by_way_of_the_meta_device():
@@ -126,7 +118,7 @@ def test_initialisation_by_way_of_the_meta_device():
     assert model.hidden.weight.is_meta
     model.to_empty(device="cpu")
     plan.initialise_(model)
-    assert same(initialised(Language()), {name: p.detach() for name, p in model.named_parameters()})
+    assert same_bits(initialised(Language()), weights(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -141,8 +133,8 @@ def test_initialisation_of_parameters_that_are_not_contiguous():
     transposed.weight = nn.Parameter(torch.zeros(6, 4).T)
     assert not conv.weight.is_contiguous()
     assert not transposed.weight.is_contiguous()
-    assert same(initialised(plain), initialised(conv))
-    assert same(initialised(linear), initialised(transposed))
+    assert same_bits(initialised(plain), initialised(conv))
+    assert same_bits(initialised(linear), initialised(transposed))
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 

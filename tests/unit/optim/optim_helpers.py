@@ -1,6 +1,4 @@
-"""A model with a parameter of every kind, optimizers of one parameter, and comparisons, for the optimizer's tests."""
-
-import math
+"""Models with a parameter of every role, and optimizers of one parameter, for the optimizer's tests."""
 
 import pytest
 import torch
@@ -28,11 +26,11 @@ STABILISERS = [
     sf.SpectralSphere(0.5),
 ]
 ROLES = {"linear": (6, 4), "embedding": (9, 4), "head": (9, 4), "gain": (7,), "bias": (7,), "scalar": ()}
-by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 
 
 class Small(nn.Module):
-    """A parameter of every kind; 3 tokens of 11 are seen."""
+    """A parameter of every kind; `backward` uses 3 tokens of 11."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +51,23 @@ class Small(nn.Module):
         return self.out(self.norm(x)) * self.temperature
 
 
+class Layers(nn.Module):
+    """A parameter of each role and two linear layers of one shape, without a forward pass; the head is declared."""
+
+    def __init__(self, vocabulary=20, width=16, hidden=24, convolution=True):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.conv = nn.Conv2d(4, 6, 3, groups=2) if convolution else None
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+
+    def get_output_embeddings(self):
+        return self.head
+
+
 def small(seed=0):
+    """A `Small` with the plan's initial values."""
     model = Small()
     Plan.of(model).initialise_(model, seed)
     return model
@@ -84,20 +98,3 @@ def stepped(role, value, *gradients, **options):
         w.grad = gradient.clone()
         optimizer.step()
     return w.detach()
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def bits(x):
-    return x.detach().contiguous().view({4: torch.int32, 2: torch.int16}[x.element_size()])
-
-
-def same(a, b):
-    """Bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(bits(a[name]), bits(b[name])) for name in a)
-
-
-def spectral(w):
-    return float(torch.linalg.matrix_norm(w.detach().double(), 2)) * math.sqrt(w.shape[1] / w.shape[0])

@@ -1,13 +1,15 @@
-"""Like parameters stepped together, pieces of large ones, and shapes and layouts: the step of each alone."""
+"""Like parameters together, pieces of large ones, other shapes and layouts: the same step as alone and whole."""
 
 import math
 
 import pytest
 import torch
-from optim_helpers import by_name, noise, one, small, stepped, weights
+from optim_helpers import RECIPES, all_recipes, noise, one, small, stepped
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
+from comparisons import weights
 from surefoot import Plan, SteepestDescent
 from surefoot.optim import batching
 from surefoot.step import step as take
@@ -26,7 +28,7 @@ def test_empty_matrices(role, shape):
     assert optimizer.stability()["group0.1"]["forward_upper"] == 0
 
 
-def test_like_parameters_together_step_as_each_alone():
+def test_like_parameters_step_as_they_do_alone():
     shape, count = (512, 512), 6  # more than one chunk on a CPU
     values = [noise(*shape, seed=s) for s in range(count)]
     gradients = [noise(*shape, seed=10 + s) * 10.0**s for s in range(count)]
@@ -39,8 +41,8 @@ def test_like_parameters_together_step_as_each_alone():
         assert torch.allclose(w.detach(), stepped("linear", value, g, lr=1.0), atol=1e-5)
 
 
-@by_name
-def test_like_layers_of_a_model_step_as_each_alone(recipe):
+@all_recipes
+def test_like_layers_of_a_model_step_as_they_do_alone(recipe):
     layers = nn.ModuleList(nn.Conv1d(4, 6, 3, groups=2) for _ in range(3))
     plan = Plan.of(layers, recipe)
     alone = [nn.ModuleList([layer]) for layer in layers]
@@ -86,11 +88,10 @@ def states(optimizer):
     return {f"{i}.{name}": x for i, s in optimizer.state_dict()["state"].items() for name, x in s.items()}
 
 
-@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.WeightDecay(2.0), sf.PostClip(0.5), sf.Rescale(0.5)], ids=repr)
-@by_name
+@combinations(recipe=RECIPES, stabiliser=[sf.Free(), sf.WeightDecay(2.0), sf.PostClip(0.5), sf.Rescale(0.5)])
 def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
     """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
-    found = []
+    results = []
     monkeypatch.setattr(batching, "LINE", 1)
     for budget in (1 << 20, 40):
         monkeypatch.setitem(batching.PIECE_BYTES, "cpu", budget)
@@ -101,8 +102,8 @@ def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
                 p.grad = noise(*p.shape, seed=seed)
             model.table.weight.grad[3:] = 0
             optimizer.step()
-        found.append(weights(model) | states(optimizer))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+        results.append(weights(model) | states(optimizer))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("role", ["embedding", "gain"])
@@ -136,7 +137,7 @@ def test_vectors_of_like_size_and_other_shapes():
         assert torch.equal(whole.state[p]["momentum"], single.state[q]["momentum"])
 
 
-def test_autograd_sees_a_write_to_weights_that_lie_side_by_side():
+def test_autograd_notices_a_write_to_weights_that_lie_side_by_side():
     params = [nn.Parameter(noise(4, 3)) for _ in range(3)]
     for p, w in zip(params, noise(3, 4, 3).unbind(), strict=True):
         p.data, p.grad = w, torch.ones(4, 3)
@@ -167,7 +168,7 @@ def test_momenta_of_like_parameters_lie_side_by_side():
             assert torch.equal(together.state[p]["momentum"], optimizer.state[q]["momentum"])
 
 
-def test_momenta_lie_side_by_side_again_after_loading_and_each_is_saved_alone():
+def test_momenta_are_saved_apart_and_lie_side_by_side_again_after_loading():
     params = [nn.Parameter(noise(4, 3, seed=i)) for i in range(3)]
     optimizer = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
 
@@ -185,7 +186,7 @@ def test_momenta_lie_side_by_side_again_after_loading_and_each_is_saved_alone():
 
 
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
-    """The fast path really runs: one call of `step` per piece, and one for a matrix that is a problem of its own."""
+    """One call of `step` per piece, and one for a matrix that is a single problem."""
     calls = []
     monkeypatch.setitem(batching.PIECE_BYTES, "cpu", 64)
     for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least

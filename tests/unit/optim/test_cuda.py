@@ -5,6 +5,7 @@
 
 import pytest
 import torch
+from optim_helpers import Layers
 from torch import nn
 
 import surefoot as sf
@@ -23,26 +24,11 @@ RECIPES = [
 SCHEMES = [sf.PostClip(1.5), sf.WeightDecay(0.5), sf.Rescale(1.5), sf.StreamingPostClip(1.5, 3)]
 
 
-class Model(nn.Module):
-    """One parameter of each role; `wide` is large enough for Triton's kernels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(64, 256)
-        self.first, self.second = nn.Linear(256, 256), nn.Linear(256, 256)
-        self.wide = nn.Linear(256, 1024)
-        self.norm = nn.LayerNorm(1024)
-        self.conv = nn.Conv2d(4, 6, 3, groups=2)
-        self.head = nn.Linear(1024, 64, bias=False)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The LM head."""
-        return self.head
-
-
 def build(recipe, stabiliser=None, lr=0.1, **options):
     torch.manual_seed(0)
-    model = Model().cuda()
+    model = Layers(64, 256, 256)
+    model.wide = nn.Linear(256, 1024)  # large enough for Triton's kernels
+    model.cuda()
     plan = sf.Plan.of(model, recipe, stabiliser=stabiliser)
     plan.initialise_(model, seed=0)
     optimizer = sf.SteepestDescent(model, plan, lr=lr, **options)
@@ -98,9 +84,9 @@ def test_a_graph_repeats_the_step(recipe, stabiliser):
     model, optimizer = build(recipe, stabiliser, lr=rate)
     twin, eager = build(recipe, stabiliser, lr=rate)
     for turn in range(2):  # states, kernels and workspaces
-        for each, stepped in ((model, optimizer), (twin, eager)):
-            fill(each, turn)
-            stepped.step()
+        for copy, its_optimizer in ((model, optimizer), (twin, eager)):
+            fill(copy, turn)
+            its_optimizer.step()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     before = [p.detach().clone() for p in model.parameters()]
@@ -143,7 +129,7 @@ def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
     optimizer.step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated()
     optimizer.step()
-    assert torch.cuda.max_memory_allocated() - held <= 16 * chunk
-    assert torch.cuda.memory_allocated() == held
+    assert torch.cuda.max_memory_allocated() - before <= 16 * chunk
+    assert torch.cuda.memory_allocated() == before

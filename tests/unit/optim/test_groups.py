@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from optim_helpers import backward, noise, one, same, small, stepped, weights
+from optim_helpers import backward, noise, one, small, stepped
 from torch import nn
 
 import surefoot as sf
+from comparisons import same_bits, weights
 from surefoot import Plan, SteepestDescent, recipes
 
 
@@ -24,9 +25,9 @@ def test_the_three_ways_to_build_it_are_the_same():
         optimizer.step()
         results.append(weights(model))
         assert isinstance(optimizer, torch.optim.Optimizer)
-    assert same(results[0], results[1])
-    assert same(results[0], results[2])
-    assert not same(results[0], weights(small()))
+    assert same_bits(results[0], results[1])
+    assert same_bits(results[0], results[2])
+    assert not same_bits(results[0], weights(small()))
 
 
 def test_groups_by_role_with_names():

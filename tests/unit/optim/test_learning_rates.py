@@ -4,11 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from optim_helpers import (
-    STABILISERS,
-    noise,
-    stepped,
-)
+from optim_helpers import STABILISERS, noise, stepped
 from torch import nn
 from torch.optim import lr_scheduler
 

@@ -5,18 +5,11 @@ import math
 
 import pytest
 import torch
-from optim_helpers import (
-    ROLES,
-    backward,
-    bits,
-    by_name,
-    noise,
-    one,
-    small,
-)
+from optim_helpers import ROLES, all_recipes, backward, noise, one, small
 from torch import nn
 
 import surefoot as sf
+from comparisons import bits
 from surefoot import Plan, SteepestDescent, recipes
 
 
@@ -64,7 +57,7 @@ def test_low_precision_weights_are_rounded_once(role):
     assert torch.equal(optimizer.state[w]["momentum"], twin.state[exact]["momentum"])
 
 
-def test_double_precision_is_kept():
+def test_float64_parameters_have_float64_momentum():
     value, g = noise(6, 4).double(), noise(6, 4, seed=1).double()
     w, optimizer = one("linear", value, lr=1.0)
     w.grad = g
@@ -75,7 +68,7 @@ def test_double_precision_is_kept():
     assert torch.allclose(optimizer.state[w]["momentum"], 0.05 * g, atol=1e-15)
 
 
-@by_name
+@all_recipes
 def test_state_is_four_bytes_a_parameter(recipe):
     class Model(nn.Module):
         def __init__(self, d=64, v=256):
@@ -107,7 +100,7 @@ def test_state_holds_tensors_and_the_groups_plain_values():
     assert "up.weight" not in names
 
 
-@by_name
+@all_recipes
 def test_a_step_draws_no_random_numbers(recipe):
     model = small()
     optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=sf.PostClip(0.5)), lr=0.1)
