@@ -30,15 +30,15 @@ def start(norm_of_first: float, seed: int = 0) -> np.ndarray:
 def gradients(w: torch.Tensor, step: int, rng: np.random.Generator) -> torch.Tensor:
     """The next smoothed gradient `SHAPE` against the current weights `SHAPE` (any dtype)."""
     weights = w.detach().double().reshape(SHAPE)
-    fresh = torch.tensor(rng.standard_normal(SHAPE))
+    noise = torch.tensor(rng.standard_normal(SHAPE))
     u, _, vh = torch.linalg.svd(weights[6], full_matrices=False)
     g = torch.zeros(SHAPE, dtype=torch.float64)
     g[0] = -FIXED[0, :, :1] * FIXED[0, :1]
     g[1] = -FIXED[1]
     g[2] = FIXED[2] * (-1) ** step
-    g[3] = fresh[3, :, :1] * fresh[3, :1]
+    g[3] = noise[3, :, :1] * noise[3, :1]
     g[4] = -weights[4]
-    g[5] = fresh[5] * (1e6 if step % 7 == 0 else 1e-6)
+    g[5] = noise[5] * (1e6 if step % 7 == 0 else 1e-6)
     g[6] = -u[:, 1:] @ vh[1:]
     g[7, step % SHAPE[1]] = -weights[7, step % SHAPE[1]]
     g[9] = -(FIXED[9, :, :2] @ FIXED[9, :2]) * (1 if step % 400 < 200 else -1)

@@ -1,4 +1,4 @@
-"""`surefoot.check`: what a user gets to judge a geometry of their own passes ours and names each broken law."""
+"""`surefoot.check`, by which a user judges a geometry of their own: ours pass, and broken laws are named."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,8 +18,27 @@ def test_exact_geometries_pass(case):
 
 
 def test_spectral_passes_with_its_stated_error():
-    surefoot.check(Spectral("svd"))
+    for geometry in (Spectral("svd"), Spectral(), MeanOperator(2, 2)):
+        surefoot.check(geometry)
     surefoot.check(Spectral("qdwh"), tolerance=1e-2)
+
+
+@dataclass(frozen=True)
+class Halved(RowRMS):
+    """A sound geometry: the row norm in half its unit."""
+
+    def norm(self, w):
+        return 2 * super().norm(w)
+
+    def direction(self, g):
+        return super().direction(g) / 2
+
+    def project(self, w, radius, cache=None):
+        return super().project(w, radius / 2, cache)
+
+
+def test_a_sound_geometry_passes():
+    assert max(surefoot.check(Halved()).values()) < 1e-9
 
 
 @dataclass(frozen=True)
@@ -63,16 +82,51 @@ class TooLong(RowRMS):
         return 1.2 * super().direction(g)
 
 
-class Remembered(RowRMS):
-    """Hands out the tensor that it keeps."""
+class InPlaceAfterwards(Halved):
+    def direction(self, g):
+        d = super().direction(g)
+        g.mul_(2)
+        return d
 
-    kept: ClassVar[dict] = {}
+
+class TooShort(Halved):
+    def direction(self, g):
+        return super().direction(g) / 3
+
+
+class SignsOfRows(Halved):
+    def direction(self, g):
+        return g.sign() / 2
+
+
+class RowsOfTheBatch(Halved):
+    """Right for a stack, too short for one matrix."""
+
+    def direction(self, g):
+        return super().direction(g.flatten(0, -2)[None]).reshape(g.shape) * (1 if len(g.shape) > 2 else 0.9)
+
+
+class ProjectionToTwiceTheRadius(Halved):
+    def project(self, w, radius, cache=None):
+        return super().project(w, 2 * radius, cache)
+
+
+class ProjectionToHalfTheRadius(Halved):
+    def project(self, w, radius, cache=None):
+        nearest, cache = super().project(w, radius, cache)
+        return torch.where(nearest == w, w, nearest / 2), cache
+
+
+class Remembered(RowRMS):
+    """Returns the tensor that it returned for the same gradient before."""
+
+    directions: ClassVar[dict] = {}
 
     def direction(self, g):
         key = (tuple(g.shape), float(g.sum()))
-        if key not in self.kept:
-            self.kept[key] = super().direction(g)
-        return self.kept[key]
+        if key not in self.directions:
+            self.directions[key] = super().direction(g)
+        return self.directions[key]
 
 
 @dataclass(frozen=True)
@@ -151,6 +205,12 @@ class AlwaysBelow(RowRMS):
         (InPlace(), "untouched"),
         (Remembered(), "own by 1"),
         (TooLong(), "unit"),
+        (TooShort(), "unit"),
+        (SignsOfRows(), "maximal"),
+        (InPlaceAfterwards(), "untouched"),
+        (RowsOfTheBatch(), "batch"),
+        (ProjectionToTwiceTheRadius(), "feasible"),
+        (ProjectionToHalfTheRadius(), "nearest"),
         (AcrossTheBatch(), "batch"),
         (RadialProjection(), "nearest"),
         (NoProjection(), "feasible"),
@@ -158,7 +218,7 @@ class AlwaysBelow(RowRMS):
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
-def test_each_broken_law_is_named(geometry, law):
+def test_a_broken_law_is_named(geometry, law):
     with pytest.raises(ValueError, match=law):
         surefoot.check(geometry)
 

@@ -1,4 +1,4 @@
-"""Pairs of W_q and W_k: found by attributes, bounded, and scaled in every layout."""
+"""Pairs of W_q and W_k: discovered by attributes, bounded, and scaled in every layout."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_fused_projections_are_scaled_where_their_rows_are(view, rows):
     assert wanted.min() < 1
 
 
-def test_layers_are_found_by_what_they_hold():
+def test_layers_are_discovered_by_their_attributes():
     assert list(find_pairs(llama())) == ["blocks.0.attention", "blocks.1.attention"]
     pair = find_pairs(llama(kv_heads=2))["blocks.0.attention"]
     assert (pair.head_dim, pair.key.layer.out_features, pair.scale) == (8, 16, pytest.approx(8**-0.5))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot.cli import main
 from surefoot.conversion import CONVENTIONS, table
 
@@ -25,10 +26,14 @@ def test_there_and_back(source, target, d_in, d_out):
     assert there.lr * there.weight_decay == pytest.approx(start.lr * start.weight_decay)  # the decay of a step
 
 
-@pytest.mark.parametrize(("d_in", "d_out"), SHAPES)
-@pytest.mark.parametrize("name", ["keller", "moonlight"])
-def test_the_converted_setting_takes_the_same_steps(name, d_in, d_out):
+@combinations(
+    lambda name, shape: shape == (64, 64) or (shape[0] < shape[1]) == (name == "keller"),
+    name=["keller", "moonlight"],
+    shape=[(64, 64), (48, 192), (192, 48), (1, 9)],
+)
+def test_the_converted_setting_takes_the_same_steps(name, shape):
     """Published Muon beside natural steps with decay, both through the optimizer."""
+    d_in, d_out = shape
     scale = {"keller": sf.Keller(), "moonlight": sf.Moonlight()}[name]
     published = sf.recipes.muon(scale).role("linear")
     natural = sf.convert(sf.Setting(0.02, 0.1), name, "natural", d_in, d_out)

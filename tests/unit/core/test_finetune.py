@@ -46,7 +46,7 @@ def test_no_weight_grows_by_more_than_a_fifth():
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.2)).relative_to(model)
     highest, _ = tune(model, plan, lr=0.5)
     for name in plan:
-        bound = 1.2 * (start[name] or 1.0)  # a zero bias keeps its natural unit
+        bound = 1.2 * (start[name] or 1.0)  # a zero bias has its natural unit
         assert highest[name] <= bound * 1.002, name
         assert highest[name] >= 0.9 * bound or name == "1.weight", name
     assert highest["1.weight"] > start["1.weight"]
@@ -59,7 +59,7 @@ def test_natural_units_would_cut_pretrained_weights_down():
     assert norms(model)["1.weight"] <= 1.21 < before
 
 
-def test_a_zero_step_away_nothing_moves():
+def test_a_step_of_rate_zero_changes_nothing():
     model = pretrained()
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.0)).relative_to(model)
     before = copy.deepcopy(model.state_dict())
@@ -67,14 +67,14 @@ def test_a_zero_step_away_nothing_moves():
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
 
 
-def test_the_hash_knows_the_norms_and_the_same_weights_resume():
+def test_the_hash_depends_on_the_norms_and_the_same_weights_resume():
     model = pretrained()
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.2))
     relative = plan.relative_to(model)
     assert relative.hash == plan.relative_to(pretrained()).hash != plan.hash
     _, optimizer = tune(model, relative, lr=0.1, steps=3)
-    fresh = pretrained()
-    again = sf.SteepestDescent(fresh, plan.relative_to(fresh), lr=0.1)
+    other = pretrained()
+    again = sf.SteepestDescent(other, plan.relative_to(other), lr=0.1)
     again.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="another plan"):
         sf.SteepestDescent(model, plan.relative_to(model), lr=0.1).load_state_dict(optimizer.state_dict())

@@ -115,13 +115,13 @@ def test_override_by_pattern_module_and_function():
     assert "override" not in plan["0.bias"].why
 
 
-def test_override_by_a_function_of_the_role_that_was_found():
+def test_override_by_a_function_of_the_discovered_role():
     def doubled(role):
         return dataclasses.replace(role, lr_scale=sf.Constant(2.0))
 
     plan = Plan.of(nn.MultiheadAttention(8, 2), overrides=[("in_proj_weight", doubled)])
     assert plan["in_proj_weight"].role.lr_scale == sf.Constant(2.0)
-    assert plan["in_proj_weight"].role.view == Fused(3)  # what was found is kept
+    assert plan["in_proj_weight"].role.view == Fused(3)  # the rest of the discovered role is unchanged
 
 
 def test_override_pattern_matches_whole_names_only():

@@ -103,7 +103,7 @@ def test_given_head_that_owns_no_weight_raises():
         Plan.of(model, head="out")
 
 
-def test_no_head_is_looked_for_without_an_embedding():
+def test_a_model_without_an_embedding_has_no_head():
     assert set(roles(nn.Sequential(nn.Linear(8, 50), nn.Linear(50, 8))).values()) == {"linear", "bias"}
 
 

@@ -132,7 +132,7 @@ def test_bare_vectors_and_scalars(shape):
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_what_no_rule_knows_is_refused_by_name_with_the_remedy(model, names):
+def test_a_parameter_without_a_rule_is_refused_by_name_with_the_remedy(model, names):
     with pytest.raises(ValueError, match="cannot place") as error:
         Plan.of(model)
     assert all(name in str(error.value) for name in names)

@@ -1,4 +1,4 @@
-"""Recipes as role tables: they train, keep their bounds, and place every kind of parameter."""
+"""Recipes as role tables: they train, stay within their bounds, and place every kind of parameter."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ RECIPES = [
     recipes.sign_natural(),
     recipes.hyperball(),
 ]
-by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 VOCAB, WIDTH = 16, 24
 
 
@@ -70,7 +70,7 @@ def train(recipe, lr, steps=40, **options):
     return model, optimizer, losses
 
 
-@by_name
+@all_recipes
 def test_every_recipe_learns(recipe):
     _, optimizer, losses = train(recipe, RATES[recipe.name])
     assert abs(losses[0] - math.log(VOCAB)) < 0.5
@@ -78,7 +78,7 @@ def test_every_recipe_learns(recipe):
     assert optimizer.skipped() == {}
 
 
-@by_name
+@all_recipes
 def test_every_recipe_trains_within_a_radius(recipe):
     model, _, losses = train(recipe, RATES[recipe.name], stabiliser=sf.PostClip(2.0))
     assert losses[-1] < 0.9 * losses[0]
@@ -102,7 +102,7 @@ def test_a_head_in_plain_units_cannot_reach_the_loss():
     assert min(free) < min(0.5 * min(stuck), floor)
 
 
-@by_name
+@all_recipes
 def test_every_kind_of_parameter_has_a_role(recipe):
     kinds = ("linear", "embedding", "head", "gain", "bias", "scalar", "conv", "experts", "router", "positions")
     for kind in kinds:
@@ -114,7 +114,7 @@ def test_every_kind_of_parameter_has_a_role(recipe):
         recipe.role("matrix")
 
 
-@by_name
+@all_recipes
 def test_derived_kinds_follow_their_base(recipe):
     for kind, base in (("conv", "linear"), ("experts", "linear"), ("router", "head"), ("positions", "embedding")):
         ours, theirs = recipe.role(kind), recipe.role(base)
@@ -124,7 +124,7 @@ def test_derived_kinds_follow_their_base(recipe):
         assert ours.lr_scale == theirs.lr_scale
 
 
-@by_name
+@all_recipes
 def test_initial_values_and_layouts_are_natural_under_every_recipe(recipe):
     model = Bigram()
     natural, plan = Plan.of(model), Plan.of(model, recipe)
@@ -171,7 +171,7 @@ def test_impossible_settings_raise(build, message):
 
 
 def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():
-    """The coordinate check found it: under the matrix rule a token's step fell as 1/width."""
+    """Under the matrix rule a token's step would fall as 1/width."""
     for width in (16, 64):
         model = nn.Embedding(8, width)
         plan = Plan.of(model, recipes.sign_natural(), head=())

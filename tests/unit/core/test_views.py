@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot import views
 from surefoot.views import (
     AlternatingStack,
@@ -56,10 +57,10 @@ FITTING = {
     "heads of a bias": (PerHead(2, Interleaved(2, 3)), (24,)),
     "heads, transposed": (PerHead(2, Transposed(Fused(3))), (5, 12)),
 }
-each_view = pytest.mark.parametrize(("view", "shape"), FITTING.values(), ids=FITTING.keys())
+all_views = pytest.mark.parametrize(("view", "shape"), FITTING.values(), ids=FITTING.keys())
 
 
-@each_view
+@all_views
 def test_split_and_join_are_inverse(view, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     blocks = view.split(x)
@@ -171,23 +172,25 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("view", "fuse"), LAYOUTS.values(), ids=LAYOUTS.keys())
-@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(0.5), sf.StreamingPostClip(0.5, 2)], ids=repr)
-@pytest.mark.parametrize(
-    "role",
-    [
-        sf.recipes.beyond_mup().role("linear"),
-        sf.recipes.beyond_mup().role("head"),
-        sf.recipes.muon(sf.Moonlight()).role("linear"),  # whose scale depends on the shape
-    ],
-    ids=["linear", "head", "moonlight"],
+ROLES = {
+    "linear": sf.recipes.beyond_mup().role("linear"),
+    "head": sf.recipes.beyond_mup().role("head"),
+    "moonlight": sf.recipes.muon(sf.Moonlight()).role("linear"),  # whose scale depends on the shape
+}
+
+
+@combinations(
+    pairs=True,
+    layout=list(LAYOUTS),
+    stabiliser=[sf.Free(), sf.PostClip(0.5), sf.StreamingPostClip(0.5, 2)],
+    role=list(ROLES),
 )
-def test_grouped_queries_fused_are_trained_as_three_parameters(view, fuse, stabiliser, role):
+def test_grouped_queries_fused_are_trained_as_three_parameters(layout, stabiliser, role):
     """Unequal blocks: every block has its own norm, scale, radius unit and state; through a resume in the middle."""
+    (view, fuse), role = LAYOUTS[layout], replace(ROLES[role], stabiliser=stabiliser)
     generator = torch.Generator().manual_seed(1)
     parts = [nn.Parameter(torch.randn(n, 12, generator=generator) / 4) for n in (16, 4, 4)]
     whole = nn.Parameter(fuse(*(p.detach() for p in parts)).clone())
-    role = replace(role, stabiliser=stabiliser)
     split = sf.SteepestDescent([{"params": parts, "role": role}], lr=0.1)
     fused = sf.SteepestDescent([{"params": [whole], "role": replace(role, view=view)}], lr=0.1)
     for step in range(30):

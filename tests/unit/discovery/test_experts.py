@@ -61,7 +61,7 @@ def test_a_list_of_experts_is_linear_layers():
     assert set(kinds(model).values()) == {"linear"}
 
 
-def test_each_expert_takes_a_step_of_one_norm_in_gate_and_up():
+def test_every_expert_takes_a_step_of_one_norm_in_gate_and_up():
     model = mixture(transposed=True, whole=False)
     weight = model.experts.gate_up_proj
     before = weight.detach().clone()

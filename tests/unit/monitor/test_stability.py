@@ -1,4 +1,4 @@
-"""`optimizer.stability()`: bounds that hold, numbers by block, and no trace in the training."""
+"""`optimizer.stability()`: true bounds, numbers by block, and no effect on the training."""
 
 import copy
 import math
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot.geometry import Identity
 
 SIDES = ("lower", "upper")
@@ -62,8 +63,11 @@ STABILISERS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
+@combinations(
+    lambda stabiliser, dtype: dtype == torch.float32 or stabiliser == sf.PostClip(2.0),
+    stabiliser=STABILISERS,
+    dtype=[torch.float32, torch.bfloat16],
+)
 def test_the_bounds_enclose_the_norm_at_every_step(stabiliser, dtype):
     model, plan, optimizer = build(stabiliser, dtype)
     for step in range(6):
@@ -84,7 +88,7 @@ def test_under_post_clip_the_upper_bound_is_the_running_one():
         assert numbers["forward_upper"] <= 2.0 * placement.role.radius_unit(placement.blocks[0]) * 1.001, name
 
 
-def test_a_write_from_outside_is_seen():
+def test_a_write_from_outside_is_reported():
     model, _, optimizer = build(sf.PostClip(2.0))
     train(model, optimizer, range(3))
     model.up.weight.data.mul_(100)
@@ -92,7 +96,7 @@ def test_a_write_from_outside_is_seen():
     assert numbers["forward_upper"] >= numbers["forward_lower"] > 50
 
 
-def test_blocks_are_reported_each():
+def test_every_block_is_reported():
     model, plan, optimizer = build(sf.Free())
     with torch.no_grad():
         model.experts[1] *= 3
@@ -126,16 +130,16 @@ def test_dependency_and_update_follow_the_definitions():
 
 
 @pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
-def test_looking_changes_nothing(stabiliser):
-    seen, unseen = build(stabiliser), build(stabiliser)
+def test_a_report_changes_nothing(stabiliser):
+    reported, silent = build(stabiliser), build(stabiliser)
     for step in range(5):
-        seen[2].stability()
-        for model, _, optimizer in (seen, unseen):
+        reported[2].stability()
+        for model, _, optimizer in (reported, silent):
             train(model, optimizer, [step])
-    for p, q in zip(seen[0].parameters(), unseen[0].parameters(), strict=True):
+    for p, q in zip(reported[0].parameters(), silent[0].parameters(), strict=True):
         assert torch.equal(p, q)
-    assert seen[2].state_dict().keys() == unseen[2].state_dict().keys()
-    for mine, theirs in zip(seen[2].state.values(), unseen[2].state.values(), strict=True):
+    assert reported[2].state_dict().keys() == silent[2].state_dict().keys()
+    for mine, theirs in zip(reported[2].state.values(), silent[2].state.values(), strict=True):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 

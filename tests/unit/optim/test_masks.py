@@ -82,7 +82,7 @@ def test_zero_gradient_at_the_first_step_is_no_update(recipe):
 
 @all_recipes
 def test_the_step_by_which_distributed_checkpoint_makes_state_changes_nothing(recipe):
-    """torch.distributed.checkpoint fills a fresh optimizer by a step with lr = 0 and zero gradients."""
+    """torch.distributed.checkpoint fills an empty optimizer by a step with lr = 0 and zero gradients."""
     model = small()
     with torch.no_grad():
         model.up.weight.mul_(30)

@@ -58,7 +58,7 @@ def test_noise_differs_between_counts_and_entries_and_repeats_with_the_count():
         assert abs(float((one == other).float().mean()) - 0.5) < 0.05
 
 
-def test_what_bfloat16_has_comes_back_bit_for_bit():
+def test_bfloat16_numbers_are_unchanged_bit_for_bit():
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -3.5, 2.0**-126, 2.0**-133, torch.finfo(BF16).max]
     x = torch.cat([torch.tensor(special), pull(0, (500,)).to(BF16).float()])
     for i in range(20):
@@ -68,12 +68,12 @@ def test_what_bfloat16_has_comes_back_bit_for_bit():
     assert stochastic(torch.empty(0, 3), count(0)).shape == (0, 3)
 
 
-def test_no_generator_is_consumed_and_nothing_given_is_written():
+def test_no_generator_is_consumed_and_no_argument_is_written():
     x, n, before = pull(0), count(3), torch.get_rng_state()
-    kept = x.clone()
+    copy_of_x = x.clone()
     stochastic(x.T, n)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(x, kept)
+    assert torch.equal(x, copy_of_x)
     assert int(n) == 3
     assert torch.equal(stochastic(x.T.contiguous(), n), stochastic(x.T, n))
 
@@ -146,7 +146,7 @@ def test_a_master_copy_trains_as_float32_does(dtype, scheme):
 
 def test_small_steps_survive_in_a_master_copy_and_by_stochastic_rounding_and_not_to_nearest():
     """Steps of 1/1000 of the weight, 200 times."""
-    found = {}
+    means = {}
     for rounding in (sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()):
         p = nn.Parameter(torch.ones(8, 500, dtype=BF16))
         role = sf.Role("plain", sf.MaxNorm(), view=sf.views.Vector())
@@ -156,19 +156,19 @@ def test_small_steps_survive_in_a_master_copy_and_by_stochastic_rounding_and_not
         for _ in range(200):
             p.grad = torch.ones_like(p)
             optimizer.step()
-        found[type(rounding)] = float(p.detach().float().mean())
-    assert found[sf.RoundToNearest] == 1.0
-    assert found[sf.StochasticRounding] == pytest.approx(0.8, abs=0.002)
-    assert found[sf.MasterWeights] == pytest.approx(0.8, abs=0.002)
+        means[type(rounding)] = float(p.detach().float().mean())
+    assert means[sf.RoundToNearest] == 1.0
+    assert means[sf.StochasticRounding] == pytest.approx(0.8, abs=0.002)
+    assert means[sf.MasterWeights] == pytest.approx(0.8, abs=0.002)
 
 
-def test_a_master_copy_yields_to_who_writes_the_weight():
+def test_a_write_from_outside_replaces_the_master_copy():
     p = nn.Parameter(torch.ones(4, 4, dtype=BF16))
     optimizer = optimizer_of(p, sf.Precision(weights=sf.MasterWeights()))
     steps(p, optimizer, range(3))
     with torch.no_grad():
         p[0] = 5.0
-    kept = optimizer.state[p]["master"].clone()
+    old_master = optimizer.state[p]["master"].clone()
     p.grad = torch.zeros_like(p)
     p.grad[0, 0] = 1e-30
     for group in optimizer.param_groups:
@@ -176,13 +176,13 @@ def test_a_master_copy_yields_to_who_writes_the_weight():
     optimizer.step()
     master = optimizer.state[p]["master"]
     assert torch.allclose(master[0], torch.tensor(5.0), atol=1e-6)
-    assert torch.allclose(master[1:], kept[1:], atol=1e-6)
+    assert torch.allclose(master[1:], old_master[1:], atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()], ids=repr)
 @pytest.mark.parametrize("momentum", [torch.float32, BF16], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
-def test_storage_keeps_the_optimizers_laws(weights, momentum, dtype):
+def test_every_precision_obeys_the_optimizers_laws(weights, momentum, dtype):
     """No change for a zero gradient or lr = 0; a resume goes on bit for bit, a copy too."""
     p = nn.Parameter(pull(0).to(dtype))
     optimizer = optimizer_of(p, sf.Precision(momentum, weights))
@@ -191,13 +191,13 @@ def test_storage_keeps_the_optimizers_laws(weights, momentum, dtype):
     optimizer.step()
     assert torch.equal(p, before)
     steps(p, optimizer, range(3))
-    kept = p.detach().clone()
+    old = p.detach().clone()
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     p.grad = torch.zeros_like(p)
     average = optimizer.state[p]["momentum"].clone()
     optimizer.step()
-    assert torch.equal(p, kept)
+    assert torch.equal(p, old)
     assert torch.equal(optimizer.state[p]["momentum"], average)
     for group in optimizer.param_groups:
         group["lr"] = 0.05
@@ -206,17 +206,17 @@ def test_storage_keeps_the_optimizers_laws(weights, momentum, dtype):
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     copied = copy.deepcopy(optimizer)
     (twin,) = copied.param_groups[0]["params"]
-    for each, its in ((p, optimizer), (resumed, again), (twin, copied)):
-        steps(each, its, range(3, 8))
+    for parameter, its_optimizer in ((p, optimizer), (resumed, again), (twin, copied)):
+        steps(parameter, its_optimizer, range(3, 8))
     assert torch.equal(p, resumed)
     assert torch.equal(p, twin)
-    assert not torch.equal(p, kept)
+    assert not torch.equal(p, old)
 
 
 @pytest.mark.parametrize(
     ("saved", "wanted"), [(None, sf.Precision(BF16)), (sf.Precision(BF16, sf.MasterWeights()), None)]
 )
-def test_a_checkpoint_kept_otherwise_is_converted_to_what_is_asked_for(saved, wanted):
+def test_a_checkpoint_of_another_precision_is_converted(saved, wanted):
     p = nn.Parameter(pull(0).to(BF16))
     old = optimizer_of(p, saved)
     steps(p, old, range(3))
@@ -271,7 +271,7 @@ def test_float64_parameters_keep_a_float64_momentum():
 # --- refused
 
 
-def test_what_cannot_be_kept_is_refused():
+def test_unsupported_dtypes_and_roundings_are_refused():
     with pytest.raises(ValueError, match=r"torch\.float32 or torch\.bfloat16, not torch\.float16"):
         sf.Precision(torch.float16)
     for rounding in (sf.MasterWeights, "nearest"):
