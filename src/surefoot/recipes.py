@@ -20,6 +20,9 @@ class Recipe:
     Args:
         name: for tables and records.
         table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
+
+    >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
+    'experts'
     """
 
     name: str
@@ -93,6 +96,9 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
         scale: `Keller()`, `Moonlight()` or `Natural()`.
         adam_lr: learning rate of the AdamW parts relative to the group's; default 0.015 (3e-4 beside 0.02 in
             Keller's release), and 1 for Moonlight, whose scale is made to share one rate.
+
+    Returns:
+        The recipe `muon(<scale>)`.
 
     Raises:
         ValueError: an `adam_lr` for Moonlight.
