@@ -22,11 +22,7 @@ class MaxNorm(VectorGeometry):
     """
 
     ndim = 1
-
-    @property
-    def exponent(self) -> float:
-        """Infinity."""
-        return math.inf
+    exponent = math.inf
 
     def scale(self, shape: torch.Size) -> float:
         """1."""
@@ -42,11 +38,7 @@ class RMS(VectorGeometry):
     """
 
     ndim = 1
-
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(n)`."""
@@ -67,10 +59,7 @@ class Frobenius(Geometry):
     tensor(1.)
     """
 
-    @property
-    def couples(self) -> frozenset[int]:
-        """Both dimensions."""
-        return frozenset({-2, -1})
+    couples = frozenset({-2, -1})
 
     def norm(self, w: Tensor) -> Tensor:
         """`|W|_F / sqrt(d_out)`."""
@@ -99,11 +88,7 @@ class Identity(Geometry):
     """
 
     ndim = 1
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Nothing."""
-        return frozenset()
+    couples = frozenset()
 
     def takes(self, block: tuple[int, ...]) -> bool:
         """True."""

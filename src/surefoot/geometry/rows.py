@@ -59,10 +59,7 @@ class RowRMS(_Table):
             [ 0.,  0.]])
     """
 
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(d)`."""
@@ -79,10 +76,7 @@ class HeadRMS(VectorGeometry):
     tensor(7.0711)
     """
 
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`sqrt(d)`: with the row's Euclidean length it makes `d * rms`."""

@@ -64,13 +64,7 @@ class RunningBound:
 
     @staticmethod
     def enforce(
-        w: Tensor,
-        state: State,
-        geometry: Geometry,
-        radius: float,
-        eta: Eta,
-        longest: float,
-        period: int | None,
+        w: Tensor, state: State, geometry: Geometry, radius: float, eta: Eta, longest: float, period: int | None
     ) -> tuple[Tensor, State]:
         """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
 
@@ -146,12 +140,7 @@ class RunningBound:
         ]
 
     def _revalidate_on_device(
-        self,
-        params: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        states: list[State],
-        geometry: Geometry,
-        due: bool,
+        self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], geometry: Geometry, due: bool
     ) -> list[State]:
         if not self._announced:
             log.warning(
