@@ -83,7 +83,7 @@ class MeanOperator(Geometry):
 class _Rows(VectorGeometry):
     """(p, inf), by the exponent p' of a row's norm."""
 
-    exponent: float
+    exponent: float = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         return float(max(1, shape[-1]) ** (1 / lp_balls.conjugate(self.exponent)))
@@ -93,7 +93,7 @@ class _Rows(VectorGeometry):
 class _Columns(VectorGeometry):
     """(1, q)."""
 
-    exponent: float
+    exponent: float = 2.0
     dim = -2
 
     def scale(self, shape: torch.Size) -> float:

@@ -155,7 +155,7 @@ class RunningBound:
             uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
         else:
             changed = self._changed(params, fingerprint(weights))
-            uppers = [_where(changed, math.inf, state["upper"]) for state in states]
+            uppers = [state["upper"].masked_fill(changed[:, None], math.inf) for state in states]
         return [state | {"upper": upper} for state, upper in zip(states, uppers, strict=True)]
 
     def record(self, params: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
@@ -214,8 +214,3 @@ def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
     """upper where it is certain to bound w, to `SLACK`; elsewhere inf, on an accelerator a certificate."""
     other = math.inf if device.on_cpu(w) else geometry.certificate(w)
     return torch.where(geometry.is_below(w, upper * (1 + SLACK)), upper, other)
-
-
-def _where(rows: Tensor, value: float, other: Tensor) -> Tensor:
-    """`torch.where` with a condition `(k,)` on the leading dimension of other."""
-    return torch.where(rows.reshape(-1, *(1,) * (other.ndim - 1)), value, other)
