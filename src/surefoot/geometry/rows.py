@@ -26,6 +26,9 @@ class RowMean(_Table):
     Args:
         q: exponent of the mean, `mean_q(x) = mean(|x|**q)**(1/q)`; 2 is the RMS, inf the largest entry.
 
+    Raises:
+        ValueError: an exponent below 1.
+
     Source: MOGA, Algorithm 1 (embedding rule).
 
     >>> RowMean(2.0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))  # 5 / sqrt(2)

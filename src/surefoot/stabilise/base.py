@@ -21,6 +21,10 @@ class Stabiliser(ABC):
     """A scheme for moving a weight; `promise` states in words what holds of its norm afterwards.
 
     A scheme takes the step `w - eta * geometry.direction(m)` itself, because some need more than the direction.
+
+    >>> from surefoot.geometry import RMS
+    >>> Free().move(torch.zeros(2), torch.tensor([1.0, -1.0]), 0.5, RMS(), RMS())[0]
+    tensor([-0.5000,  0.5000])
     """
 
     independent: ClassVar[bool] = False
