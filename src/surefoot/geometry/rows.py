@@ -43,7 +43,7 @@ class RowMean(_Table):
 
     @property
     def exponent(self) -> float:
-        """q."""
+        """q, the exponent of a row's mean."""
         return self.q
 
     def scale(self, shape: torch.Size) -> float:

@@ -97,7 +97,7 @@ class Ball(Stabiliser):
 
     @property
     def bound(self) -> float:
-        """The radius."""
+        """The radius, in natural units."""
         return self.radius
 
 
@@ -142,11 +142,11 @@ class Free(Stabiliser):
         return step(w, m, eta, geometry, into=w), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Free:
-        """Itself."""
+        """Itself: it has neither radius nor rate."""
         return self
 
     def describe(self, norm: str) -> str:
-        """'free'."""
+        """'free': nothing holds of the norm."""
         return "free"
 
 
