@@ -42,13 +42,7 @@ class Mutation:
 
 
 MUTATIONS = (
-    Mutation(
-        "sign of the step",
-        "stabilise/base.py",
-        "alpha=-eta",
-        "alpha=eta",
-        MOVES,
-    ),
+    Mutation("sign of the step", "stabilise/base.py", "alpha=-eta", "alpha=eta", MOVES),
     Mutation(
         "sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY
     ),
@@ -110,11 +104,7 @@ MUTATIONS = (
         GEOMETRY,
     ),
     Mutation(
-        "zero matrix turned NaN",
-        "linalg/max_abs.py",
-        "return torch.where(peak == 0, 1, peak)",
-        "return peak",
-        MSIGN,
+        "zero matrix turned NaN", "linalg/max_abs.py", "return torch.where(peak == 0, 1, peak)", "return peak", MSIGN
     ),
     Mutation(
         "clip threshold without the width factor, spectral",

@@ -114,14 +114,7 @@ class Plan:
     ) -> Plan:
         """Find every trainable parameter's role: by module type, by the model's wiring, then by overrides.
 
-        The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an
-        embedding, else the only Linear(d, V) beside an Embedding(V, d), else what `head` names; a model whose
-        `get_output_embeddings()` returns None has none.
-
-        A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different
-        ones: an embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS
-        `1/d`. Under the head's rule inputs have RMS `1/d`, which the first norm layer undoes; a model whose logits are
-        `<W_i, x> / d` has rows of RMS 1 in both. Hence the choices of `tied`.
+        `surefoot.discovery.find` says how the LM head is found, and why a tied table has these choices.
 
         Args:
             model: any module, on any device, the meta device included.
@@ -130,8 +123,12 @@ class Plan:
                 given in an override keeps its own.
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
-            tied: "head": its rule, right for every model. "embedding": its rule, for models that have an
-                `output_multiplier` (1/d). "error": refuse. Default: embedding where the model has that attribute.
+            tied: of a table that is embedding and head: "head", the head's rule, right for every model; "embedding",
+                the embedding's, for models with an `output_multiplier` (1/d); "error": refuse. Default: embedding where
+                the model has that attribute.
+
+        Returns:
+            The plan of all trainable parameters, in the model's order.
 
         Raises:
             ValueError: a parameter that no rule places, two roles for one parameter, an override that matches
@@ -144,16 +141,16 @@ class Plan:
         recipe = recipe or beyond_mup()
         changes = match(model, overrides)
         placements: dict[str, Placement] = {}
-        lost: list[str] = []
+        unplaced: list[str] = []
         for name, kind in find_kinds(model, head, changes, tied).items():
             change, why = changes.get(name) or (None, kind.why if kind else "")
             role = decide(name, kind, change, recipe, stabiliser)
             if role is None:
-                lost.append(name)
+                unplaced.append(name)
             else:
                 placements[name] = _placed(name, role, why, tuple(model.get_parameter(name).shape))
-        if lost:
-            raise ValueError(_lost(model, lost))
+        if unplaced:
+            raise ValueError(_unplaced(model, unplaced))
         return cls(recipe.name, placements)
 
     def __getitem__(self, name: str) -> Placement:
@@ -201,6 +198,9 @@ class Plan:
         Args:
             model: with the pretrained weights, not on the meta device.
 
+        Returns:
+            A new plan; this one stays as it is.
+
         Raises:
             ValueError: a parameter that the model lacks, that has another shape, or that has no values.
 
@@ -231,8 +231,8 @@ class Plan:
         for name, placement in self.placements.items():
             parameter = parameters.get(name)
             if parameter is None or tuple(parameter.shape) != placement.shape:
-                found = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
-                raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
+                problem = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
+                raise ValueError(f"{name} {problem}, the plan has it with shape {placement.shape}")
         return {name: parameters[name] for name in self.placements}
 
     @torch.no_grad()
@@ -253,8 +253,8 @@ class Plan:
                 self.placements[name].fill_(parameter, name, seed)
 
 
-def _lost(model: nn.Module, names: list[str]) -> str:
-    """What is told of parameters without a kind, and what to do about the first."""
+def _unplaced(model: nn.Module, names: list[str]) -> str:
+    """The error text for parameters without a role: their names and shapes, and the remedy for the first."""
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())

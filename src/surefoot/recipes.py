@@ -20,6 +20,9 @@ class Recipe:
     Args:
         name: for tables and records.
         table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
+
+    >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
+    'experts'
     """
 
     name: str
@@ -57,6 +60,12 @@ def beyond_mup() -> Recipe:
 def moga_row(p: float = 2.0) -> Recipe:
     """MOGA with the row geometry (p, inf) on linear layers; embedding by row RMS, head (2, inf), vectors by sign.
 
+    Args:
+        p: exponent of the input's mean, at least 1.
+
+    Returns:
+        The recipe `moga_row(<p>)`.
+
     Source: MOGA, Algorithm 1 with its look-ahead pair.
 
     >>> moga_row(1.5).role("linear").geometry
@@ -67,6 +76,12 @@ def moga_row(p: float = 2.0) -> Recipe:
 
 def moga_column(q: float = 2.0) -> Recipe:
     """MOGA with the column geometry (1, q) on linear layers; embedding by the one-hot q rule, head (2, inf).
+
+    Args:
+        q: exponent of the output's mean, at least 1.
+
+    Returns:
+        The recipe `moga_column(<q>)`.
 
     >>> moga_column().role("embedding").geometry
     RowMean(q=2.0)
@@ -94,6 +109,9 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
         adam_lr: learning rate of the AdamW parts relative to the group's; default 0.015 (3e-4 beside 0.02 in
             Keller's release), and 1 for Moonlight, whose scale is made to share one rate.
 
+    Returns:
+        The recipe `muon(<scale>)`.
+
     Raises:
         ValueError: an `adam_lr` for Moonlight.
 
@@ -108,11 +126,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
     vector = {"geometry": Identity(), "momentum": Adam(), "lr_scale": ratio}
     matrix = vector | {"stabiliser": DecoupledWeightDecay(0.1, Constant())}
-    hidden = {
-        "lr_scale": scale,
-        "momentum": Momentum(0.95, 0.95**2),
-        "stabiliser": DecoupledWeightDecay(0.1, scale),
-    }
+    hidden = {"lr_scale": scale, "momentum": Momentum(0.95, 0.95**2), "stabiliser": DecoupledWeightDecay(0.1, scale)}
     return _recipe(
         f"muon({type(scale).__name__.lower()})",
         Momentum(0.95, 0.95**2),
@@ -128,6 +142,13 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
     Except that a row without gradient rests, as everywhere here, where the published one decays it.
 
     Spectral on hidden matrices, row RMS on the embedding, sign on the head, RMS on vectors; average .9.
+
+    Args:
+        radius: of all weights but the head's.
+        head_radius: the head's.
+
+    Returns:
+        The recipe `scion`.
 
     Source: T. Pethick et al., "Training deep learning models with norm-constrained LMOs", 2025.
 

@@ -134,11 +134,7 @@ STUDIES = {
         steps=300,
         more=("bytes a parameter, weight and state", "8", "6", "10", "6", "6", "4"),
     ),
-    "directions": Study(
-        {name: signed(name, geometry) for name, geometry in SIGNS.items()},
-        seeds=8,
-        steps=150,
-    ),
+    "directions": Study({name: signed(name, geometry) for name, geometry in SIGNS.items()}, seeds=8, steps=150),
 }
 
 

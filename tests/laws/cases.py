@@ -130,12 +130,7 @@ def vector_rms(geometry: Geometry) -> Case:
 
 def vector_max(geometry: Geometry) -> Case:
     return Case(
-        "max_abs",
-        geometry,
-        1,
-        lambda w: largest(np.abs(w)),
-        lambda g: np.abs(g).sum(),
-        lambda w, r: np.clip(w, -r, r),
+        "max_abs", geometry, 1, lambda w: largest(np.abs(w)), lambda g: np.abs(g).sum(), lambda w, r: np.clip(w, -r, r)
     )
 
 

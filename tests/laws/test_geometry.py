@@ -94,11 +94,7 @@ def test_zero_safe(case, dtype):
         assert torch.equal(case.geometry.direction(zero), zero)
         assert torch.equal(case.geometry.project(zero, 1.0)[0], zero)
         assert torch.equal(case.geometry.project(zero, 0.0)[0], zero)
-        for number in (
-            case.geometry.norm(zero),
-            *case.geometry.bounds(zero)[:2],
-            dual_norm(case.geometry, zero),
-        ):
+        for number in (case.geometry.norm(zero), *case.geometry.bounds(zero)[:2], dual_norm(case.geometry, zero)):
             assert number.shape == shape[: -case.ndim]
             assert not number.any()
 

@@ -7,16 +7,7 @@ import torch
 import surefoot
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MeanOperator, RowRMS, Spectral
 from surefoot.momentum import Momentum
-from surefoot.stabilise import (
-    Free,
-    Normalise,
-    PostClip,
-    PreDecay,
-    Rescale,
-    SpectralSphere,
-    Stiefel,
-    WeightDecay,
-)
+from surefoot.stabilise import Free, Normalise, PostClip, PreDecay, Rescale, SpectralSphere, Stiefel, WeightDecay
 
 from . import oracle
 from .cases import Case

@@ -13,6 +13,7 @@ from surefoot.stabilise import (
     Normalise,
     PostClip,
     PreDecay,
+    SpectralSphere,
     Stiefel,
     StreamingPostClip,
     WeightDecay,
@@ -22,15 +23,7 @@ from surefoot.stabilise.base import where_moved
 from . import adversaries
 from .cases import frobenius
 from .inputs import exact, gaussian
-from .schemes import (
-    BOUNDED,
-    DECAYING,
-    GEOMETRIES,
-    RADIUS,
-    SPHERES,
-    STREAMING,
-    case_of,
-)
+from .schemes import BOUNDED, DECAYING, GEOMETRIES, RADIUS, SPHERES, STREAMING, case_of
 
 FEW, MANY = 300, 1000  # one adversary turns round at 200, a projection lasts 16 steps
 TRAJECTORIES = tuple(geometry for geometry in GEOMETRIES if geometry != MaxNorm())  # a clamp needs no adversaries
@@ -168,6 +161,29 @@ def test_stiefel_makes_every_singular_value_the_radius():
     path, etas = trajectory(Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=100)
     values = np.linalg.svd(exact(path[-1]), compute_uv=False)[np.any(etas > 0, axis=0)] / (6 / 4) ** 0.5
     np.testing.assert_allclose(values, RADIUS, rtol=1e-5)
+
+
+ROWS = MeanOperator(3.0, np.inf)
+
+
+def test_stiefel_makes_the_weights_own_norm_the_radius_under_steps_of_another():
+    path, etas = trajectory(
+        Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=50, increment=MeanOperator(3.0, np.inf)
+    )
+    values = np.linalg.svd(exact(path[-1]), compute_uv=False)[np.any(etas > 0, axis=0)] / (6 / 4) ** 0.5
+    np.testing.assert_allclose(values, RADIUS, rtol=1e-5)
+
+
+def test_a_sphere_keeps_vectors_only_where_a_step_reads_them():
+    w, spectral = gaussian((6, 4), 1), Spectral()
+    assert SpectralSphere(RADIUS).init_state(w, spectral, spectral).keys() == {"vectors", "multiplier"}
+    assert SpectralSphere(RADIUS).init_state(w, ROWS, spectral) == {}
+    path, etas = trajectory(
+        SpectralSphere(RADIUS), spectral, largest_eta=1.9, steps=50, increment=MeanOperator(3.0, np.inf)
+    )
+    norms = case_of(spectral).norm(exact(path))[1:]
+    moved = np.maximum.accumulate(etas > 0, axis=0)
+    assert np.abs(np.where(moved, norms / RADIUS, 1) - 1).max() <= 1e-5
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
         One sentence per warning.
     """
     from surefoot.geometry import Spectral
-    from surefoot.optim.optimizer import SteepestDescent
+    from surefoot.monitor.norms import stability
 
     lines = []
     for name, placement in plan.placements.items():
@@ -89,10 +89,12 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
         elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):
             lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
     if not any(p.is_meta for p in model.parameters()):
-        for name, numbers in SteepestDescent(model, plan, lr=0.0).stability().items():
-            if numbers and name in plan.placements and numbers["forward_lower"] > LARGE_NORM:
-                norm = f"{numbers['forward_lower']:.3g}"
-                lines.append(f"{name} has norm {norm}: plan.initialise_ it, or if pretrained use plan.relative_to")
+        for name, placement in plan.placements.items():
+            blocks, _ = stability(model.get_parameter(name), placement, lr=0.0)
+            norm = max((block["forward_lower"] for block in blocks), default=0.0)
+            if norm > LARGE_NORM:
+                remedy = "plan.initialise_ it, or if pretrained use plan.relative_to"
+                lines.append(f"{name} has norm {norm:.3g}: {remedy}")
     return lines
 
 

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment.training import config
-from surefoot.experiment.training.config import (
-    Architecture,
-    Batches,
-    Execution,
-    Number,
-    Optimisation,
-    Schedule,
-)
+from surefoot.experiment.training.config import Architecture, Batches, Execution, Number, Optimisation, Schedule
 from surefoot.experiment.training.names import LOG2_LR, METHODS
 
 MODELS = ("gpt", "llama", "qwen", "moe", "tied")

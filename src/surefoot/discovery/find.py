@@ -1,4 +1,14 @@
-"""The kind of every parameter of a model: by module type, class and wiring, never by a parameter's name."""
+"""The kind of every parameter of a model: by module type, class and wiring, never by a parameter's name.
+
+The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
+the only Linear(d, V) beside an Embedding(V, d), else what the user names; a model whose `get_output_embeddings()`
+returns None has none.
+
+A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different ones: an
+embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS `1/d`. Under the
+head's rule inputs have RMS `1/d`, which the first norm layer undoes; a model whose logits are `<W_i, x> / d` has rows
+of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +24,7 @@ from surefoot.views import View
 
 
 def find_kinds(
-    model: nn.Module,
-    head: str | Sequence[str] | None = None,
-    overridden: Container[str] = (),
-    tied: str | None = None,
+    model: nn.Module, head: str | Sequence[str] | None = None, overridden: Container[str] = (), tied: str | None = None
 ) -> dict[str, Kind | None]:
     """Kind of every trainable parameter.
 

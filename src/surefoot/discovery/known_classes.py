@@ -150,10 +150,7 @@ _CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gem
  videoprism.VideoPrismLayerNorm"""
 """Norm layers that multiply by `1 + weight`."""
 
-_EXPERTS = {
-    "llama4.Llama4TextExperts": (True, True, True),
-    "step3p7.Step3p7Experts": (True, False, True),
-}
+_EXPERTS = {"llama4.Llama4TextExperts": (True, True, True), "step3p7.Step3p7Experts": (True, False, True)}
 """Experts without attributes for their layout: (has_gate, is_transposed, is_concatenated)."""
 
 

@@ -70,9 +70,7 @@ class Kind:
                 f"only, this recipe has {role.geometry}; override it with a Role, or use stride 1"
             )
         return replace(
-            role,
-            geometry=TransposedConvSpectral(role.geometry.method, self.stride),
-            initial=LinearNormal(self.stride),
+            role, geometry=TransposedConvSpectral(role.geometry.method, self.stride), initial=LinearNormal(self.stride)
         )
 
 

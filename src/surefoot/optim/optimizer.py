@@ -37,9 +37,9 @@ class SteepestDescent(Optimizer):
     For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
-    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16, see `precision`; twice as much for AdamW parts).
-    Parameters in bfloat16 or float16 are stepped in float32. A parameter without gradient is untouched; one whose
-    gradient is not finite keeps weight and state, and is counted (`skipped()`), without a synchronisation.
+    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16; twice as much for AdamW parts). Parameters in half
+    precision are stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite keeps
+    weight and state, and is counted (`skipped()`), without a synchronisation.
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
@@ -162,8 +162,8 @@ class SteepestDescent(Optimizer):
             pairs = zip(placement.stabilisers, placement.blocks, strict=True)
             period = min(scheme.certificate_period(lr * placement.role.lr_scale(shape)) for scheme, shape in pairs)
             due = batch.group.get(STEPS, 0) % period == 0
-        geometry = batch.placement.role.weight_geometry
-        blocks.states = self._bounds.revalidate(batch.params, blocks.weights, blocks.states, geometry, due)
+        norm = batch.placement.role.weight_geometry
+        blocks.states = self._bounds.revalidate(batch.params, blocks.weights, blocks.states, norm, due)
 
     def _record(self, batch: Batch, blocks: Blocks) -> None:
         """Remember weights whose norm bounds hold; what was rounded to half precision is another weight."""
@@ -261,8 +261,7 @@ class SteepestDescent(Optimizer):
     def stability(self) -> dict[str, dict[str, float]]:
         """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.norms`.
 
-        Weights are read once; nothing that a step reads is changed. Four singular-vector estimates a matrix are kept
-        from call to call, the stabiliser's own where it has some.
+        Nothing that a step reads is changed. Four singular-vector estimates a matrix are kept from call to call.
 
         Returns:
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
@@ -292,12 +291,10 @@ class SteepestDescent(Optimizer):
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**super().__getstate__(), **kept, "_bounds": RunningBound(), "_vectors": {}}
+        own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
+        return {**super().__getstate__(), **own, "_bounds": RunningBound(), "_vectors": {}}
 
 
 def _own_memory(state: State) -> State:
-    return {
-        name: x.clone() if isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.numel() * x.element_size() else x
-        for name, x in state.items()
-    }
+    """The state with tensors that are part of a larger memory copied out of it."""
+    return {name: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for name, x in state.items()}

@@ -32,11 +32,7 @@ def test_the_bound_is_attained_and_the_same_at_every_width(width):
 
 @pytest.mark.parametrize(
     ("view", "rows"),
-    [
-        (Fused(3), [(0, 8), (8, 16)]),
-        (Projections((8, 4, 4)), [(0, 8), (8, 12)]),
-        (Interleaved(2, 3), None),
-    ],
+    [(Fused(3), [(0, 8), (8, 16)]), (Projections((8, 4, 4)), [(0, 8), (8, 12)]), (Interleaved(2, 3), None)],
     ids=repr,
 )
 def test_fused_projections_are_scaled_where_their_rows_are(view, rows):

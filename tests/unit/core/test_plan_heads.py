@@ -71,10 +71,7 @@ def test_tied_head_whose_first_name_is_the_heads():
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [
-        ({"twin": nn.Linear(8, 50)}, "out, twin could each be"),
-        ({"out": nn.Linear(8, 3)}, "no Linear"),
-    ],
+    [({"twin": nn.Linear(8, 50)}, "out, twin could each be"), ({"out": nn.Linear(8, 3)}, "no Linear")],
     ids=["two candidates", "none"],
 )
 def test_an_unclear_head_raises_and_names_the_remedy(extra, message):

@@ -12,10 +12,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.optim import batching
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 RECIPES = [
     recipes.beyond_mup(), recipes.moga_row(), recipes.moga_column(3.0), recipes.muon(), recipes.scion(), recipes.lion(),

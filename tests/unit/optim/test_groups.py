@@ -113,11 +113,7 @@ def test_list_errors_are_torchs_own(build):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda p: {"params": [p * 2]},
-        lambda p: {"params": {p}},
-        lambda p: {"params": [p, 3]},
-    ],
+    [lambda p: {"params": [p * 2]}, lambda p: {"params": {p}}, lambda p: {"params": [p, 3]}],
     ids=["non-leaf", "set", "number"],
 )
 def test_group_errors_are_torchs_own(change):

@@ -89,3 +89,11 @@ def test_a_rate_may_be_a_tensor_of_one_entry(stabiliser):
         weights.append(p.detach())
     for w in weights[1:]:
         torch.testing.assert_close(w, weights[0])
+
+
+def test_a_rate_of_two_entries_is_refused_as_by_torch():
+    lr = torch.tensor([0.1, 0.2])
+    with pytest.raises(ValueError, match="Tensor lr must be 1-element"):
+        torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=lr)
+    with pytest.raises(ValueError, match="Tensor lr must be 1-element"):
+        SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias"}], lr=lr)

@@ -171,6 +171,28 @@ def test_a_checkpoint_of_another_plan_is_refused_and_nothing_changes(options):
     assert {g["lr"] for g in other.param_groups} == {0.5}
 
 
+def test_a_checkpoint_of_the_first_format_is_refused_with_the_remedy():
+    model, optimizer = build(recipes.beyond_mup(), torch.float32)
+    train(model, optimizer, range(1))
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        group["format"], group["plan"] = 1, "0123456789abcdef"
+    with pytest.raises(ValueError, match=r"format 2 but 1: continue it with the version of surefoot that saved it, or"):
+        optimizer.load_state_dict(saved)
+
+
+def test_a_group_entry_that_a_checkpoint_lacks_has_its_default():
+    """As in torch's optimizers: an entry may be newer than the checkpoint."""
+    model, optimizer = build(recipes.beyond_mup(), torch.float32)
+    train(model, optimizer, range(1))
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["maximize"]
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, range(1))
+    assert {group["maximize"] for group in optimizer.param_groups} == {False}
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused():
     model, optimizer = build(recipes.beyond_mup(), torch.float32)
     with pytest.raises(ValueError, match="not SteepestDescent's format"):

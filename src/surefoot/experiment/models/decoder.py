@@ -44,11 +44,7 @@ class Decoder(nn.Module, ABC):
     """
 
     def __init__(
-        self,
-        config: GPTConfig | LlamaConfig,
-        positions: Rope | Learned,
-        blocks: Sequence[Block],
-        final_norm: nn.Module,
+        self, config: GPTConfig | LlamaConfig, positions: Rope | Learned, blocks: Sequence[Block], final_norm: nn.Module
     ) -> None:
         super().__init__()
         size = config.size
