@@ -167,23 +167,18 @@ ROWS = MeanOperator(3.0, np.inf)
 
 
 def test_stiefel_makes_the_weights_own_norm_the_radius_under_steps_of_another():
-    path, etas = trajectory(
-        Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=50, increment=MeanOperator(3.0, np.inf)
-    )
+    path, etas = trajectory(Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=50, step_geometry=ROWS)
     values = np.linalg.svd(exact(path[-1]), compute_uv=False)[np.any(etas > 0, axis=0)] / (6 / 4) ** 0.5
     np.testing.assert_allclose(values, RADIUS, rtol=1e-5)
 
 
-def test_a_sphere_keeps_vectors_only_where_a_step_reads_them():
+def test_a_sphere_has_vectors_in_its_state_only_where_a_step_reads_them():
     w, spectral = gaussian((6, 4), 1), Spectral()
     assert SpectralSphere(RADIUS).init_state(w, spectral, spectral).keys() == {"vectors", "multiplier"}
     assert SpectralSphere(RADIUS).init_state(w, ROWS, spectral) == {}
-    path, etas = trajectory(
-        SpectralSphere(RADIUS), spectral, largest_eta=1.9, steps=50, increment=MeanOperator(3.0, np.inf)
-    )
+    path, etas = trajectory(SpectralSphere(RADIUS), spectral, largest_eta=1.9, steps=50, step_geometry=ROWS)
     norms = case_of(spectral).norm(exact(path))[1:]
-    moved = np.maximum.accumulate(etas > 0, axis=0)
-    assert np.abs(np.where(moved, norms / RADIUS, 1) - 1).max() <= 1e-5
+    assert np.abs(from_first_step(norms / RADIUS, etas, before=1) - 1).max() <= 1e-5
 
 
 @dataclass(frozen=True)
