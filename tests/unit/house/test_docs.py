@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from test_imports import LEVEL
 
 ROOT = Path(__file__).parents[3]
