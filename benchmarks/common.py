@@ -87,6 +87,7 @@ def interleave(
     Returns:
         The times by name.
     """
+    keep_freed()
     times = {name: Times(torch.get_num_threads(), [], []) for name in actions}
     for round_ in range(rounds + 1):
         for name, action in actions.items():
@@ -98,6 +99,16 @@ def interleave(
                 times[name].cpu.append(time.process_time() - cpu)
                 times[name].wall.append(time.perf_counter() - wall)
     return times
+
+
+def keep_freed() -> None:
+    """Make glibc keep freed memory for reuse instead of returning it to the operating system, for every competitor.
+
+    glibc takes blocks above one threshold from the system individually, and returns the free end of its heap above
+    another; both follow the largest block freed so far, up to 32 MB. A training step frees larger ones in its backward
+    pass; a benchmark of optimizers alone does not, so a block of 31 MB is freed here, its pages never touched.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def parameters(shapes: Shapes, layers: int, device: str = "cpu") -> list[Tensor]:

@@ -231,8 +231,8 @@ class Plan:
         for name, placement in self.placements.items():
             parameter = parameters.get(name)
             if parameter is None or tuple(parameter.shape) != placement.shape:
-                found = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
-                raise ValueError(f"{name} {found}, the plan has it with shape {placement.shape}")
+                problem = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
+                raise ValueError(f"{name} {problem}, the plan has it with shape {placement.shape}")
         return {name: parameters[name] for name in self.placements}
 
     @torch.no_grad()

@@ -60,6 +60,12 @@ def beyond_mup() -> Recipe:
 def moga_row(p: float = 2.0) -> Recipe:
     """MOGA with the row geometry (p, inf) on linear layers; embedding by row RMS, head (2, inf), vectors by sign.
 
+    Args:
+        p: exponent of the input's mean, at least 1.
+
+    Returns:
+        The recipe `moga_row(<p>)`.
+
     Source: MOGA, Algorithm 1 with its look-ahead pair.
 
     >>> moga_row(1.5).role("linear").geometry
@@ -70,6 +76,12 @@ def moga_row(p: float = 2.0) -> Recipe:
 
 def moga_column(q: float = 2.0) -> Recipe:
     """MOGA with the column geometry (1, q) on linear layers; embedding by the one-hot q rule, head (2, inf).
+
+    Args:
+        q: exponent of the output's mean, at least 1.
+
+    Returns:
+        The recipe `moga_column(<q>)`.
 
     >>> moga_column().role("embedding").geometry
     RowMean(q=2.0)
@@ -134,6 +146,13 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
     Except that a row without gradient rests, as everywhere here, where the published one decays it.
 
     Spectral on hidden matrices, row RMS on the embedding, sign on the head, RMS on vectors; average .9.
+
+    Args:
+        radius: of all weights but the head's.
+        head_radius: the head's.
+
+    Returns:
+        The recipe `scion`.
 
     Source: T. Pethick et al., "Training deep learning models with norm-constrained LMOs", 2025.
 

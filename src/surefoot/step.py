@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Eta
+from surefoot.geometry.base import Cache, Eta
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
@@ -48,10 +48,11 @@ def step(
     g = where_finite(g, finite)
     active = role.momentum.active(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, active)
-    cache, eta = {name: x for name, x in state.items() if name not in smoothed}, eta * active
-    moved, kept = stabiliser.move(w, m, eta, role.geometry, role.weight_geometry, cache)
+    cache: Cache = {name: x for name, x in state.items() if name not in smoothed}
+    eta = eta * active
+    moved, cache = stabiliser.move(w, m, eta, role.geometry, role.weight_geometry, cache)
     dims = () if stabiliser.independent else tuple(range(-role.weight_geometry.ndim, 0))
-    return where_moved(eta, dims, moved, w), {**smoothed, **(kept or {})}
+    return where_moved(eta, dims, moved, w), {**smoothed, **(cache or {})}
 
 
 def compiled(**options: Any) -> Step:

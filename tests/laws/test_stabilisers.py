@@ -161,6 +161,9 @@ def test_stiefel_makes_every_singular_value_the_radius():
     np.testing.assert_allclose(values, RADIUS, rtol=1e-5)
 
 
+ROWS = MeanOperator(3.0, np.inf)
+
+
 def test_stiefel_makes_the_weights_own_norm_the_radius_under_steps_of_another():
     path, etas = trajectory(
         Stiefel(RADIUS), Spectral("svd"), largest_eta=0.5, steps=50, increment=MeanOperator(3.0, np.inf)
@@ -172,7 +175,7 @@ def test_stiefel_makes_the_weights_own_norm_the_radius_under_steps_of_another():
 def test_a_sphere_keeps_vectors_only_where_a_step_reads_them():
     w, spectral = gaussian((6, 4), 1), Spectral()
     assert SpectralSphere(RADIUS).init_state(w, spectral, spectral).keys() == {"vectors", "multiplier"}
-    assert SpectralSphere(RADIUS).init_state(w, MeanOperator(3.0, np.inf), spectral) == {}
+    assert SpectralSphere(RADIUS).init_state(w, ROWS, spectral) == {}
     path, etas = trajectory(
         SpectralSphere(RADIUS), spectral, largest_eta=1.9, steps=50, increment=MeanOperator(3.0, np.inf)
     )

@@ -9,17 +9,6 @@ from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
-    "RMS",
-    "Frobenius",
-    "Geometry",
-    "HeadRMS",
-    "Identity",
-    "MaxNorm",
-    "MeanOperator",
-    "RowMean",
-    "RowRMS",
-    "Spectral",
-    "TransposedConvSpectral",
-    "check",
-    "dual_norm",
-]
+    "RMS", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator", "RowMean", "RowRMS",
+    "Spectral", "TransposedConvSpectral", "check", "dual_norm",
+]  # fmt: skip

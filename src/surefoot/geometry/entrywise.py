@@ -22,14 +22,10 @@ class MaxNorm(VectorGeometry):
     """
 
     ndim = 1
-
-    @property
-    def exponent(self) -> float:
-        """Infinity."""
-        return math.inf
+    exponent = math.inf
 
     def scale(self, shape: torch.Size) -> float:
-        """1."""
+        """1 for every shape."""
         return 1.0
 
 
@@ -42,11 +38,7 @@ class RMS(VectorGeometry):
     """
 
     ndim = 1
-
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(n)`."""
@@ -67,10 +59,7 @@ class Frobenius(Geometry):
     tensor(1.)
     """
 
-    @property
-    def couples(self) -> frozenset[int]:
-        """Both dimensions."""
-        return frozenset({-2, -1})
+    couples = frozenset({-2, -1})
 
     def norm(self, w: Tensor) -> Tensor:
         """`|W|_F / sqrt(d_out)`."""
@@ -81,7 +70,7 @@ class Frobenius(Geometry):
         return (RMS().direction(g.flatten(-2)) / math.sqrt(max(1, g.shape[-1]))).reshape(g.shape)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Radial."""
+        """Scaled down to the radius."""
         limit = device.scalar_like(radius, w, torch.promote_types(w.dtype, torch.float32))
         limit = limit.expand((*w.shape[:-2], 1, 1))[..., 0]
         flat, cache = RMS().project(w.flatten(-2), limit / math.sqrt(max(1, w.shape[-1])), cache)
@@ -99,14 +88,10 @@ class Identity(Geometry):
     """
 
     ndim = 1
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Nothing."""
-        return frozenset()
+    couples = frozenset()
 
     def takes(self, block: tuple[int, ...]) -> bool:
-        """True."""
+        """True: blocks of any shape."""
         return True
 
     def norm(self, w: Tensor) -> Tensor:
@@ -114,9 +99,9 @@ class Identity(Geometry):
         return MaxNorm().norm(w)
 
     def direction(self, g: Tensor) -> Tensor:
-        """g."""
+        """g itself, unchanged."""
         return g
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """A clamp."""
+        """Entries clamped to the radius."""
         return MaxNorm().project(w, radius, cache)

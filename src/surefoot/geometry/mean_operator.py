@@ -81,28 +81,20 @@ class MeanOperator(Geometry):
 
 @dataclass(frozen=True)
 class _Rows(VectorGeometry):
-    """(p, inf), by the exponent s = p' of a row's norm."""
+    """(p, inf), by the exponent p' of a row's norm."""
 
-    s: float
-
-    @property
-    def exponent(self) -> float:
-        return self.s
+    exponent: float = 2.0
 
     def scale(self, shape: torch.Size) -> float:
-        return float(max(1, shape[-1]) ** (1 / lp_balls.conjugate(self.s)))
+        return float(max(1, shape[-1]) ** (1 / lp_balls.conjugate(self.exponent)))
 
 
 @dataclass(frozen=True)
 class _Columns(VectorGeometry):
     """(1, q)."""
 
-    q: float
+    exponent: float = 2.0
     dim = -2
 
-    @property
-    def exponent(self) -> float:
-        return self.q
-
     def scale(self, shape: torch.Size) -> float:
-        return float(shape[-1] / max(1, shape[-2]) ** (1 / self.q)) if shape[-1] else 1.0
+        return float(shape[-1] / max(1, shape[-2]) ** (1 / self.exponent)) if shape[-1] else 1.0

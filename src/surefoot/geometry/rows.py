@@ -26,6 +26,9 @@ class RowMean(_Table):
     Args:
         q: exponent of the mean, `mean_q(x) = mean(|x|**q)**(1/q)`; 2 is the RMS, inf the largest entry.
 
+    Raises:
+        ValueError: an exponent below 1.
+
     Source: MOGA, Algorithm 1 (embedding rule).
 
     >>> RowMean(2.0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))  # 5 / sqrt(2)
@@ -40,7 +43,7 @@ class RowMean(_Table):
 
     @property
     def exponent(self) -> float:
-        """q."""
+        """q, the exponent of a row's mean."""
         return self.q
 
     def scale(self, shape: torch.Size) -> float:
@@ -59,10 +62,7 @@ class RowRMS(_Table):
             [ 0.,  0.]])
     """
 
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(d)`."""
@@ -79,10 +79,7 @@ class HeadRMS(VectorGeometry):
     tensor(7.0711)
     """
 
-    @property
-    def exponent(self) -> float:
-        """2."""
-        return 2.0
+    exponent = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`sqrt(d)`: with the row's Euclidean length it makes `d * rms`."""

@@ -35,17 +35,13 @@ _SQUARE = torch.Size((1, 1))
 class ScaledSpectral(Geometry):
     """`sigma_max(W) / unit`, direction `unit * msign(G)`, for a unit that depends on the shape."""
 
-    method: str
+    couples = frozenset({-2, -1})
     costly = True
+    method: str
 
     @abstractmethod
     def unit(self, shape: torch.Size) -> float:
         """The largest singular value of a weight of norm 1."""
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Both dimensions."""
-        return frozenset({-2, -1})
 
     def norm(self, w: Tensor) -> Tensor:
         """`sigma_max / unit`, to a relative error of 1e-7."""

@@ -20,20 +20,6 @@ def may_branch(x: Tensor) -> bool:
     return on_cpu(x) and not torch.compiler.is_compiling()
 
 
-def keep_freed() -> None:
-    """Make glibc keep freed memory for reuse instead of returning it to the operating system.
-
-    For benchmarks and training scripts on a CPU with glibc, to be called once per process before the first step;
-    elsewhere it does nothing useful and no harm. Large temporaries then need no page faults when they are allocated
-    again; up to 32 MB at the end of the heap stay with the process.
-
-    glibc takes blocks above one threshold from the system individually, and returns the free end of its heap above
-    another; both thresholds follow the largest block freed so far, up to 32 MB. So a block of 31 MB is freed here, its
-    pages never touched.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
-
-
 def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """`torch.as_tensor(value)` on the device of `like`, without a copy from the host, which would synchronise.
 

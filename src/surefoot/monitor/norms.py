@@ -50,7 +50,7 @@ def stability(
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
     caches = split_by_block(cache or {}, placement.blocks)
     reports = [_of_block(w, role, lr, known) for w, known in zip(blocks, caches, strict=True)]
-    return [numbers for block, _ in reports for numbers in block], join_blocks([kept for _, kept in reports])
+    return [numbers for block, _ in reports for numbers in block], join_blocks([new for _, new in reports])
 
 
 def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
@@ -77,13 +77,13 @@ def _of_block(
         cache = {**cache, **geometry.init_vectors(w, VECTORS)}
         for _ in range(FIRST_ITERATIONS if w.numel() else 0):
             _, cache = geometry.estimate_norm(w, cache)
-    lower, upper, kept = geometry.bounds(w, cache)
+    lower, upper, new = geometry.bounds(w, cache)
     norms = [_per_block(x, block[0]) for x in (lower, upper, *geometry.lipschitz(w, lower, upper))]
     step = lr * role.lr_scale(block)
     if role.weight_norm is not None and step > 0:
         step *= role.geometry.direction_norm_bound(geometry)
     rows = torch.stack(norms, -1).tolist()
-    return [dict(zip(_NAMES, [*row, 0.0, step], strict=True)) for row in rows], kept or {}
+    return [dict(zip(_NAMES, [*row, 0.0, step], strict=True)) for row in rows], new or {}
 
 
 def _per_block(norms: Tensor, blocks: int) -> Tensor:

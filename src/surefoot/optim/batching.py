@@ -167,8 +167,8 @@ def in_pieces(take: Step) -> Step:
         size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
         names = list(state)
         for part, gradient, *old in zip(*(torch.split(x, size, rows) for x in (w, g, *state.values())), strict=True):
-            moved, kept = take(role, stabiliser, part, gradient, dict(zip(names, old, strict=True)), eta, finite)
-            for place, x in ((part, moved), *((old[names.index(name)], x) for name, x in kept.items())):
+            moved, new = take(role, stabiliser, part, gradient, dict(zip(names, old, strict=True)), eta, finite)
+            for place, x in ((part, moved), *((old[names.index(name)], x) for name, x in new.items())):
                 if place is not x:
                     place.copy_(x)
         return w, state

@@ -291,8 +291,8 @@ class SteepestDescent(Optimizer):
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**super().__getstate__(), **kept, "_bounds": RunningBound(), "_vectors": {}}
+        own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
+        return {**super().__getstate__(), **own, "_bounds": RunningBound(), "_vectors": {}}
 
 
 def _own_memory(state: State) -> State:

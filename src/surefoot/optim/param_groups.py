@@ -44,11 +44,9 @@ def with_names(params: Any, number: int) -> Any:
 def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
     """A group's learning rate, a tensor as a scalar; ValueError for a tensor with several entries."""
     lr: float | Tensor = group["lr"]
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        return lr.reshape(())
-    return lr
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    return lr.reshape(()) if isinstance(lr, Tensor) else lr
 
 
 def check_learning_rate(group: Mapping[str, Any]) -> None:

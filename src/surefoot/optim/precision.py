@@ -82,7 +82,7 @@ class MasterWeights(Rounding):
     """
 
     def init_state(self, p: Tensor, dtype: torch.dtype) -> State:
-        """The copy."""
+        """The master copy, in the dtype of the steps."""
         return {"master": p.detach().to(dtype)}
 
     def read(self, p: Tensor, state: State, dtype: torch.dtype) -> Tensor:

@@ -7,18 +7,6 @@ from surefoot.stabilise.sphere import Normalise, SpectralSphere, Stiefel
 from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
-    "Ball",
-    "Decay",
-    "DecoupledWeightDecay",
-    "Free",
-    "Normalise",
-    "PostClip",
-    "PreDecay",
-    "Rescale",
-    "SpectralSphere",
-    "Stabiliser",
-    "Stiefel",
-    "StreamingPostClip",
-    "StreamingPreDecay",
-    "WeightDecay",
-]
+    "Ball", "Decay", "DecoupledWeightDecay", "Free", "Normalise", "PostClip", "PreDecay", "Rescale",
+    "SpectralSphere", "Stabiliser", "Stiefel", "StreamingPostClip", "StreamingPreDecay", "WeightDecay",
+]  # fmt: skip

@@ -13,24 +13,29 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.linalg import device
 
+Moved = tuple[Tensor, Cache]
+"""The next weight, and what the scheme keeps for the next step."""
+
 
 class Stabiliser(ABC):
     """A scheme for moving a weight; `promise` states in words what holds of its norm afterwards.
 
     A scheme takes the step `w - eta * geometry.direction(m)` itself, because some need more than the direction.
+
+    >>> from surefoot.geometry import RMS
+    >>> Free().move(torch.zeros(2), torch.tensor([1.0, -1.0]), 0.5, RMS(), RMS())[0]
+    tensor([-0.5000,  0.5000])
     """
 
     independent: ClassVar[bool] = False
     """True if the update of each independent problem (`Geometry.couples`) does not depend on the others."""
 
-    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
         return {}
 
     @abstractmethod
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """The next weight.
 
         Where eta is 0 the result is of no consequence: `step` puts the old weight there.
@@ -40,7 +45,7 @@ class Stabiliser(ABC):
             m: smoothed gradient, w's shape.
             eta: step size in natural units, `lr * lr_scale`: a number, or a tensor that broadcasts against w.
             geometry: the norm of the step, whose direction is taken.
-            weight_geometry: the norm of the weight, which a radius and a promise are of.
+            ball: the norm of the weight, which a radius and a promise are of.
             cache: what the last step returned, at first `init_state`.
 
         Returns:
@@ -92,7 +97,7 @@ class Ball(Stabiliser):
 
     @property
     def bound(self) -> float:
-        """The radius."""
+        """The radius, in natural units."""
         return self.radius
 
 
@@ -132,18 +137,16 @@ class Free(Stabiliser):
 
     independent: ClassVar[bool] = True
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """The step alone, written to w."""
         return step(w, m, eta, geometry, into=w), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Free:
-        """Itself."""
+        """Itself: it has neither radius nor rate."""
         return self
 
     def describe(self, norm: str) -> str:
-        """'free'."""
+        """'free': nothing holds of the norm."""
         return "free"
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, require_count, step
+from surefoot.stabilise.base import Ball, Moved, require_count, step
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
@@ -43,19 +43,17 @@ class PostClip(Ball):
         super().__post_init__()
         require_count("PostClip's period", 1 if self.period is None else self.period)
 
-    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """The running bound, where the weight's norm is costly."""
-        return RunningBound.init_state(w, weight_geometry)
+        return RunningBound.init_state(w, ball)
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then project where the bound requires it."""
         moved = step(w, m, eta, geometry)
         if not cache or "upper" not in cache:
-            return weight_geometry.project(moved, self.radius, cache)
-        longest = geometry.direction_norm_bound(weight_geometry)
-        return RunningBound.enforce(moved, cache, weight_geometry, self.radius, eta, longest, self.period)
+            return ball.project(moved, self.radius, cache)
+        longest = geometry.direction_norm_bound(ball)
+        return RunningBound.enforce(moved, cache, ball, self.radius, eta, longest, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
         """`period`, or 16, or as many steps as move the matrix by a quarter of the radius; 1 for a rate on a device."""
@@ -86,13 +84,11 @@ class Rescale(Ball):
     'norm <= 2 at every step, certified; rescaled'
     """
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then scale down."""
         stepped = step(w, m, eta, geometry)
-        _, upper, cache = weight_geometry.bounds(stepped, cache)
-        scale = (self.radius / expand(upper, weight_geometry).clamp_min(self.radius)).to(w.dtype)
+        _, upper, cache = ball.bounds(stepped, cache)
+        scale = (self.radius / expand(upper, ball).clamp_min(self.radius)).to(w.dtype)
         return stepped * scale, cache
 
     def describe(self, norm: str) -> str:

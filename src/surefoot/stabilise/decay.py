@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import Decay, Stabiliser, along, largest_step, remaining, require_positive, step
+from surefoot.stabilise.base import Decay, Moved, Stabiliser, along, largest_step, remaining, require_positive, step
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -36,9 +36,7 @@ class WeightDecay(Decay):
 
     independent: ClassVar[bool] = True
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Decay, then step."""
         d, keep = geometry.direction(m), remaining(eta, self.rate)
         w = w.mul_(keep) if device.may_branch(w) else w * keep
@@ -75,12 +73,10 @@ class DecoupledWeightDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("DecoupledWeightDecay's rate", self.rate)
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """`WeightDecay`'s, in natural units."""
         natural = WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
-        return natural.move(w, m, eta, geometry, weight_geometry, cache)
+        return natural.move(w, m, eta, geometry, ball, cache)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
         """Its scale for this shape; a published rate is absolute, whatever the unit."""
@@ -110,21 +106,19 @@ class PreDecay(Decay):
     'norm <= max(initial, 2) at every step, certified'
     """
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""
-        largest = largest_step(eta, weight_geometry)
+        largest = largest_step(eta, ball)
         keep = remaining(largest, self.rate)
-        shrunk, norm = weight_geometry.shrink(w, keep)
-        moved, norm = step(shrunk, m, eta, geometry), expand(norm, weight_geometry)
+        shrunk, norm = ball.shrink(w, keep)
+        moved, norm = step(shrunk, m, eta, geometry), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        longest = geometry.direction_norm_bound(weight_geometry)
+        longest = geometry.direction_norm_bound(ball)
         outside = keep * norm + largest * longest > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
-            moved, cache = weight_geometry.project(moved, torch.where(outside, bound * slack, math.inf), cache)
+            moved, cache = ball.project(moved, torch.where(outside, bound * slack, math.inf), cache)
         return moved, cache
 
     def describe(self, norm: str) -> str:

@@ -64,13 +64,7 @@ class RunningBound:
 
     @staticmethod
     def enforce(
-        w: Tensor,
-        state: State,
-        geometry: Geometry,
-        radius: float,
-        eta: Eta,
-        longest: float,
-        period: int | None,
+        w: Tensor, state: State, geometry: Geometry, radius: float, eta: Eta, longest: float, period: int | None
     ) -> tuple[Tensor, State]:
         """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
 
@@ -146,12 +140,7 @@ class RunningBound:
         ]
 
     def _revalidate_on_device(
-        self,
-        params: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        states: list[State],
-        geometry: Geometry,
-        due: bool,
+        self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], geometry: Geometry, due: bool
     ) -> list[State]:
         if not self._announced:
             log.warning(
@@ -166,7 +155,7 @@ class RunningBound:
             uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
         else:
             changed = self._changed(params, fingerprint(weights))
-            uppers = [_where(changed, math.inf, state["upper"]) for state in states]
+            uppers = [state["upper"].masked_fill(changed[:, None], math.inf) for state in states]
         return [state | {"upper": upper} for state, upper in zip(states, uppers, strict=True)]
 
     def record(self, params: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
@@ -225,8 +214,3 @@ def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
     """upper where it is certain to bound w, to `SLACK`; elsewhere inf, on an accelerator a certificate."""
     other = math.inf if device.on_cpu(w) else geometry.certificate(w)
     return torch.where(geometry.is_below(w, upper * (1 + SLACK)), upper, other)
-
-
-def _where(rows: Tensor, value: float, other: Tensor) -> Tensor:
-    """`torch.where` with a condition `(k,)` on the leading dimension of other."""
-    return torch.where(rows.reshape(-1, *(1,) * (other.ndim - 1)), value, other)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Stabiliser, along, require_positive, step
+from surefoot.stabilise.base import Ball, Moved, Stabiliser, along, require_positive, step
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,9 @@ class Normalise(Stabiliser):
         if self.radius is not None:
             require_positive("Normalise's radius", self.radius)
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then rescale."""
-        return _rescaled(step(w, m, eta, geometry), w, self.norm or weight_geometry, self.radius), cache
+        return _rescaled(step(w, m, eta, geometry), w, self.norm or ball, self.radius), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Normalise:
         """Radius times unit."""
@@ -77,17 +75,15 @@ class SpectralSphere(Ball):
     'norm = 2'
     """
 
-    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """The leading vectors and the multiplier, where the step is along the weight's own sphere."""
-        return geometry.init_tangent(w) if geometry is weight_geometry else {}
+        return geometry.init_tangent(w) if geometry is ball else {}
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step along the sphere, then back onto it."""
-        cache = self.init_state(w, geometry, weight_geometry) if cache is None else cache
-        d, cache = geometry.tangent(w, m, cache) if geometry is weight_geometry else (geometry.direction(m), cache)
-        return _rescaled(along(w, d, eta), w, weight_geometry, self.radius), cache
+        cache = self.init_state(w, geometry, ball) if cache is None else cache
+        d, cache = geometry.tangent(w, m, cache) if geometry is ball else (geometry.direction(m), cache)
+        return _rescaled(along(w, d, eta), w, ball, self.radius), cache
 
     def describe(self, norm: str) -> str:
         """`norm = radius`."""
@@ -111,11 +107,9 @@ class Stiefel(Ball):
     'orthogonal, norm = 1'
     """
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then the polar factor."""
-        return weight_geometry.direction(step(w, m, eta, geometry)) * self.radius, cache
+        return ball.direction(step(w, m, eta, geometry)) * self.radius, cache
 
     def describe(self, norm: str) -> str:
         """Orthogonal, of norm radius."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Decay, largest_step, remaining, require_count, step
+from surefoot.stabilise.base import Ball, Decay, Moved, largest_step, remaining, require_count, step
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,14 @@ class StreamingPostClip(Ball):
         super().__post_init__()
         require_count("StreamingPostClip's vectors", self.vectors)
 
-    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """Singular-vector estimates, where the weight's norm is costly."""
-        return weight_geometry.init_vectors(w, self.vectors)
+        return ball.init_vectors(w, self.vectors)
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then clip on the span of the vectors."""
-        cache = weight_geometry.init_vectors(w, self.vectors) if cache is None else cache
-        return weight_geometry.clip_leading(step(w, m, eta, geometry), self.radius, cache)
+        cache = ball.init_vectors(w, self.vectors) if cache is None else cache
+        return ball.clip_leading(step(w, m, eta, geometry), self.radius, cache)
 
     def describe(self, norm: str) -> str:
         """The radius, without a guarantee."""
@@ -76,18 +74,16 @@ class StreamingPreDecay(Decay):
         super().__post_init__()
         require_count("StreamingPreDecay's vectors", self.vectors)
 
-    def init_state(self, w: Tensor, geometry: Geometry, weight_geometry: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """Singular-vector estimates, where the weight's norm is costly."""
-        return weight_geometry.init_vectors(w, self.vectors)
+        return ball.init_vectors(w, self.vectors)
 
-    def move(
-        self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, weight_geometry: Geometry, cache: Cache = None
-    ) -> tuple[Tensor, Cache]:
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
-        cache = weight_geometry.init_vectors(w, self.vectors) if cache is None else cache
-        norm, cache = weight_geometry.estimate_norm(w, cache)
-        limit = expand(norm, weight_geometry).to(w.dtype) * remaining(largest_step(eta, weight_geometry), self.rate)
-        clipped, cache = weight_geometry.clip_leading(w, limit, cache)
+        cache = ball.init_vectors(w, self.vectors) if cache is None else cache
+        norm, cache = ball.estimate_norm(w, cache)
+        limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
+        clipped, cache = ball.clip_leading(w, limit, cache)
         return step(clipped, m, eta, geometry), cache
 
     def describe(self, norm: str) -> str:

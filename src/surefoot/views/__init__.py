@@ -21,21 +21,6 @@ from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, I
 from surefoot.views.per_block import PerHead
 
 __all__ = [
-    "AlternatingStack",
-    "Convolution",
-    "Fused",
-    "FusedStack",
-    "Grouped",
-    "Interleaved",
-    "Matrix",
-    "OneBlock",
-    "PerHead",
-    "Projections",
-    "Rows",
-    "Shape",
-    "Stack",
-    "Transposed",
-    "TransposedConvolution",
-    "Vector",
-    "View",
-]
+    "AlternatingStack", "Convolution", "Fused", "FusedStack", "Grouped", "Interleaved", "Matrix", "OneBlock",
+    "PerHead", "Projections", "Rows", "Shape", "Stack", "Transposed", "TransposedConvolution", "Vector", "View",
+]  # fmt: skip
