@@ -4,21 +4,7 @@ from surefoot import geometry, recipes, views
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
-from surefoot.geometry import (
-    RMS,
-    Frobenius,
-    Geometry,
-    HeadRMS,
-    Identity,
-    MaxNorm,
-    MeanOperator,
-    RowMean,
-    RowRMS,
-    Spectral,
-    TransposedConvSpectral,
-    check,
-    dual_norm,
-)
+from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
@@ -30,20 +16,7 @@ from surefoot.plan import Placement, Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
 from surefoot.scaling import Constant, FanIn, Keller, LogRows, Moonlight, Natural, Scale
-from surefoot.stabilise import (
-    DecoupledWeightDecay,
-    Free,
-    Normalise,
-    PostClip,
-    PreDecay,
-    Rescale,
-    SpectralSphere,
-    Stabiliser,
-    Stiefel,
-    StreamingPostClip,
-    StreamingPreDecay,
-    WeightDecay,
-)
+from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [

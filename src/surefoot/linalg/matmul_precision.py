@@ -12,37 +12,10 @@ import torch
 _BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
-class _ProcessFlags:
-    """Sets `fp32_precision` of all backends to `ieee` while at least one user needs it.
-
-    The flags belong to the process, not to a thread: a count of the users under a lock decides when to restore them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._replaced: dict[Any, str] = {}  # settings to restore, by backend
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._users += 1
-            for backend in _BACKENDS:
-                if backend.fp32_precision != "ieee":
-                    self._replaced[backend] = backend.fp32_precision
-                    backend.fp32_precision = "ieee"
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
-            while self._replaced:
-                backend, precision = self._replaced.popitem()
-                if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so
-                    backend.fp32_precision = precision
-
-
-_FLAGS = _ProcessFlags()
+_lock = threading.Lock()
+_users: list[object] = []
+_replaced: dict[Any, str] = {}
+"""The contexts that are open in any thread, and the settings to restore when the last one is left, by backend."""
 
 
 @contextmanager
@@ -68,9 +41,20 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if torch.compiler.is_compiling():  # a graph cannot set flags
         yield
         return
-    _FLAGS.acquire()
+    user = object()
+    with _lock:
+        _users.append(user)
+        for backend in _BACKENDS:
+            if backend.fp32_precision != "ieee":
+                _replaced[backend] = backend.fp32_precision
+                backend.fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        _FLAGS.release()
+        with _lock:
+            _users.remove(user)
+            while _replaced and not _users:
+                backend, precision = _replaced.popitem()
+                if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so
+                    backend.fp32_precision = precision
