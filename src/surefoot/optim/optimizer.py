@@ -1,4 +1,4 @@
-"""`SteepestDescent`: the optimizer. The only place that writes to parameters."""
+"""`SteepestDescent`: the optimizer. It and its batches are the only things that write to parameters."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class SteepestDescent(Optimizer):
         """As torch's, but state is stored as `precision` says (torch casts it to the parameter's dtype).
 
         Args:
-            state_dict: what `state_dict` returned. A group entry that it lacks keeps its present value.
+            state_dict: what `state_dict` returned. A group entry that it lacks has its default.
 
         Raises:
             ValueError: the checkpoint was made under another plan, by another optimizer, or by version 1 of the format.

@@ -1,0 +1,108 @@
+"""The pages agree with the tree: the map names every module, and every link, path and dotted name in a page exists."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from test_imports import LEVEL
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "src" / "surefoot"
+DOCS = ROOT / "docs"
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [*TEXTS, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("decisions/*.md"))]
+TESTS = {path.name for path in (ROOT / "tests").rglob("*.py")}
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUOTED_FILE = re.compile(r"`([\w/]+\.py)`")
+FOLDER = re.compile(r"(?<![\w./-])((?:src|tests|studies|benchmarks|examples|tools)/[\w./*-]*\w)")
+DOTTED = re.compile(r"(?<![\w./-])(?:surefoot|sf)((?:\.[A-Za-z_]\w*)+)")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def modules() -> list[str]:
+    """Paths relative to the package; an `__init__.py` counts where it defines something."""
+    paths = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        if path.name != "__init__.py" or any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body):
+            paths.append(path.relative_to(PACKAGE).as_posix())
+    return paths
+
+
+def on_the_map(text: str) -> list[str]:
+    """The modules that the map's lists name, in order."""
+    lines = [line.split(": ")[0] for line in text.splitlines() if line.startswith("- `")]
+    return [path for line in lines for path in QUOTED_FILE.findall(line)]
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page are linked by."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name, without `surefoot.`, is a module or a name in one."""
+    parts = name.strip(".").split(".")
+    end = len(parts)
+    while end and not ((base := PACKAGE.joinpath(*parts[:end])).is_dir() or base.with_suffix(".py").exists()):
+        end -= 1
+    if end == len(parts):
+        return True
+    value = importlib.import_module(".".join(["surefoot", *parts[:end]]))
+    for part in parts[end:]:
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
+
+
+def missing(page: Path, text: str) -> list[str]:
+    """Links, files and names in the text of a page that do not exist."""
+    wrong = []
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        if "://" not in link and not (path.exists() and (not anchor or anchor in anchors(path.read_text("utf-8")))):
+            wrong.append(link)
+    for file in QUOTED_FILE.findall(text):
+        if not ((ROOT / file).exists() or (PACKAGE / file).exists() or file in TESTS):
+            wrong.append(file)
+    wrong += [path for path in FOLDER.findall(text) if not any(ROOT.glob(path))]
+    return wrong + [f"surefoot{name}" for name in DOTTED.findall(text) if not exists(name)]
+
+
+def test_the_map_names_every_module():
+    named = on_the_map((DOCS / "index.md").read_text(encoding="utf-8"))
+    assert sorted(named) == modules()
+
+
+def test_the_map_has_the_order_of_imports():
+    named = on_the_map((DOCS / "index.md").read_text(encoding="utf-8"))
+    levels = [LEVEL[path.removesuffix(".py").split("/")[0]] for path in named]
+    assert levels == sorted(levels)
+
+
+@each_page
+def test_what_a_page_names_exists(page):
+    assert missing(page, page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](decisions/0000-none.md)",
+        "[a](log.md#no-such-heading)",
+        "`optim/bounds.py`",
+        "`test_nothing.py`",
+        "tests/laws/test_none.py",
+        "`studies/none/*/results.jsonl`",
+        "surefoot.optim.batching.unload",
+        "`sf.Nothing()`",
+    ],
+)
+def test_what_does_not_exist_is_noticed(text):
+    assert len(missing(DOCS / "index.md", text)) == 1
