@@ -1,0 +1,264 @@
+"""The mutations that `tests/mutations.py` tries: a piece of the package's text, what it becomes, the tests that notice."""
+
+from dataclasses import dataclass
+
+GEOMETRY = "tests/laws/test_geometry.py"
+PROJECTION = "tests/laws/test_projection.py"
+MSIGN = "tests/laws/linalg/test_msign.py"
+PRECISION = "tests/laws/linalg/test_matmul_precision.py"
+OPS = "tests/laws/linalg/test_ops.py"
+BATCHING = "tests/unit/optim/test_batching.py"
+RATES = "tests/unit/optim/test_learning_rates.py"
+MASKS = "tests/unit/optim/test_masks.py"
+STABILISERS = "tests/laws/test_stabilisers.py"
+MOVES = "tests/laws/test_moves.py"
+GUARANTEE = "tests/laws/test_guarantee.py"
+RUNNING_BOUND = "tests/laws/test_running_bound.py"
+CHECK = "tests/laws/test_check.py"
+TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
+VIEWS = "tests/unit/core/test_views.py"
+IDENTITY = "tests/unit/core/test_identity.py"
+SWEEP = "tests/unit/experiment/test_sweep.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old` becomes `new` in one file of the package; `tests` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation("sign of the step", "stabilise/base.py", "alpha=-eta", "alpha=eta", MOVES),
+    Mutation(
+        "sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY
+    ),
+    Mutation("sign of a row's direction", "geometry/lp_balls.py", "unit = g / torch", "unit = -g / torch", GEOMETRY),
+    Mutation(
+        "fan-in and fan-out swapped, spectral",
+        "geometry/spectral.py",
+        "math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))",
+        "math.sqrt(max(1, shape[-1]) / max(1, shape[-2]))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "fan-in and fan-out swapped, head",
+        "geometry/rows.py",
+        "return math.sqrt(max(1, shape[-1]))",
+        "return math.sqrt(max(1, shape[-2]))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "fan-in and fan-out swapped, column",
+        "geometry/mean_operator.py",
+        "shape[-1] / max(1, shape[-2])",
+        "shape[-2] / max(1, shape[-1])",
+        GEOMETRY,
+    ),
+    Mutation(
+        "momentum normalised in place, rows",
+        "geometry/lp_balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g.div_(torch.where(top == 0, 1, top))",
+        GEOMETRY,
+    ),
+    Mutation(
+        "momentum normalised in place, msign",
+        "linalg/polar.py",
+        "return x / max_abs_or_one(x)",
+        "return x.div_(max_abs_or_one(x))",
+        MSIGN,
+    ),
+    Mutation(
+        "eps added to the norm, msign",
+        "linalg/polar.py",
+        "return x / max_abs_or_one(x)",
+        "return x / (max_abs_or_one(x) + 1e-8)",
+        MSIGN,
+    ),
+    Mutation(
+        "eps added to the norm, rows",
+        "geometry/lp_balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g / (top + 1e-8)",
+        GEOMETRY,
+    ),
+    Mutation(
+        "absent row turned NaN",
+        "geometry/lp_balls.py",
+        "unit = g / torch.where(top == 0, 1, top)",
+        "unit = g / top",
+        GEOMETRY,
+    ),
+    Mutation(
+        "zero matrix turned NaN", "linalg/max_abs.py", "return torch.where(peak == 0, 1, peak)", "return peak", MSIGN
+    ),
+    Mutation(
+        "clip threshold without the width factor, spectral",
+        "geometry/spectral.py",
+        "mclip(w, radius * self.unit(w.shape))",
+        "mclip(w, radius)",
+        PROJECTION,
+    ),
+    Mutation(
+        "clip threshold without the width factor, rows",
+        "geometry/lp_base.py",
+        "precise.dtype) / self.scale(w.shape)",
+        "precise.dtype)",
+        PROJECTION,
+    ),
+    Mutation(
+        "flags restored too early",
+        "linalg/matmul_precision.py",
+        "while _replaced and not _users:",
+        "while _replaced:",
+        PRECISION,
+    ),
+    Mutation("few long rows in float32", "linalg/ops.py", "FLOAT64_ROWS = 16", "FLOAT64_ROWS = 0", MSIGN),
+    Mutation(
+        "one Gram matrix for few long rows",
+        "linalg/polar.py",
+        "HALLEY_ROWS, HALLEY_COLUMNS = (32,",
+        "HALLEY_ROWS, HALLEY_COLUMNS = (2,",
+        MSIGN,
+    ),
+    Mutation(
+        "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _unit_peak(x))", "_unit_peak(x)", MSIGN
+    ),
+    Mutation(
+        "inverse by halves, coupling", "linalg/ops.py", "torch.bmm(side, last)).neg_()", "torch.bmm(side, last))", OPS
+    ),
+    Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
+    Mutation(
+        "weights side by side written at once",
+        "optim/batching.py",
+        "else torch.stack(list(tensors))",
+        'else _side_by_side([{"x": x} for x in tensors], "x")',
+        BATCHING,
+    ),
+    Mutation(
+        "momenta apart",
+        "optim/batching.py",
+        "if all(x.untyped_storage().nbytes() == size for x in tensors):",
+        "if False:",
+        BATCHING,
+    ),
+    Mutation(
+        "a rate of one entry not reshaped",
+        "optim/param_groups.py",
+        "return lr.reshape(()) if isinstance(lr, Tensor) else lr",
+        "return lr",
+        RATES,
+    ),
+    Mutation(
+        "a rate of two entries accepted",
+        "optim/param_groups.py",
+        "if isinstance(lr, Tensor) and lr.numel() != 1:",
+        "if False:",
+        RATES,
+    ),
+    Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", MOVES),
+    Mutation("momentum in new memory", "momentum.py", "old.lerp_(g, weight)", "old.lerp(g, weight)", MOVES),
+    Mutation(
+        "steps of eta 0 not undone", "step.py", "return where_moved(eta, dims, moved, w), {", "return moved, {", MASKS
+    ),
+    Mutation(
+        "the step's norm bounded, not the weight's",
+        "step.py",
+        "role.geometry, role.weight_geometry, cache)",
+        "role.geometry, role.geometry, cache)",
+        GUARANTEE,
+    ),
+    Mutation("an empty row", "geometry/lp_balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
+    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", MOVES),
+    Mutation(
+        "running bound does not grow",
+        "stabilise/running_bound.py",
+        "* (1 + 2 * rounding) + reach,",
+        "* (1 + 2 * rounding),",
+        GUARANTEE,
+    ),
+    Mutation(
+        "running bound assumes the norm of any direction",
+        "geometry/spectral.py",
+        " and type(self).direction is ScaledSpectral.direction",
+        "",
+        STABILISERS,
+    ),
+    Mutation(
+        "margin of one step too few",
+        "stabilise/running_bound.py",
+        "torch.where(outside, inside * (1 + 4 * rounding), upper)",
+        "torch.where(outside, inside - reach, upper)",
+        GUARANTEE,
+    ),
+    Mutation(
+        "steps of another norm counted as the weight's",
+        "stabilise/clip.py",
+        "geometry.direction_norm_bound(ball)",
+        "ball.direction_norm_bound(ball)",
+        STABILISERS,
+    ),
+    Mutation(
+        "sphere's multiplier of the wrong sign", "linalg/spectral_sphere.py", "x - step * h", "x + step * h", TANGENT
+    ),
+    Mutation(
+        "sphere's ends not mixed",
+        "linalg/spectral_sphere.py",
+        "return torch.lerp(low.d, high.d,",
+        "return torch.lerp(low.d, low.d,",
+        TANGENT,
+    ),
+    Mutation(
+        "unequal projections by one scale",
+        "optim/optimizer.py",
+        "role.lr_scale(shape), blocks.finite",
+        "role.lr_scale(placement.blocks[0]), blocks.finite",
+        VIEWS,
+    ),
+    Mutation("loaded bound not revalidated", "optim/optimizer.py", "self._bounds.clear()", "pass", GUARANTEE),
+    Mutation(
+        "writes from outside not noticed",
+        "stabilise/running_bound.py",
+        "if not bool(changed.any()):",
+        "if True:",
+        GUARANTEE,
+    ),
+    Mutation(
+        "fingerprint without weights of positions",
+        "stabilise/running_bound.py",
+        "return w @ (_hashes(w).to(w.dtype) * 2.0**-64 + 1.5)",
+        "return w.sum(-1)",
+        RUNNING_BOUND,
+    ),
+    Mutation("roles compared by name", "roles.py", "self._key == other._key", "self.name == other.name", IDENTITY),
+    Mutation(
+        "tensors compared by shape",
+        "identity.py",
+        "return hashlib.sha256(ctypes",
+        'return "" and hashlib.sha256(ctypes',
+        IDENTITY,
+    ),
+    Mutation(
+        "coupled dimensions not checked", "geometry/check.py", 'laws["coupled"] = 1.0', 'laws["coupled"] = 0.0', CHECK
+    ),
+    Mutation("wrong exponent of the dual direction", "geometry/lp_balls.py", "** (p - 1)\n", "** (s - 1)\n", GEOMETRY),
+    Mutation(
+        "best lr taken from another width",
+        "experiment/sweep/summary.py",
+        '"best_log2_lr": [o.log2_lr for o in optima]',
+        '"best_log2_lr": [optima[0].log2_lr for o in optima]',
+        SWEEP,
+    ),
+    Mutation(
+        "regret of the wrong width's optimum",
+        "experiment/sweep/summary.py",
+        "_regret(optima[0].log2_lr",
+        "_regret(optima[-1].log2_lr",
+        SWEEP,
+    ),
+)
