@@ -1,4 +1,4 @@
-"""The mutations that `tests/mutations.py` tries: a piece of the package's text, what it becomes, the tests that notice."""
+"""What `tests/mutations.py` tries: a piece of the package's text, what it becomes, and the tests that must fail."""
 
 from dataclasses import dataclass
 

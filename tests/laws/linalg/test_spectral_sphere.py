@@ -117,7 +117,7 @@ def test_a_step_leaves_the_sphere_by_the_tolerance_and_second_order_only():
         w = gaussian((16, 16), seed)
         w = 2 * w / geometry.norm(w)
         m, *_ = problem((16, 16), seed, lean=-1.0)
-        d, _ = geometry.tangent(w, m, SpectralSphere(2.0).init_state(w, geometry))
+        d, _ = geometry.tangent(w, m, SpectralSphere(2.0).init_state(w, geometry, geometry))
         assert abs(float(geometry.norm(w - eta * d)) - 2) <= 2 * TOLERANCE * eta + 4 * eta**2
         assert float(geometry.norm(w - eta * geometry.direction(m))) > 2 + 0.5 * eta
 
