@@ -18,13 +18,13 @@ from .schemes import BOUNDED, DECAYING, RADIUS, SPHERES, all_geometries, all_sch
 def formulas(case: Case, w: np.ndarray, d: np.ndarray, eta: float) -> dict[object, np.ndarray]:
     """The next weight of each scheme for one block, from spec section 6 word for word."""
     rate, stepped = 1 / RADIUS, w - eta * d
-    keep = 1 - min(1.0, eta * rate)
+    remaining = 1 - min(1.0, eta * rate)
     own = float(case.norm(w))
-    shrunk = case.project(w, keep * own) - eta * d
+    shrunk = case.project(w, remaining * own) - eta * d
     sphere = float(lp_frobenius(stepped))
     return {
         Free(): stepped,
-        WeightDecay(rate): keep * w - eta * d,
+        WeightDecay(rate): remaining * w - eta * d,
         PostClip(RADIUS): case.project(stepped, RADIUS),
         PreDecay(rate): case.project(shrunk, max(own, RADIUS)),
         Rescale(RADIUS): stepped * min(1.0, RADIUS / float(case.norm(stepped))),
@@ -138,11 +138,11 @@ def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
 
 
 @all_geometries
-@pytest.mark.parametrize(("scheme", "keep"), [(Free(), 1.0), (WeightDecay(0.5), 0.95)])
-def test_where_everything_moves_the_weight_is_updated_in_its_place(scheme, keep, geometry):
+@pytest.mark.parametrize(("scheme", "remaining"), [(Free(), 1.0), (WeightDecay(0.5), 0.95)])
+def test_where_everything_moves_the_weight_is_updated_in_its_place(scheme, remaining, geometry):
     shape = (3, 6, 4) if geometry.ndim == 2 else (3, 24)
     w, m = gaussian(shape, 1), gaussian(shape, 2)
-    truth = keep * w - 0.1 * geometry.direction(m)
+    truth = remaining * w - 0.1 * geometry.direction(m)
     for eta in (0.1, torch.full((1,) * w.ndim, 0.1)):
         place = w.clone()
         new, _ = scheme.move(place, m, eta, geometry, geometry)
@@ -154,10 +154,10 @@ def test_where_all_problems_are_active_the_momentum_is_updated_in_its_place():
     old, g = gaussian((3, 6, 4), 1), gaussian((3, 6, 4), 2)
     for lookahead, truth in ((None, 0.9 * old + 0.1 * g), (0.5, 0.5 * old + 0.5 * g)):
         place = old.clone()
-        state, look = Momentum(0.9, lookahead)({"momentum": place}, g, 1.0)
+        state, smoothed = Momentum(0.9, lookahead)({"momentum": place}, g, 1.0)
         assert state["momentum"].data_ptr() == place.data_ptr()
         torch.testing.assert_close(place, 0.9 * old + 0.1 * g)
-        torch.testing.assert_close(look, truth)
+        torch.testing.assert_close(smoothed, truth)
 
 
 def test_post_clip_touches_only_what_is_outside():

@@ -101,7 +101,7 @@ def test_scaling_changes_the_parameter_and_no_state():
     assert before.keys() == optimizer.state.keys() != set()
 
 
-def test_norm_bounds_stay_true_beside_it():
+def test_norm_bounds_stay_true_beside_qk_clip():
     model = llama()
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.0))
     plan.initialise_(model)
@@ -174,7 +174,7 @@ def test_a_batch_that_is_not_finite_leaves_the_others_measured():
     assert all(torch.equal(before[name], x) for name, x in control.largest.items())
 
 
-def test_evaluation_with_gradients_is_no_training():
+def test_evaluation_with_gradients_does_not_count_as_training():
     model = llama()
     control = LogitControl(model)
     control.hold(sf.SteepestDescent(model, lr=0.0))
@@ -182,7 +182,7 @@ def test_evaluation_with_gradients_is_no_training():
     assert control.largest == {}
 
 
-def test_what_the_optimizer_does_not_hold_is_refused_before_anything_is_written():
+def test_parameters_that_the_optimizer_lacks_are_refused_before_anything_is_written():
     model = llama()
     frozen = model.blocks[1].attention.key.weight.requires_grad_(False)
     optimizer = sf.SteepestDescent(model, lr=0.1)
@@ -197,7 +197,7 @@ def test_what_the_optimizer_does_not_hold_is_refused_before_anything_is_written(
         LogitControl(model, pairs={})
 
 
-def test_attention_that_cannot_be_measured_is_an_error_and_no_silence():
+def test_attention_that_cannot_be_measured_raises():
     model = nn.Sequential(Eager())
     control = LogitControl(model)
     assert list(control.pairs) == ["0"]
@@ -207,7 +207,7 @@ def test_attention_that_cannot_be_measured_is_an_error_and_no_silence():
     model.eval()(random(1, 3, 4))
 
 
-def test_a_forward_that_fails_leaves_no_trace():
+def test_a_forward_that_fails_changes_nothing():
     model = llama()
     control = LogitControl(model)
     control.hold(sf.SteepestDescent(model, lr=0.1))

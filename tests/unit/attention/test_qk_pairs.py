@@ -61,7 +61,7 @@ def test_layers_are_discovered_by_their_attributes():
     assert (pair.head_dim, pair.key.layer.out_features, pair.scale) == (8, 16, pytest.approx(8**-0.5))
 
 
-def test_a_layer_that_does_not_say_its_heads_is_not_passed_over():
+def test_a_layer_that_does_not_declare_its_heads_raises():
     model = nn.ModuleDict({"known": Eager(), "unknown": Eager()})
     del model["unknown"].scaling
     with pytest.raises(ValueError, match=r"unknown \(Eager\) has W_q and W_k"):

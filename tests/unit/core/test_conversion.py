@@ -18,7 +18,7 @@ SHAPES = [(64, 64), (768, 3072), (3072, 768), (1, 9)]
 
 @pytest.mark.parametrize(("d_in", "d_out"), SHAPES)
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(CONVENTIONS, repeat=2)))
-def test_there_and_back(source, target, d_in, d_out):
+def test_a_conversion_and_back_is_the_identity(source, target, d_in, d_out):
     start = sf.Setting(3e-3, 0.1)
     there = sf.convert(start, source, target, d_in, d_out, base_width=128)
     back = sf.convert(there, target, source, d_in, d_out, base_width=128)

@@ -57,7 +57,7 @@ def test_roles_are_equal_if_their_fields_are():
     assert len({role(), role(), role(2.0)}) == 2
 
 
-def test_two_classes_of_one_name_are_two():
+def test_classes_of_one_name_differ():
     def make(factor):
         class Same(sf.RowRMS):
             def norm(self, w):
@@ -68,7 +68,7 @@ def test_two_classes_of_one_name_are_two():
     assert sf.Role("mine", make(1)) != sf.Role("mine", make(2))
 
 
-def test_what_was_computed_on_the_way_does_not_count():
+def test_cached_properties_do_not_count():
     used, new = Scaled(1.0, torch.ones(3)), Scaled(1.0, torch.ones(3))
     assert used.size == 3
     assert key(used) == key(new)
@@ -115,7 +115,7 @@ def test_different_values_differ(one, other):
     assert digest(one) != digest(other)
 
 
-def test_numbers_and_orders_that_are_equal_do_not_differ():
+def test_equal_numbers_and_orders_of_a_set_do_not_differ():
     assert digest({"a": 1, "b": 2.0}) == digest({"b": 2, "a": 1.0})
     assert digest({3, 1, 2}) == digest({2, 3, 1})
     assert digest(sf.geometry.MeanOperator(2, 2)) == digest(sf.geometry.MeanOperator(2.0, 2.0))

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -197,7 +195,7 @@ def test_the_printed_table():
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_the_table_of_nothing():
+def test_the_table_of_an_empty_plan():
     assert str(Plan.of(nn.ReLU())) == "plan beyond_mup: no trainable parameters"
 
 
@@ -207,7 +205,7 @@ def test_rows_are_strings():
         assert all(isinstance(value, str) and value for value in row.values())
 
 
-def test_hash_ignores_names_and_sees_roles_shapes_and_order():
+def test_hash_depends_on_roles_shapes_and_order_and_not_on_names():
     a = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 4)})
     renamed = nn.ModuleDict({"x": nn.Linear(4, 8), "y": nn.Linear(8, 4)})
     swapped = nn.ModuleDict({"a": nn.Linear(8, 4), "b": nn.Linear(4, 8)})
@@ -223,12 +221,6 @@ def test_hash_ignores_names_and_sees_roles_shapes_and_order():
         Plan.of(nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 5)})),
     ]
     assert len({plan.hash, *(other.hash for other in others)}) == 1 + len(others)
-
-
-def test_hash_is_the_same_in_every_process():
-    code = "from torch import nn; import surefoot; print(surefoot.Plan.of(nn.Linear(3, 4)).hash)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.strip() == Plan.of(nn.Linear(3, 4)).hash
 
 
 def test_the_view_of_a_role_is_a_plain_value():

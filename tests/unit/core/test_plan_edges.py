@@ -79,7 +79,7 @@ def test_a_function_needs_a_role_to_change() -> None:
         sf.Plan.of(model, overrides=[("weight", lambda role: role)])
 
 
-def test_a_resting_row_is_not_moved_by_pre_decay() -> None:
+def test_a_row_of_eta_zero_is_not_moved_by_pre_decay() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         w = torch.randn(6, 5, generator=generator)

@@ -104,7 +104,7 @@ def test_a_model_without_an_embedding_has_no_head():
     assert set(roles(nn.Sequential(nn.Linear(8, 50), nn.Linear(50, 8))).values()) == {"linear", "bias"}
 
 
-def test_names_mean_nothing():
+def test_roles_do_not_depend_on_names():
     class Misleading(nn.Module):
         def __init__(self):
             super().__init__()

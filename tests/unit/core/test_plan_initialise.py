@@ -73,7 +73,7 @@ def test_equal_shapes_get_different_values():
     assert not torch.equal(values["0.weight"], values["1.weight"])
 
 
-def test_initialisation_does_not_depend_on_the_order_or_the_company():
+def test_initialisation_does_not_depend_on_the_order_or_the_other_parameters():
     class Reversed(nn.Module):
         def __init__(self):
             super().__init__()

@@ -157,7 +157,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("view", "x", "expected"), ROWS.values(), ids=ROWS.keys())
-def test_each_projection_gets_its_own_rows(view, x, expected):
+def test_every_projection_gets_its_own_rows(view, x, expected):
     for block, values in zip(view.split(x), expected, strict=True):
         assert block[..., 0].squeeze(0).tolist() == values
 

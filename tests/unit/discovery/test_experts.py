@@ -19,7 +19,7 @@ from surefoot.views import AlternatingStack, FusedStack, Stack, Transposed
     [(True, True, FusedStack(2), 8), (False, True, AlternatingStack(2), 8), (True, False, Stack(), 4)],
     ids=["gate over up", "gate and up in turn", "no gate"],
 )
-def test_experts_that_say_their_layout(transposed, whole, gated, view, count):
+def test_experts_that_declare_their_layout(transposed, whole, gated, view, count):
     plan = Plan.of(mixture(transposed, whole, gated))
     up = "experts.gate_up_proj" if gated else "experts.up_proj"
     assert plan[up].role.view == (Transposed(view) if transposed else view)
@@ -43,7 +43,7 @@ def test_experts_that_say_their_layout(transposed, whole, gated, view, count):
     ],
     ids=["bare", "linear", "another count", "no sibling", "a layer of another kind"],
 )
-def test_the_router_stands_beside_its_experts(router, kind):
+def test_the_router_is_a_sibling_of_its_experts(router, kind):
     plan = Plan.of(mixture(router=router))
     (weight, bias) = [name for name in plan if name.startswith("gate.")]
     assert (plan[weight].role.name, plan[bias].role.name) == (kind, "bias")

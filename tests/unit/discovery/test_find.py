@@ -78,7 +78,7 @@ def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
         (Tied(1 / 8), "error", "are one matrix"),
     ],
 )
-def test_a_policy_that_cannot_hold_is_refused(model, tied, message):
+def test_a_policy_that_the_model_contradicts_is_refused(model, tied, message):
     with pytest.raises(ValueError, match=message):
         Plan.of(model, tied=tied)
     assert kinds(model, tied=tied, overrides=[("table.weight", "head")]) == {"table.weight": "head"}

@@ -89,7 +89,7 @@ def states(optimizer):
 
 
 @combinations(recipe=RECIPES, stabiliser=[sf.Free(), sf.WeightDecay(2.0), sf.PostClip(0.5), sf.Rescale(0.5)])
-def test_pieces_are_the_whole(recipe, stabiliser, monkeypatch):
+def test_a_step_in_pieces_is_the_step_of_the_whole(recipe, stabiliser, monkeypatch):
     """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
     results = []
     monkeypatch.setattr(batching, "LINE", 1)

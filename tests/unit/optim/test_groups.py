@@ -196,7 +196,7 @@ def test_impossible_learning_rate_raises(lr):
         SteepestDescent(nn.Linear(2, 2), lr=lr)
 
 
-def test_parameters_that_the_plan_does_not_know_raise():
+def test_parameters_that_the_plan_lacks_raise():
     plan = Plan.of(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"'0\.weight'"):
         SteepestDescent(nn.Sequential(nn.Linear(2, 2)), plan, lr=0.1)

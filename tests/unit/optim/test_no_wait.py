@@ -122,7 +122,7 @@ def test_the_pretended_device_cannot_be_read():
             torch.as_tensor(0.5, device=NAME)
 
 
-def test_small_eigenvalues_come_from_rotations(monkeypatch):
+def test_eigenvalues_of_small_matrices_come_from_jacobi_rotations(monkeypatch):
     called = []
     monkeypatch.setattr(small_eigh, "jacobi", lambda a: called.append(a.shape) or torch.linalg.eigh(a))
     with pytest.raises(AssertionError, match="_linalg_eigh reads a flag"):

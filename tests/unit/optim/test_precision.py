@@ -144,7 +144,7 @@ def test_a_master_copy_trains_as_float32_does(dtype, scheme):
     assert torch.equal(half, exact.to(dtype))
 
 
-def test_small_steps_survive_in_a_master_copy_and_by_stochastic_rounding_and_not_to_nearest():
+def test_small_steps_need_a_master_copy_or_stochastic_rounding():
     """Steps of 1/1000 of the weight, 200 times."""
     means = {}
     for rounding in (sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()):
@@ -261,7 +261,7 @@ def test_a_part_is_rounded_as_in_the_whole(start):
     assert torch.equal(stochastic(x, count(3))[start:], stochastic(x[start:], count(3), offset=start))
 
 
-def test_float64_parameters_keep_a_float64_momentum():
+def test_float64_parameters_have_float64_momentum_under_every_precision():
     p = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
     optimizer = optimizer_of(p, sf.Precision(BF16))
     steps(p, optimizer, range(2))
