@@ -85,7 +85,7 @@ def amplification(w: Array, p: float, q: float, rng: np.random.Generator, restar
     best = 0.0
     for x in starts:
         x = x / max(lp(x, p), 1e-300) * d_in ** (1 / p)
-        for _ in range(60):
+        for _ in range(30):
             y = w @ x
             best = max(best, float(lp(y, q) / d_out ** (1 / q)))
             x = lp_maximiser(w.T @ lp_maximiser(y, conjugate(q)), p) * d_in ** (1 / p)

@@ -80,7 +80,7 @@ def test_every_recipe_learns(recipe):
 
 @all_recipes
 def test_every_recipe_trains_within_a_radius(recipe):
-    model, _, losses = train(recipe, RATES[recipe.name], stabiliser=sf.PostClip(2.0))
+    model, _, losses = train(recipe, RATES[recipe.name], 20, stabiliser=sf.PostClip(2.0))
     assert losses[-1] < 0.9 * losses[0]
     plan = sf.Plan.of(model)  # whose norms are the natural ones
     for name, p in model.named_parameters():
