@@ -192,14 +192,14 @@ def fingerprint(weights: Sequence[Tensor]) -> Tensor:
     >>> bool((fingerprint([w]) == fingerprint([w.flip(-1)])).any())
     False
     """
-    return torch.cat([_row_sums(w).flatten(1) for w in weights], 1)
+    return torch.cat([_row_sums(w.reshape(-1, w.shape[-1])).reshape(len(w), -1) for w in weights], 1)
 
 
 def _row_sums(w: Tensor) -> Tensor:
-    """`(..., rows)`."""
+    """Of a table in one layout: another one has another order of summation."""
     if device.on_cpu(w):
         with full_precision(w.device):
-            return w @ (_hashes(w).to(w.dtype) * 2.0**-64 + 1.5)  # between 1 and 2
+            return torch.mv(w, _hashes(w).to(w.dtype) * 2.0**-64 + 1.5)  # weights between 1 and 2
     bits = w.contiguous().view(torch.int32)  # in float64, two for each column
     return (bits * _hashes(bits)).sum(-1)
 
