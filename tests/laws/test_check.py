@@ -223,6 +223,12 @@ def test_a_broken_law_is_named(geometry, law):
         surefoot.check(geometry)
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 8), (3, 12, 1), (1, 2, 2)])
+def test_sides_of_one_have_nothing_to_couple(shape):
+    surefoot.check(RowRMS(), shape=shape)
+    surefoot.check(Spectral("svd"), shape=shape)
+
+
 def test_a_coupled_dimension_that_the_norm_is_not_over_is_refused():
     class Batch(RowRMS):
         couples = frozenset({-3})

@@ -73,10 +73,10 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
         first, second = (g.shape[dim] + 1) // 2, g.shape[dim] // 2
         other = g.clone()
         other.narrow(dim, 0, first).mul_(1e3)
-        if not (geometry.direction(other) - d).narrow(dim, first, second).abs().max() > 1e-9 * size:
+        if second and not (geometry.direction(other) - d).narrow(dim, first, second).abs().max() > 1e-9 * size:
             laws["coupled"] = 1.0
     rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2
-    if rows not in geometry.couples:
+    if half and rows not in geometry.couples:
         part = geometry.direction(g.narrow(rows, 0, half))
         laws["cut"] = float((part - d.narrow(rows, 0, half)).abs().max() / size)
     return laws
