@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surefoot.discovery.find import find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.discovery.torch_layers import remedy
-from surefoot.identity import digest
+from surefoot.identity import digest, key
 from surefoot.initialise import generator_for
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
@@ -178,10 +178,9 @@ class Plan:
         rows = self.rows()
         if not rows:
             return f"plan {self.recipe}: no trainable parameters"
-        columns = list(rows[0])
-        width = {c: max(len(c), *(len(row[c]) for row in rows)) for c in columns}
-        table = [{c: c for c in columns}, *rows]
-        lines = ["  ".join(row[c].ljust(width[c]) for c in columns).rstrip() for row in table]
+        table = [dict(zip(rows[0], rows[0], strict=True)), *rows]
+        width = {column: max(len(row[column]) for row in table) for column in rows[0]}
+        lines = ["  ".join(text.ljust(width[column]) for column, text in row.items()).rstrip() for row in table]
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
         total = f"{len(rows)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
@@ -191,9 +190,9 @@ class Plan:
     def relative_to(self, model: nn.Module) -> Plan:
         """The same plan with every radius in units of the norm that the parameter has now: for pretrained weights.
 
-        `PostClip(1.2)` then lets no weight grow by more than a fifth of what it was; a rate is divided likewise. A
-        parameter that is zero (a bias, LoRA's B) keeps its natural unit. Do not initialise under such a plan. The
-        norms, to four digits, are part of the plan's hash: to resume, make it from the same pretrained weights.
+        `PostClip(1.2)` then lets no weight grow by more than a fifth; a rate is divided likewise. A parameter that is
+        zero (a bias, LoRA's B) keeps its natural unit. Do not initialise under such a plan. The norms, to four digits,
+        are part of the plan's hash: to resume, make it from the same weights.
 
         Args:
             model: with the pretrained weights, not on the meta device.
@@ -273,16 +272,26 @@ def _row(name: str, placement: Placement) -> dict[str, str]:
     return {
         "name": name,
         "shape": "x".join(map(str, placement.shape)) or "scalar",
-        "layout": repr(role.view).replace("()", ""),
+        "layout": _label(role.view),
         "role": role.name,
         "fan in": _once(str(block[-1]) for block in blocks),
         "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in blocks),
-        "norm": repr(role.geometry).removesuffix("()").replace("(method='auto')", ""),
+        "norm": _label(role.geometry),
         "init": _once(role.initial.describe(block) for block in blocks),
         "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),
         "promise": placement.promise,
         "why": placement.why,
     }
+
+
+def _label(value: object) -> str:
+    """A value by its class and the fields that differ from their defaults."""
+    if not is_dataclass(value):
+        return repr(value) if type(value).__module__ == "builtins" else type(value).__name__
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(value)}
+    changed = [name for name, default in defaults.items() if key(getattr(value, name)) != key(default)]
+    shown = ", ".join(f"{name}={_label(getattr(value, name))}" for name in changed)
+    return type(value).__name__ + (f"({shown})" if shown else "")
 
 
 def _once(texts: Iterable[str]) -> str:

@@ -234,3 +234,16 @@ def test_the_promise_names_the_weights_norm_where_steps_are_of_another():
     }
     assert rows["hidden.weight"] == "Spectral norm <= 2 at every step, certified"
     assert rows["out.weight"].startswith("norm <= ")  # its steps are of its own norm
+
+
+def test_the_table_shows_what_differs_from_the_defaults():
+    model = nn.ModuleDict({"up": nn.ConvTranspose1d(4, 6, 3, stride=3), "mix": nn.MultiheadAttention(8, 2)})
+    rows = {
+        row["name"]: row for row in Plan.of(model, recipes.moga_row(1.5), overrides=[("up.weight", own_role)]).rows()
+    }
+    assert rows["mix.in_proj_weight"]["layout"] == "Fused(parts=3)"
+    assert rows["mix.in_proj_weight"]["norm"] == "MeanOperator(p=1.5, q=inf)"
+    assert (rows["up.weight"]["layout"], rows["up.weight"]["norm"]) == ("Rows", "Spectral(method='qdwh')")
+
+
+own_role = sf.Role("own", sf.Spectral("qdwh"), view=sf.views.Rows())
