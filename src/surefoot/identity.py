@@ -10,7 +10,9 @@ import ctypes
 import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from enum import Enum
 from functools import cached_property, partial
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -18,7 +20,10 @@ import torch
 from torch import Tensor
 
 Name = Callable[[Any], Any]
-"""A class or function -> what stands for it."""
+"""A class or a function -> what stands for it."""
+
+
+_LEAVES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def key(value: Any) -> Hashable:
@@ -28,7 +33,7 @@ def key(value: Any) -> Hashable:
     >>> key(Spectral()) == key(Spectral()), key(torch.ones(2)) == key(torch.zeros(2))
     (True, False)
     """
-    tree: Hashable = _tree(value, lambda definition: definition)
+    tree: Hashable = _tree(value, lambda definition: definition, partial(sorted, key=itemgetter(0)))
     return tree
 
 
@@ -39,65 +44,88 @@ def digest(value: Any) -> str:
     >>> digest(Spectral()) == digest(Spectral("auto")), digest(Spectral()) == digest(Spectral("qdwh"))
     (True, False)
     """
-    return hashlib.sha256(repr(_tree(value, _public_name)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_tree(value, _public_name, _public_fields)).encode()).hexdigest()[:16]
 
 
-def _tree(value: Any, name: Name) -> Any:
-    """Nested tuples of strings, numbers and names."""
-    visit = partial(_tree, name=name)
-    if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
+def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Any:
+    """Nested tuples of strings, numbers and names; order arranges the names and trees of an object's fields."""
+    visit = partial(_tree, name=name, order=order)
+    if isinstance(value, MethodType):
+        return (name(value.__func__), visit(value.__self__))
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
         return name(value)
-    if value is None or isinstance(value, str | bytes | int | complex):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value  # 2.0 and 2 are one number, as for ==
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
+    if isinstance(value, Enum):
+        return (name(type(value)), visit(value.value))
     if isinstance(value, Tensor):
         return ("Tensor", str(value.dtype), tuple(value.shape), _content(value))
+    if value is None or isinstance(value, _LEAVES) or type(value).__module__ == "numpy":
+        return _leaf(value)
     if isinstance(value, Mapping):
         return ("Mapping", *sorted(((visit(k), visit(x)) for k, x in value.items()), key=repr))
     if isinstance(value, set | frozenset):
         return ("Set", *sorted(map(visit, value), key=repr))
     if isinstance(value, list | tuple):
         return (name(type(value)), *map(visit, value))
-    fields = (("_" if field.startswith("_") else field, visit(x)) for field, x in _fields(value))
-    return (name(type(value)), *fields)
+    return (name(type(value)), *order((field, visit(x)) for field, x in _fields(value)))
+
+
+def _leaf(value: Any) -> Any:
+    """A number, a string or a constant; numpy's scalars and arrays as Python's, and 2.0 as 2, to which it is equal."""
+    value = value.tolist() if type(value).__module__ == "numpy" else value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value) if value == value // 1 else float(value)
+    return value if value is None or isinstance(value, str | bytes) else (type(value).__name__, repr(value))
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
     """Names and values of a dataclass's fields; of another object the arguments and the state that pickle would use."""
+    computed = {name for cls in type(value).__mro__ for name, x in vars(cls).items() if isinstance(x, cached_property)}
     if dataclasses.is_dataclass(value):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.compare]
+        declared = {field.name for field in dataclasses.fields(value)}
+        extended = "__dataclass_fields__" not in vars(type(value))  # a subclass that is not decorated
+        own = [pair for pair in vars(value).items() if pair[0] not in declared | computed] if extended else []
+        return own + [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.compare]
     try:
         reduced = value.__reduce_ex__(4)
     except TypeError:
         raise ValueError(f"{value!r} cannot be compared by value: make its class a dataclass") from None
     if isinstance(reduced, str):
         return [("name", reduced)]
-    state = reduced[2] if len(reduced) > 2 else None
+    _, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     parts = state if isinstance(state, tuple) else (state,)  # attributes, and slots if there are any
+    contents = [("arguments", arguments), ("items", list(items or ())), ("pairs", list(pairs or ()))]
     if not all(part is None or isinstance(part, dict) for part in parts):
-        return [("arguments", reduced[1]), ("state", state)]
+        return [*contents, ("state", state)]
     computed = {
         field for cls in type(value).__mro__ for field, x in vars(cls).items() if isinstance(x, cached_property)
     }
-    attributes = [pair for part in parts for pair in (part or {}).items() if pair[0] not in computed]
-    return [("arguments", reduced[1]), *attributes]
+    return contents + [pair for part in parts for pair in (part or {}).items() if pair[0] not in computed]
+
+
+def _public_fields(fields: Iterable[Any]) -> list[Any]:
+    """Public fields by name, then the values of private ones in their order."""
+    fields = list(fields)
+    private = [("_", tree) for name, tree in fields if name.startswith("_")]
+    return sorted((field for field in fields if not field[0].startswith("_")), key=itemgetter(0)) + private
 
 
 def _public_name(definition: Any) -> Any:
-    """The name of a class, or of the nearest public class it derives from; of a function with what it closes over."""
+    """The name of a class or function; of private ones what they derive from, define, close over and consist of."""
     if isinstance(definition, type):
-        return next(cls.__name__ for cls in definition.__mro__ if not cls.__name__.startswith("_"))
+        public = next(cls for cls in definition.__mro__ if not cls.__name__.startswith("_"))
+        own = () if public is definition else sorted(name for name in vars(definition) if not name.startswith("_"))
+        return (public.__name__, *own)
     closure = [cell.cell_contents for cell in getattr(definition, "__closure__", None) or ()]
-    values = (*(getattr(definition, "__defaults__", None) or ()), *closure)
-    return (definition.__qualname__, *(_tree(x, _public_name) for x in values))
+    values = (getattr(definition, "__defaults__", None), getattr(definition, "__kwdefaults__", None), closure)
+    code = definition.__code__.co_code.hex() if definition.__name__ == "<lambda>" else ""
+    constants = [x for x in definition.__code__.co_consts if isinstance(x, int | float | str)] if code else []
+    name = "_" if definition.__name__.startswith("_") else definition.__name__
+    return (name, code, *constants, _tree(values, _public_name, _public_fields))
 
 
 def _content(x: Tensor) -> str:
     """SHA-256 of a tensor's bytes."""
     if x.is_meta:
         raise ValueError("a tensor on the meta device has no content to be compared by")
-    x = x.detach().cpu().contiguous()
+    x = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return hashlib.sha256(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size())).hexdigest()

@@ -52,6 +52,9 @@ class Smoothing(ABC):
     averages: ClassVar[tuple[str, ...]] = ()
     """The entries of the state that may be stored in half precision."""
 
+    entrywise: ClassVar[bool] = False
+    """True if each entry is smoothed on its own, so that a part of a table is smoothed as in the whole."""
+
     @abstractmethod
     def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
@@ -102,6 +105,7 @@ class Momentum(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("momentum",)
+    entrywise: ClassVar[bool] = True
 
     beta: float = 0.95
     lookahead: float | None = None

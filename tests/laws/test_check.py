@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import surefoot
-from surefoot.geometry import MeanOperator, RowRMS, Spectral
+from surefoot.geometry import MeanOperator, RowMean, RowRMS, Spectral
 
 from .cases import CASES
 
@@ -167,6 +167,12 @@ class SaysRowsAreCoupled(RowRMS):
     couples = frozenset({-2, -1})
 
 
+class SaysEntriesAreIndependent(RowMean):
+    """Of `q = 1`, whose direction is a sign over the row's largest entries' share."""
+
+    couples = frozenset()
+
+
 class ScaledByRows(RowRMS):
     """A width factor of the number of rows: a part of the table would step further than the whole."""
 
@@ -194,6 +200,7 @@ class AlwaysBelow(RowRMS):
     [
         (SaysRowsAreIndependent("svd"), "independent"),
         (SaysRowsAreCoupled(), "coupled"),
+        (SaysEntriesAreIndependent(1.0), "independent"),
         (ScaledByRows(), "cut"),
         (NormOfEverything(), "shapes"),
         (LowCertificate(), "bounds"),
@@ -227,6 +234,18 @@ def test_a_broken_law_is_named(geometry, law):
 def test_sides_of_one_have_nothing_to_couple(shape):
     surefoot.check(RowRMS(), shape=shape)
     surefoot.check(Spectral("svd"), shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (12, 8), (3, 0, 4)])
+def test_a_shape_without_a_batch_or_entries_is_refused(shape):
+    with pytest.raises(ValueError, match="no batch and 2 dimensions"):
+        surefoot.check(RowRMS(), shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2), (1, 1, 2), (1, 12, 8)])
+def test_small_data_is_enough_for_norms_whose_direction_is_sparse(shape):
+    surefoot.check(RowMean(1.0), shape=shape)
+    surefoot.check(MeanOperator(float("inf"), float("inf")), shape=shape)
 
 
 def test_a_coupled_dimension_that_the_norm_is_not_over_is_refused():

@@ -30,13 +30,15 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
 
     Raises:
         ValueError: a law is broken, the message names it and by how much; a dimension in `couples` that the norm is
-            not taken over.
+            not taken over; a shape without a batch or without entries.
 
     >>> from surefoot.geometry import RowRMS
     >>> max(check(RowRMS()).values()) < 1e-6
     True
     """
-    shape = shape or ((3, 12, 8) if geometry.ndim == 2 else (3, 12))
+    shape = ((3, 12, 8) if geometry.ndim == 2 else (3, 12)) if shape is None else shape
+    if len(shape) <= geometry.ndim or min(shape) < 1:
+        raise ValueError(f"shape {shape} has no batch and {geometry.ndim} dimensions of at least one entry each")
     generator = torch.Generator().manual_seed(0)
     g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     before = [x.clone() for x in (g, w, z)]
@@ -65,15 +67,21 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
     d, dims = geometry.direction(g), range(-g.ndim, 0)
     size = d.abs().max()
     problem = tuple(slice(None) if dim in geometry.couples else 0 for dim in dims)
-    outside, other = torch.ones_like(g, dtype=torch.bool), g.clone()
-    outside[problem], other[problem] = False, -3 * g[problem].flip(tuple(range(g[problem].ndim)))
-    laws = {"independent": float(((geometry.direction(other) - d).abs() * outside).max() / size)}
+    outside, laws = torch.ones_like(g, dtype=torch.bool), {"independent": 0.0}
+    outside[problem] = False
+    for factor in (-3, -1e3, -1e-3):
+        other = g.clone()
+        other[problem] = factor * g[problem].flip(tuple(range(g[problem].ndim)))
+        change = ((geometry.direction(other) - d).abs() * outside).max() / size
+        laws["independent"] = max(laws["independent"], float(change))
     laws["coupled"] = 0.0
     for dim in geometry.couples:
         first, second = (g.shape[dim] + 1) // 2, g.shape[dim] // 2
-        other = g.clone()
-        other.narrow(dim, 0, first).mul_(1e3)
-        if second and not (geometry.direction(other) - d).narrow(dim, first, second).abs().max() > 1e-9 * size:
+        larger, smaller = g.clone(), g.clone()
+        larger.narrow(dim, 0, first).mul_(1e3)
+        smaller.narrow(dim, 0, first).mul_(1e-3)
+        changes = [(geometry.direction(x) - d).narrow(dim, first, second).abs() for x in (larger, smaller)]
+        if second and not max(float(change.max()) for change in changes) > 1e-9 * size:
             laws["coupled"] = 1.0
     rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2
     if half and rows not in geometry.couples:

@@ -14,6 +14,7 @@ from surefoot.geometry.entrywise import RMS
 from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
+from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.polar import msign, require_method
 from surefoot.linalg.power_iteration import clip_leading, power_iteration, random_vectors
 from surefoot.linalg.spectral_sphere import tangent_msign
@@ -104,8 +105,9 @@ class ScaledSpectral(Geometry):
         if not w.numel():
             return self.direction(m), cache
         v = vectors[..., 0].to(m.dtype)
-        u = (w @ v[..., None])[..., 0] / torch.where(values[..., :1] == 0, 1, values[..., :1]).to(m.dtype)
-        d, x = tangent_msign(m, u, v, cache["multiplier"], self.method)
+        with full_precision(w.device):
+            u = (w @ v[..., None])[..., 0] / torch.where(values[..., :1] == 0, 1, values[..., :1]).to(m.dtype)
+            d, x = tangent_msign(m, u, v, cache["multiplier"], self.method)
         return d.mul_(self.unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
 
     def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:

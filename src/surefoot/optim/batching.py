@@ -161,7 +161,7 @@ def in_pieces(take: Step) -> Step:
     ) -> tuple[Tensor, State]:
         rows = -role.weight_geometry.ndim
         pieces = math.ceil(w.numel() * w.element_size() / PIECE_BYTES.get(w.device.type, ELSEWHERE))
-        whole = rows in role.geometry.couples or not stabiliser.independent
+        whole = rows in role.geometry.couples or not (stabiliser.independent and role.momentum.entrywise)
         if pieces < 2 or whole or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
         size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
@@ -179,7 +179,7 @@ def in_pieces(take: Step) -> Step:
 def _stack_states(states: list[State], placement: Placement, dtype: torch.dtype) -> list[State]:
     """States of momentum and stabiliser, stacked, by block; entries of the parameter's shape in this dtype."""
     own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
-    shaped = {name for name, x in own.items() if x.shape == placement.shape}
+    shaped = _shaped(own, placement)
     view = placement.role.view
     stacks = {}
     for name in shaped:
@@ -195,12 +195,19 @@ def _stack_states(states: list[State], placement: Placement, dtype: torch.dtype)
     return by_block
 
 
+def _shaped(state: State, placement: Placement) -> set[str]:
+    """The momentum's entries of the parameter's shape; all else is cut by block."""
+    smoothed = placement.role.momentum.init_state(torch.empty(placement.shape, device="meta"))
+    return {name for name, x in state.items() if name in smoothed and x.shape == placement.shape}
+
+
 def _split_states(by_block: list[State], placement: Placement, states: list[State]) -> list[State]:
     """The states of each parameter, in the shapes of the optimizer's: the inverse of `_stack_states`."""
     split: list[State] = [{} for _ in states]
+    shaped = _shaped(states[0], placement)
     for name in by_block[0]:
         stacks = [block[name] for block in by_block]
-        if states[0][name].shape == placement.shape:
+        if name in shaped:
             wholes = _split_blocks(stacks, placement.role.view, placement.shape)
         else:
             parts = zip(*(x.unbind() for x in stacks), strict=True)

@@ -238,8 +238,7 @@ class SteepestDescent(Optimizer):
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
         """Multiply parameters by factors in [0, 1] between two steps; momentum stays as it is.
 
-        For control that couples parameters, `surefoot.LogitControl` for one. Factors that are constant along rows or
-        columns raise no norm, so no bound is lost.
+        For control that couples parameters. Factors that are constant along rows or columns raise no norm.
 
         Args:
             factors: `{parameter: factors of its shape}`.
@@ -254,14 +253,12 @@ class SteepestDescent(Optimizer):
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        counts = {name: int(self.state[p]["skipped"]) for name, p, _ in self._named() if p in self.state}
-        return {name: count for name, count in counts.items() if count}
+        counts = ((name, int(self.state[p]["skipped"])) for name, p, _ in self._named() if p in self.state)
+        return {name: count for name, count in counts if count}
 
     @torch.no_grad()
     def stability(self) -> dict[str, dict[str, float]]:
         """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.norms`.
-
-        Nothing that a step reads is changed. Four singular-vector estimates a matrix are kept from call to call.
 
         Returns:
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
@@ -291,8 +288,10 @@ class SteepestDescent(Optimizer):
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:
+        pickled = super().__getstate__()
+        pickled["state"] = type(self.state)(dict, {p: _own_memory(state) for p, state in self.state.items()})
         own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**super().__getstate__(), **own, "_bounds": RunningBound(), "_vectors": {}}
+        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}}
 
 
 def _own_memory(state: State) -> State:

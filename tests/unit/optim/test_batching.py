@@ -1,6 +1,7 @@
 """Like parameters together, pieces of large ones, other shapes and layouts: the same step as alone and whole."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -196,3 +197,59 @@ def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
         counted = lambda *arguments: calls.append(arguments) or take(*arguments)  # noqa: E731
         SteepestDescent([{"params": [w], "role": role}], lr=0.1, step=counted).step()
         assert len(calls) == count
+
+
+class WholeGradient(sf.Smoothing):
+    """A user's own, which reads the whole gradient: a table must not be cut for it."""
+
+    averages = ("momentum",)
+
+    def init_state(self, w):
+        return {"momentum": torch.zeros_like(w)}
+
+    def active(self, g, finite, couples):
+        return finite.to(g.dtype)
+
+    def __call__(self, state, g, active):
+        m = torch.lerp(state["momentum"], g / g.square().mean((-2, -1), keepdim=True).sqrt(), 0.1 * active)
+        return {"momentum": m}, m
+
+
+def test_smoothing_of_the_whole_gradient_is_not_cut(monkeypatch):
+    results = []
+    for budget in (1 << 20, 64):
+        monkeypatch.setitem(batching.PIECE_BYTES, "cpu", budget)
+        w = nn.Parameter(noise(64, 4))
+        w.grad = noise(64, 4, seed=1) * torch.linspace(0.01, 10, 64)[:, None]
+        role = sf.Role("table", sf.RowRMS(), momentum=WholeGradient())
+        optimizer = SteepestDescent([{"params": [w], "role": role}], lr=0.1)
+        optimizer.step()
+        results.append(torch.cat([w.detach(), optimizer.state[w]["momentum"]]))
+    assert torch.equal(*results)
+
+
+def test_a_bound_of_the_parameters_shape_is_still_one_of_blocks():
+    """Three blocks of one entry have three bounds, as many as the parameter has entries."""
+
+    class Costly(sf.RMS):
+        costly = True
+
+    role = sf.Role("mine", Costly(), view=sf.views.Projections((1, 1, 1)), stabiliser=sf.PostClip(0.7))
+    params = [nn.Parameter(noise(3, seed=i)) for i in range(2)]
+    optimizer = SteepestDescent([{"params": params, "role": role}], lr=0.5)
+    for _ in range(5):
+        for p in params:
+            p.grad = -p.detach().clone()
+        optimizer.step()
+    assert max(float(p.detach().abs().max()) for p in params) <= 0.7 * (1 + 1e-3)
+
+
+def test_a_pickled_optimizer_carries_each_momentum_once():
+    params = [nn.Parameter(noise(32, seed=i)) for i in range(50)]
+    optimizer = SteepestDescent([{"params": params, "role": "bias"}], lr=0.1)
+    for p in params:
+        p.grad = noise(32)
+    optimizer.step()
+    copied = pickle.loads(pickle.dumps(optimizer))
+    sizes = {p: state["momentum"].untyped_storage().nbytes() for p, state in copied.state.items()}
+    assert set(sizes.values()) == {32 * 4}
