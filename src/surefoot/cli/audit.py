@@ -102,9 +102,9 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     """The model; reference models are built on the meta device, where any size takes no time."""
     import torch
 
+    from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
     from surefoot.experiment.models.decoder import reference
     from surefoot.experiment.models.user_model import call, is_own
-    from surefoot.integrations.config import from_checkpoint, from_config, is_config
 
     name = arguments.target or arguments.model
     if arguments.weights:

@@ -39,7 +39,7 @@ ONLY_IN = {
     "matplotlib": "experiment.reports",
     "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
-    "transformers": "integrations",
+    "transformers": "cli.hf_config",
     "lightning": "integrations",
     "torchtitan": "integrations",
 }
