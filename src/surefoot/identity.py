@@ -22,7 +22,6 @@ from torch import Tensor
 Name = Callable[[Any], Any]
 """A class or a function -> what stands for it."""
 
-
 _LEAVES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
@@ -96,9 +95,6 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:
     contents = [("arguments", arguments), ("items", list(items or ())), ("pairs", list(pairs or ()))]
     if not all(part is None or isinstance(part, dict) for part in parts):
         return [*contents, ("state", state)]
-    computed = {
-        field for cls in type(value).__mro__ for field, x in vars(cls).items() if isinstance(x, cached_property)
-    }
     return contents + [pair for part in parts for pair in (part or {}).items() if pair[0] not in computed]
 
 

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ class Batch:
     def dtype(self) -> torch.dtype:
         """The dtype that the step computes in: float32, or float64 for float64 parameters."""
         return torch.promote_types(self.params[0].dtype, torch.float32)
+
+    @cached_property
+    def smoothed(self) -> frozenset[str]:
+        """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""
+        return frozenset(self.placement.role.momentum.init_state(torch.empty(self.placement.shape, device="meta")))
 
 
 @dataclass
@@ -122,7 +128,7 @@ def load(batch: Batch, states: list[State], precision: Precision) -> Blocks:
     if batch.group["maximize"]:
         gradients = [-g for g in gradients]
     finite = torch.stack([is_finite(g) for g in gradients]).all(0)
-    return Blocks(weights, gradients, _stack_states(states, batch.placement, dtype), finite)
+    return Blocks(weights, gradients, _stack_states(states, batch), finite)
 
 
 def store(batch: Batch, blocks: Blocks, states: list[State], precision: Precision) -> None:
@@ -130,7 +136,7 @@ def store(batch: Batch, blocks: Blocks, states: list[State], precision: Precisio
     placement, rounding = batch.placement, precision.rounding(batch.params[0])
     weights = _split_blocks(blocks.weights, placement.role.view, placement.shape)
     all_finite = device.on_cpu(blocks.finite) and bool(blocks.finite.all())
-    results = zip(batch.params, weights, states, _split_states(blocks.states, placement, states), strict=True)
+    results = zip(batch.params, weights, states, _split_states(blocks.states, batch, states), strict=True)
     for p, w, state, new in results:
         value, added = rounding.write(w, p.dtype, state)
         _write_(p, value)
@@ -176,12 +182,11 @@ def in_pieces(take: Step) -> Step:
     return run
 
 
-def _stack_states(states: list[State], placement: Placement, dtype: torch.dtype) -> list[State]:
-    """States of momentum and stabiliser, stacked, by block; entries of the parameter's shape in this dtype."""
+def _stack_states(states: list[State], batch: Batch) -> list[State]:
+    """States of momentum and stabiliser, stacked, by block; entries of the parameter's shape in the batch's dtype."""
     own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
-    shaped = _shaped(own, placement)
-    view = placement.role.view
-    stacks = {}
+    placement, dtype, view = batch.placement, batch.dtype, batch.placement.role.view
+    shaped, stacks = _shaped(own, batch), {}
     for name in shaped:
         if isinstance(view, OneBlock) and own[name].dtype == dtype and device.on_cpu(own[name]):
             stacks[name] = [_side_by_side(states, name).reshape(len(states), *placement.blocks[0])]
@@ -195,16 +200,15 @@ def _stack_states(states: list[State], placement: Placement, dtype: torch.dtype)
     return by_block
 
 
-def _shaped(state: State, placement: Placement) -> set[str]:
+def _shaped(state: State, batch: Batch) -> set[str]:
     """The momentum's entries of the parameter's shape; all else is cut by block."""
-    smoothed = placement.role.momentum.init_state(torch.empty(placement.shape, device="meta"))
-    return {name for name, x in state.items() if name in smoothed and x.shape == placement.shape}
+    return {name for name in batch.smoothed & state.keys() if state[name].shape == batch.placement.shape}
 
 
-def _split_states(by_block: list[State], placement: Placement, states: list[State]) -> list[State]:
+def _split_states(by_block: list[State], batch: Batch, states: list[State]) -> list[State]:
     """The states of each parameter, in the shapes of the optimizer's: the inverse of `_stack_states`."""
     split: list[State] = [{} for _ in states]
-    shaped = _shaped(states[0], placement)
+    placement, shaped = batch.placement, _shaped(states[0], batch)
     for name in by_block[0]:
         stacks = [block[name] for block in by_block]
         if name in shaped:

@@ -39,7 +39,7 @@ class SteepestDescent(Optimizer):
 
     State: 4 bytes per parameter (float32 momentum; 2 in bfloat16; twice as much for AdamW parts). Parameters in half
     precision are stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite keeps
-    weight and state, and is counted (`skipped()`), without a synchronisation.
+    weight and momentum, and is counted (`skipped()`), without a synchronisation.
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:

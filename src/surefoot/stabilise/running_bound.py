@@ -17,10 +17,9 @@ from torch import Tensor
 from surefoot.geometry.base import Eta, Geometry, expand
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
+from surefoot.momentum import State
 
 log = logging.getLogger("surefoot")
-
-State = dict[str, Tensor]
 
 MARGIN, MARGIN_STEPS = 0.25, 16
 """How far inside its ball a weight is projected by default: this part of the radius, or this many steps if less."""

@@ -26,6 +26,12 @@ class View(ABC):
     ([(1, 3, 2)], ((1, 3, 2),))
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, inverse in (("split", cls.join), ("join", cls.split)):
+            if {"split", "join"} & vars(cls).keys() == {name} and not hasattr(inverse, "__isabstractmethod__"):
+                raise TypeError(f"{cls.__name__} overrides {name} alone: split and join are inverses, define both")
+
     @abstractmethod
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """Shapes of the blocks.
@@ -83,9 +89,9 @@ class OneBlock(View):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
         if other := [name for name in ("blocks", "split", "join") if getattr(cls, name) is not getattr(OneBlock, name)]:
             raise TypeError(f"{cls.__name__}.{other[0]}: a OneBlock is a reshape; to override it, subclass View")
+        super().__init_subclass__(**options)
 
     @abstractmethod
     def block(self, shape: Shape) -> Shape:

@@ -107,29 +107,14 @@ def test_a_reshape_whose_split_or_join_is_overridden_is_refused(base, name):
         type("Mine", (mixin, base), {})
 
 
+@pytest.mark.parametrize("base", [Interleaved, Projections, Transposed, PerHead])
 @pytest.mark.parametrize("name", ["split", "join"])
-def test_a_view_that_overrides_split_or_join_alone_is_called_for_every_parameter_of_a_stack(name):
-    calls = []
-    plain = getattr(Interleaved, name)
-
-    def override(self, x, *shape):
-        calls.append(shape[0] if shape else tuple(x.shape))
-        return plain(self, x, *shape)
-
-    role = replace(sf.recipes.beyond_mup().role("linear"), view=Interleaved(2, 3))
-    mine = replace(role, view=type("Mine", (Interleaved,), {name: override})(2, 3))
-    trained = []
-    for used in (role, mine):
-        generator = torch.Generator().manual_seed(0)
-        weights = [nn.Parameter(torch.randn(24, 8, generator=generator)) for _ in range(2)]
-        optimizer = sf.SteepestDescent([{"params": weights, "role": used}], lr=0.1)
-        for p in weights:
-            p.grad = torch.randn(24, 8, generator=generator)
-        optimizer.step()
-        trained.append([p.detach() for p in weights])
-    assert len(calls) >= 2
-    assert set(calls) == {(24, 8)}
-    assert all(map(torch.equal, *trained))
+def test_a_view_that_overrides_split_or_join_alone_is_refused(base, name):
+    """What one of them permutes the other must permute back, or a step of 0 would change the weight."""
+    with pytest.raises(TypeError, match=f"Mine overrides {name} alone"):
+        type("Mine", (base,), {name: lambda *args: None})
+    both = type("Mine", (base,), {"split": base.split, "join": base.join})
+    assert issubclass(both, base)
 
 
 def rows(n, start):
