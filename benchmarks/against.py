@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from common import MODELS, Columns, Row, at_threads, interleave, parameters, publish, timing
-
 import surefoot
+from common import MODELS, Columns, Row, at_threads, interleave, parameters, publish, timing
 
 OTHER = "surefoot_before"
 SCHEMES: dict[str, Callable[[ModuleType], object]] = {

@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
+
 from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
 from surefoot.identity import key
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
@@ -52,6 +54,11 @@ class Role:
     def weight_geometry(self) -> Geometry:
         """The norm that a stabiliser bounds and the stability numbers are of."""
         return self.geometry if self.weight_norm is None else self.weight_norm
+
+    @cached_property
+    def smoothed(self) -> frozenset[str]:
+        """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""
+        return frozenset(self.momentum.init_state(torch.zeros(1, 1, 1)))
 
     @cached_property
     def _key(self) -> Hashable:

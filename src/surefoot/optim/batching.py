@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,11 +57,6 @@ class Batch:
     def dtype(self) -> torch.dtype:
         """The dtype that the step computes in: float32, or float64 for float64 parameters."""
         return torch.promote_types(self.params[0].dtype, torch.float32)
-
-    @cached_property
-    def smoothed(self) -> frozenset[str]:
-        """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""
-        return frozenset(self.placement.role.momentum.init_state(torch.empty(self.placement.shape, device="meta")))
 
 
 @dataclass
@@ -202,7 +196,7 @@ def _stack_states(states: list[State], batch: Batch) -> list[State]:
 
 def _shaped(state: State, batch: Batch) -> set[str]:
     """The momentum's entries of the parameter's shape; all else is cut by block."""
-    return {name for name in batch.smoothed & state.keys() if state[name].shape == batch.placement.shape}
+    return {name for name in batch.placement.role.smoothed & state.keys() if state[name].shape == batch.placement.shape}
 
 
 def _split_states(by_block: list[State], batch: Batch, states: list[State]) -> list[State]:
