@@ -231,15 +231,15 @@ MUTATIONS = (
     Mutation(
         "fingerprint without weights of positions",
         "stabilise/running_bound.py",
-        "return torch.mv(w, _hashes(w).to(w.dtype) * 2.0**-64 + 1.5)",
+        "return torch.mv(w, _column_weights(w.shape[-1], w.dtype))",
         "return w.sum(-1)",
         RUNNING_BOUND,
     ),
     Mutation(
         "fingerprint of any layout",
         "stabilise/running_bound.py",
-        "_row_sums(w.reshape(-1, w.shape[-1])).reshape(len(w), -1)",
-        "(w @ (_hashes(w).to(w.dtype) * 2.0**-64 + 1.5)).flatten(1)",
+        "_row_sums(w.reshape(-1, _row(w.shape))).reshape(len(w), -1)",
+        "(w @ _column_weights(w.shape[-1], w.dtype)).flatten(1)",
         RUNNING_BOUND,
     ),
     Mutation("roles compared by name", "roles.py", "self._key == other._key", "self.name == other.name", IDENTITY),

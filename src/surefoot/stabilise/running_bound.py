@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ MARGIN_ASKED = 0.5
 
 SLACK = 1e-6
 """A bound is kept where the norm is proven to be at most so much above it, relatively: far below every tolerance."""
+
+ROW = 1024
+"""Entries of a weight that its fingerprint sums together, where rows are shorter."""
 
 
 class RunningBound:
@@ -176,36 +180,47 @@ class RunningBound:
 
 
 def fingerprint(weights: Sequence[Tensor]) -> Tensor:
-    """Sums of each parameter's rows under pseudo-random weights of the columns, which a write or a permutation changes.
+    """Sums of each parameter's rows under pseudo-random weights of the entries, which a write or a permutation changes.
 
-    On a CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky
+    Short rows are summed together, `ROW` entries at most: a product with rows of 128 takes twice as long. On a CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky
     factor. On an accelerator the sum of `bits(w) * r` over 64-bit integers, which no order of summation changes.
 
     Args:
         weights: blocks of k like parameters, each `(k, n, out, in)` or `(k, n, size)`.
 
     Returns:
-        `(k, rows)`: all rows of all blocks, float32 (float64), or int64 on an accelerator.
+        `(k, sums)`: of all blocks, float32 (float64), or int64 on an accelerator.
 
     >>> w = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
     >>> bool((fingerprint([w]) == fingerprint([w.flip(-1)])).any())
     False
     """
-    return torch.cat([_row_sums(w.reshape(-1, w.shape[-1])).reshape(len(w), -1) for w in weights], 1)
+    return torch.cat([_row_sums(w.reshape(-1, _row(w.shape))).reshape(len(w), -1) for w in weights], 1)
+
+
+def _row(shape: torch.Size) -> int:
+    """Entries that are summed together: as many of a parameter's rows as `ROW` holds and its number of rows allows."""
+    return shape[-1] * math.gcd(shape[1:-1].numel(), max(1, ROW // shape[-1]))
 
 
 def _row_sums(w: Tensor) -> Tensor:
     """Of a table in one layout: another one has another order of summation."""
     if device.on_cpu(w):
         with full_precision(w.device):
-            return torch.mv(w, _hashes(w).to(w.dtype) * 2.0**-64 + 1.5)  # weights between 1 and 2
+            return torch.mv(w, _column_weights(w.shape[-1], w.dtype))
     bits = w.contiguous().view(torch.int32)  # in float64, two for each column
-    return (bits * _hashes(bits)).sum(-1)
+    return (bits * _hashes(bits.shape[-1], bits.device)).sum(-1)
 
 
-def _hashes(x: Tensor) -> Tensor:
-    """A pseudo-random int64 for each column of x: a multiplicative hash of its number."""
-    columns = torch.arange(1, x.shape[-1] + 1, device=x.device) * 0x2545F4914F6CDD1D
+@lru_cache(maxsize=64)
+def _column_weights(count: int, dtype: torch.dtype) -> Tensor:
+    """Pseudo-random numbers between 1 and 2, `(count,)`, on the CPU."""
+    return _hashes(count, torch.device("cpu")).to(dtype) * 2.0**-64 + 1.5
+
+
+def _hashes(count: int, where: torch.device) -> Tensor:
+    """A pseudo-random int64 for each column, `(count,)`: a multiplicative hash of its number."""
+    columns = torch.arange(1, count + 1, device=where) * 0x2545F4914F6CDD1D
     return columns.bitwise_xor_(columns >> 32).mul_(0x2545F4914F6CDD1D)
 
 
