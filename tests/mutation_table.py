@@ -238,7 +238,7 @@ MUTATIONS = (
     Mutation(
         "fingerprint of any layout",
         "stabilise/running_bound.py",
-        "_row_sums(w.reshape(-1, _row(w.shape))).reshape(len(w), -1)",
+        "_row_sums(w.reshape(-1, n)).reshape(len(w), -1)",
         "(w @ _column_weights(w.shape[-1], w.dtype)).flatten(1)",
         RUNNING_BOUND,
     ),

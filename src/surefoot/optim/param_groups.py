@@ -25,8 +25,7 @@ def by_role(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
         placement = plan[name]
         if tuple(p.shape) != placement.shape:
             raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
-        empty = {"params": [], "role": placement.role.name, "placements": []}
-        group = groups.setdefault(placement.role.name, empty)
+        group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(entry)
         group["placements"].append(placement)
     return list(groups.values())

@@ -88,9 +88,8 @@ class RunningBound:
         """
         if not w.numel():
             return w, state
-        dims = tuple(range(-geometry.ndim, 0))
         eta = device.scalar_like(eta, w, w.dtype)
-        eta = (eta.amax(dims) if eta.ndim else eta).expand(w.shape[: -geometry.ndim])
+        eta = (eta.amax(tuple(range(-geometry.ndim, 0))) if eta.ndim else eta).expand(w.shape[: -geometry.ndim])
         reach = eta * longest
         rounding = math.sqrt(min(w.shape[-geometry.ndim :])) * torch.finfo(w.dtype).eps
         upper = torch.where(eta > 0, state["upper"] * (1 + 2 * rounding) + reach, state["upper"])
@@ -182,8 +181,9 @@ class RunningBound:
 def fingerprint(weights: Sequence[Tensor]) -> Tensor:
     """Sums of each parameter's rows under pseudo-random weights of the entries, which a write or a permutation changes.
 
-    Short rows are summed together, `ROW` entries at most: a product with rows of 128 takes twice as long. On a CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky
-    factor. On an accelerator the sum of `bits(w) * r` over 64-bit integers, which no order of summation changes.
+    Short rows are summed together, `ROW` entries at most, since a product with rows of 128 takes twice as long. On a
+    CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky factor.
+    On an accelerator the sum of `bits(w) * r` over 64-bit integers, which no order of summation changes.
 
     Args:
         weights: blocks of k like parameters, each `(k, n, out, in)` or `(k, n, size)`.
@@ -195,12 +195,8 @@ def fingerprint(weights: Sequence[Tensor]) -> Tensor:
     >>> bool((fingerprint([w]) == fingerprint([w.flip(-1)])).any())
     False
     """
-    return torch.cat([_row_sums(w.reshape(-1, _row(w.shape))).reshape(len(w), -1) for w in weights], 1)
-
-
-def _row(shape: torch.Size) -> int:
-    """Entries that are summed together: as many of a parameter's rows as `ROW` holds and its number of rows allows."""
-    return shape[-1] * math.gcd(shape[1:-1].numel(), max(1, ROW // shape[-1]))
+    rows = [w.shape[-1] * math.gcd(w.shape[1:-1].numel(), max(1, ROW // w.shape[-1])) for w in weights]
+    return torch.cat([_row_sums(w.reshape(-1, n)).reshape(len(w), -1) for w, n in zip(weights, rows, strict=True)], 1)
 
 
 def _row_sums(w: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ OPTIONS = {
     "share": ["--rounds", "2", "--tokens", "32", "--length", "16"],
     "loop": ["--rounds", "2"],
     "memory": [],
+    "pages": ["--rounds", "1"],
 }
 PEERS = {"step": "torch Muon", "msign": "newton_schulz", "elementwise": "torch AdamW, fused"}
 PEERS["loop"] = "plain AdamW loop"
@@ -39,7 +40,7 @@ def smoke(tmp_path_factory):
 
 
 def label(row):
-    return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what") if key in row)
+    return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what", "freed") if key in row)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
