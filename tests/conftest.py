@@ -1,9 +1,12 @@
 """Fixtures that several folders share."""
 
 import resource
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `make test &`, ignores Ctrl-C
 
 
 @pytest.fixture
