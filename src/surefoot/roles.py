@@ -90,8 +90,9 @@ DERIVED: dict[str, tuple[str, View]] = {
     "experts": ("linear", Stack()),
     "router": ("head", Matrix()),
     "positions": ("embedding", Rows()),
+    "tied_positions": ("head", Rows()),
 }
-"""Kinds that take another kind's role in a layout of their own."""
+"""Kinds that take another kind's role in a layout of their own; tied positions are added to a tied table."""
 
 
 def derive(kind: str, table: dict[str, Role]) -> Role:

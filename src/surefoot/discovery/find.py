@@ -6,32 +6,39 @@ returns None has none.
 
 A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different ones: an
 embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS `1/d`. Under the
-head's rule inputs have RMS `1/d`, which the first norm layer undoes; a model whose logits are `<W_i, x> / d` has rows
-of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
+head's rule inputs have RMS `1/d`, which the first norm layer undoes, and what is added to them (positions, token types)
+follows; a model whose logits are `<W_i, x> / d` has rows of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
 
+from surefoot.discovery.added_tables import added_kinds
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
+from surefoot.discovery.overrides import Change
 from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
+from surefoot.roles import Role
 from surefoot.views import View
 
 
 def find_kinds(
-    model: nn.Module, head: str | Sequence[str] | None = None, overridden: Container[str] = (), tied: str | None = None
+    model: nn.Module,
+    head: str | Sequence[str] | None = None,
+    changes: Mapping[str, tuple[Change, str]] | None = None,
+    tied: str | None = None,
 ) -> dict[str, Kind | None]:
     """Kind of every trainable parameter.
 
     Args:
         model: any module, on any device.
         head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
-        overridden: names of parameters that have an override, which resolves conflicting kinds.
+        changes: parameter name -> an override's change and its reason; a change that is a name is the kind, and any
+            change resolves conflicting kinds.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
 
     Returns:
@@ -46,7 +53,7 @@ def find_kinds(
     """
     if tied not in (None, "head", "embedding", "error"):
         raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
-    heads, wiring = _find_heads(model, head), _Wiring()
+    heads, wiring, changes = _find_heads(model, head), _Wiring(), changes or {}
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
     for path, module in model.named_modules():
         wiring.register(module)
@@ -58,7 +65,12 @@ def find_kinds(
             uses[id(parameter)].append((f"{path}.{name}" if path else name, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
-    return {name: _resolve_uses(model, uses[id(p)], name in overridden, tied) for name, p in trainable.items()}
+    found = {name: _resolve_uses(model, uses[id(p)], name in changes, tied) for name, p in trainable.items()}
+    found |= {name: Kind(change, why) for name, (change, why) in changes.items() if isinstance(change, str)}
+    own = {name for name, (change, _) in changes.items() if isinstance(change, Role)}
+    both = {name: p for name, p in trainable.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
+    tables = {name: p for name, p in both.items() if name not in own and (k := found[name]) and k.name == "head"}
+    return found | added_kinds(model, tables, found)
 
 
 class _Wiring:

@@ -150,6 +150,9 @@ _CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gem
  videoprism.VideoPrismLayerNorm"""
 """Norm layers that multiply by `1 + weight`."""
 
+_PROJECTED = "opt.OPTDecoder mobilebert.MobileBertEmbeddings"
+"""Modules that project a table's rows to another width before they add positions to them."""
+
 _EXPERTS = {"llama4.Llama4TextExperts": (True, True, True), "step3p7.Step3p7Experts": (True, False, True)}
 """Experts without attributes for their layout: (has_gate, is_transposed, is_concatenated)."""
 
@@ -180,6 +183,7 @@ _CONV1D = "transformers.pytorch_utils.Conv1D"
 _LAYOUTS_OF = _by_owner(_LAYOUTS, _full) | _by_owner(_TITAN_LAYOUTS, _titan)
 _KINDS_OF = _by_owner(_KINDS, _full) | _by_owner(_TITAN_KINDS, _titan)
 _CENTRED_NAMES = frozenset(map(_full, _CENTRED.split()))
+_PROJECTED_NAMES = frozenset(map(_full, _PROJECTED.split()))
 _EXPERTS_OF = {_full(name): layout for name, layout in _EXPERTS.items()}
 
 
@@ -211,6 +215,11 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
 def descendant_kinds(owner: nn.Module) -> list[tuple[str, Kind]]:
     """Kinds of parameters below a module of a listed class, as (path below the module, kind)."""
     return next((_KINDS_OF[name] for name in _names(owner) if name in _KINDS_OF), [])
+
+
+def adds_projected_tables(owner: nn.Module) -> bool:
+    """True for a module of a listed class, which adds tables of another width than its first one's."""
+    return not _PROJECTED_NAMES.isdisjoint(_names(owner))
 
 
 def kinds_by_class(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:

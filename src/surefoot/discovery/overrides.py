@@ -87,7 +87,7 @@ def decide(
 
     Args:
         name: the parameter's name, for error messages.
-        kind: the discovered kind, or None.
+        kind: the discovered kind, or that of an override, or None.
         change: the override's change, or None.
         recipe: role table.
         stabiliser: replaces the role's stabiliser; a `Role` given by an override keeps its own, and a function given by
@@ -103,14 +103,11 @@ def decide(
         return change
     if kind is None and callable(change):
         raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
-    if isinstance(change, str):
-        role = recipe.role(change)
-    elif kind is None:
+    if kind is None:
         return None
-    else:
-        try:
-            role = kind.adapt(recipe.role(kind.name))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+    try:
+        role = kind.adapt(recipe.role(kind.name))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     role = replace(role, stabiliser=stabiliser) if stabiliser else role
     return change(role) if callable(change) else role

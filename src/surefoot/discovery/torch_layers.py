@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from surefoot.geometry import Spectral, TransposedConvSpectral
 from surefoot.initialise import AsBuilt, Initial, LinearNormal
 from surefoot.roles import Role
+from surefoot.scaling import Scale
 from surefoot.views import (
     AlternatingStack,
     Convolution,
@@ -30,13 +31,14 @@ class Kind:
     """What a parameter is, from which a recipe derives its role.
 
     Args:
-        name: key of a recipe's role table: linear, embedding, head, gain, bias, conv, experts, router, positions or
-            scalar.
+        name: key of a recipe's role table: linear, embedding, head, gain, bias, conv, experts, router, positions,
+            tied_positions or scalar.
         why: reason, for the plan's table.
         view: layout; None takes the role's default.
         initial: initial values; None takes the role's default.
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         low_confidence: inferred from the shape only; any other rule overrides it.
+        radius_unit: unit of a radius given for all roles; None takes the role's default.
 
     >>> Kind("bias", "bias of Linear").name
     'bias'
@@ -48,6 +50,7 @@ class Kind:
     initial: Initial | None = None
     stride: int = 1
     low_confidence: bool = False
+    radius_unit: Scale | None = None
 
     def adapt(self, role: Role) -> Role:
         """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
@@ -56,12 +59,17 @@ class Kind:
             role: the recipe's role of this kind.
 
         Returns:
-            The role with this kind's view, initial values and stride in place of its defaults.
+            The role with this kind's view, initial values, unit of radii and stride in place of its defaults.
 
         Raises:
             ValueError: a stride above 1 and a role whose geometry is not spectral.
         """
-        role = replace(role, view=self.view or role.view, initial=self.initial or role.initial)
+        role = replace(
+            role,
+            view=self.view or role.view,
+            initial=self.initial or role.initial,
+            radius_unit=self.radius_unit or role.radius_unit,
+        )
         if self.stride == 1:
             return role
         if type(role.geometry) is not Spectral:
