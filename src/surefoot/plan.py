@@ -123,9 +123,9 @@ class Plan:
                 given in an override keeps its own.
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
-            tied: of a table that is embedding and head: "head", the head's rule, right for every model, also for the
-                positions and token types that are added to its rows; "embedding", the embedding's, for models with an
-                `output_multiplier` (1/d); "error": refuse. Default: embedding where the model has that attribute.
+            tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule, right
+                for every model; "embedding", the embedding's, for models with an `output_multiplier` (1/d); "error":
+                refuse. Default: embedding where the model has that attribute.
 
         Returns:
             The plan of all trainable parameters, in the model's order.
@@ -144,12 +144,12 @@ class Plan:
         unplaced: list[str] = []
         for name, kind in find_kinds(model, head, changes, tied).items():
             change, why = changes.get(name) or (None, "")
-            why = kind.why if kind and (change is None or isinstance(change, str)) else why
             role = decide(name, kind, change, recipe, stabiliser)
             if role is None:
                 unplaced.append(name)
             else:
-                placements[name] = _placed(name, role, why, tuple(model.get_parameter(name).shape))
+                shape = tuple(model.get_parameter(name).shape)
+                placements[name] = _placed(name, role, kind.why if kind else why, shape)
         if unplaced:
             raise ValueError(_unplaced(model, unplaced))
         return cls(recipe.name, placements)

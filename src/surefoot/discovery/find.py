@@ -66,7 +66,9 @@ def find_kinds(
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
     found = {name: _resolve_uses(model, uses[id(p)], name in changes, tied) for name, p in trainable.items()}
-    found |= {name: Kind(change, why) for name, (change, why) in changes.items() if isinstance(change, str)}
+    for name, (change, why) in changes.items():
+        kind = found[name]
+        found[name] = Kind(change, why) if isinstance(change, str) else kind and replace(kind, why=why)
     own = {name for name, (change, _) in changes.items() if isinstance(change, Role)}
     both = {name: p for name, p in trainable.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
     tables = {name: p for name, p in both.items() if name not in own and (k := found[name]) and k.name == "head"}

@@ -14,7 +14,7 @@ from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.monitor.norms import join_blocks, split_by_block, stability
 from surefoot.optim.batching import Batch, Blocks, batches, in_pieces, load, store
-from surefoot.optim.param_groups import by_role, check_learning_rate, learning_rate, place, with_names
+from surefoot.optim.param_groups import by_role, check_group, learning_rate, place, with_names
 from surefoot.optim.precision import Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
@@ -51,8 +51,8 @@ class SteepestDescent(Optimizer):
         maximize: climb instead of descending.
 
     Raises:
-        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that
-            the plan lacks, a negative lr. List errors are torch's own.
+        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a `DTensor`, a
+            parameter that the plan lacks, a negative lr. List errors are torch's own.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> optimizer = SteepestDescent(model, lr=0.1)
@@ -94,19 +94,16 @@ class SteepestDescent(Optimizer):
             group["params"] = with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
         super().add_param_group(group)
-        group = self.param_groups[-1]
+        group, number = self.param_groups[-1], len(self.param_groups) - 1
+        names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(group["params"]))]
         try:
-            check_learning_rate(group)
-            if any(p.is_complex() for p in group["params"]):
-                raise ValueError("complex parameters have no role; give their real and imaginary parts")
+            check_group(group, names)
             for p in group["params"]:
                 self._precision.check(p)
             placements = placements or place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
             raise
-        number = len(self.param_groups) - 1
-        names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(placements))]
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
             shared = self._roles.setdefault(placement.role, placement.role)

@@ -48,11 +48,24 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
     return lr.reshape(()) if isinstance(lr, Tensor) else lr
 
 
-def check_learning_rate(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a learning rate that is negative or not finite; one on a device is not read."""
+def check_group(group: Mapping[str, Any], names: list[str]) -> None:
+    """Raise ValueError for what no step takes: a rate, or a parameter, which its name in names tells.
+
+    A learning rate that is negative or not finite (one on a device is not read), complex parameters, and a `DTensor`,
+    whose memory on this process is a part of it, or one of several copies.
+    """
     lr = learning_rate(group)
     if not (isinstance(lr, Tensor) and not device.on_cpu(lr)) and not 0 <= lr < math.inf:
         raise ValueError(f"Invalid learning rate: {group['lr']}")
+    for name, p in zip(names, group["params"], strict=True):
+        if p.is_complex():
+            raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
+        if hasattr(p, "device_mesh") and hasattr(p, "placements"):
+            raise ValueError(
+                f"{name} is a DTensor, {p.placements} on a mesh of {tuple(p.device_mesh.shape)}, and SteepestDescent "
+                "takes whole parameters: train with DistributedDataParallel in place of fully_shard or "
+                "parallelize_module; in torchtitan use SteepestDescentContainer on replicated parameters"
+            )
 
 
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
