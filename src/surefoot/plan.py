@@ -148,8 +148,7 @@ class Plan:
             if role is None:
                 unplaced.append(name)
             else:
-                shape = tuple(model.get_parameter(name).shape)
-                placements[name] = _placed(name, role, kind.why if kind else why, shape)
+                placements[name] = _placed(name, role, kind.why if kind else why, model.get_parameter(name).shape)
         if unplaced:
             raise ValueError(_unplaced(model, unplaced))
         return cls(recipe.name, placements)
@@ -261,9 +260,9 @@ def _unplaced(model: nn.Module, names: list[str]) -> str:
     return f"cannot place {each}: {remedy(owners[names[0]], names[0], model.get_parameter(names[0]))}"
 
 
-def _placed(name: str, role: Role, why: str, shape: tuple[int, ...]) -> Placement:
+def _placed(name: str, role: Role, why: str, shape: torch.Size) -> Placement:
     try:
-        return Placement(role, why, shape)
+        return Placement(role, why, tuple(shape))
     except ValueError as error:
         raise ValueError(f"{name} cannot be {role.name}: {error}") from None
 
