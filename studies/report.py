@@ -29,6 +29,7 @@ from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
 from transfer import run as transfer
+from wiring import run as wiring
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md")]
@@ -216,6 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models,
     "tolerance": tolerance,
     "key_bias": key_bias,
+    "wiring": wiring.table,
     "stabilisers": stability.table,
     "coordinates": coordinates.table,
     **{

@@ -14,6 +14,8 @@ STABILISERS = "tests/laws/test_stabilisers.py"
 MOVES = "tests/laws/test_moves.py"
 GUARANTEE = "tests/laws/test_guarantee.py"
 RUNNING_BOUND = "tests/laws/test_running_bound.py"
+CHANGE, PROMISES = "tests/laws/promises/test_change.py", "tests/laws/promises/test_promises.py"
+ADDED, EDGES = "tests/unit/discovery/test_added_tables.py", "tests/unit/core/test_plan_edges.py"
 CHECK = "tests/laws/test_check.py"
 TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
 VIEWS = "tests/unit/core/test_views.py"
@@ -183,12 +185,31 @@ MUTATIONS = (
         GUARANTEE,
     ),
     Mutation(
-        "running bound assumes the norm of any direction",
+        "an overridden direction assumed to be known",
         "geometry/spectral.py",
-        " and type(self).direction is ScaledSpectral.direction",
-        "",
-        STABILISERS,
+        "if type(self).direction is not ScaledSpectral.direction:",
+        "if False:",
+        CHANGE,
     ),
+    Mutation(
+        "promise of decay assumes steps of norm 1",
+        "stabilise/decay.py",
+        "bound = unit if longest <= TOLERANCE[torch.float32] else longest * unit",
+        "bound = unit",
+        PROMISES,
+    ),
+    Mutation(
+        "clip's way back not reported",
+        "stabilise/clip.py",
+        "return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)",
+        "return torch.where(running > 1e30, back, reach)",
+        CHANGE,
+    ),
+    Mutation(
+        "orthogonal by a fast direction", "stabilise/sphere.py", "ball.retract(step(", "ball.direction(step(", PROMISES
+    ),
+    Mutation("positions keep RMS 1", "discovery/find.py", "found | added_kinds(model, tables, found)", "found", ADDED),
+    Mutation("a DTensor is whole", "optim/param_groups.py", 'if hasattr(p, "device_mesh") and', "if False and", EDGES),
     Mutation(
         "margin of one step too few",
         "stabilise/running_bound.py",
@@ -199,8 +220,8 @@ MUTATIONS = (
     Mutation(
         "steps of another norm counted as the weight's",
         "stabilise/clip.py",
-        "geometry.direction_norm_bound(ball)",
-        "ball.direction_norm_bound(ball)",
+        "longest = geometry.direction_norm_bound(ball,",
+        "longest = ball.direction_norm_bound(ball,",
         STABILISERS,
     ),
     Mutation(

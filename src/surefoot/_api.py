@@ -2,6 +2,7 @@
 
 from surefoot import geometry, recipes, views
 from surefoot.attention.qk_clip import LogitControl
+from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
@@ -27,5 +28,5 @@ __all__ = [
     "RowRMS", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral",
     "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "views",
+    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

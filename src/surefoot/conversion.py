@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from surefoot.scaling import Keller, Moonlight, Natural, Scale
 
-MUP_BASE_WIDTH = 64
-"""Width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
-
 _SCALES: dict[str, Scale] = {
     "natural": Natural(),
     "keller": Keller(),
@@ -20,8 +17,8 @@ _SCALES: dict[str, Scale] = {
 
 CONVENTIONS = tuple(_SCALES)
 """natural: steps of norm lr, decay by `lr rate`. keller, moonlight: Muon's published scales, decay by `lr wd`. adamw:
-an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate at the base width, `lr base_width / d_in` at
-fan-in d_in."""
+an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate of the same matrix in the base model, whose fan-in is
+base_d_in: AdamW's is `lr base_d_in / d_in`."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +46,7 @@ class Setting:
             raise ValueError(f"a weight decay must be finite and not negative, not {self.weight_decay}")
 
 
-def convert(
-    setting: Setting, source: str, target: str, d_in: int, d_out: int, base_width: int = MUP_BASE_WIDTH
-) -> Setting:
+def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, base_d_in: int | None = None) -> Setting:
     """Convert a setting for a `(d_out, d_in)` matrix so that its steps and its decay stay the same.
 
     In each convention the step is `lr s(d_in, d_out) sqrt(d_out/d_in) msign(G)` and the decay `lr wd`, so the natural
@@ -63,23 +58,25 @@ def convert(
         target: convention of the result, one of `CONVENTIONS`.
         d_in: fan-in of the matrix, at least 1.
         d_out: fan-out of the matrix, at least 1.
-        base_width: width at which muP's rates equal AdamW's, at least 1.
+        base_d_in: fan-in of the same matrix in the model at which muP's rates are AdamW's; for the convention "mup".
 
     Returns:
         Learning rate and weight decay in the target convention.
 
     Raises:
-        ValueError: an unknown convention, a size below 1.
+        ValueError: an unknown convention, a size below 1, muP without base_d_in.
 
     >>> convert(Setting(0.02, 0.1), "keller", "natural", d_in=768, d_out=3072)
     Setting(lr=0.02, weight_decay=0.1)
     >>> convert(Setting(0.02, 0.1), "keller", "natural", d_in=3072, d_out=768)
     Setting(lr=0.04, weight_decay=0.05)
+    >>> convert(Setting(1e-3), "mup", "adamw", d_in=1024, d_out=256, base_d_in=256).lr  # an output projection, 4x wide
+    0.00025
     """
-    sizes = {"d_in": d_in, "d_out": d_out, "base_width": base_width}
-    if wrong := [name for name, size in sizes.items() if size < 1]:
+    sizes = {"d_in": d_in, "d_out": d_out, "base_d_in": base_d_in}
+    if wrong := [name for name, size in sizes.items() if size is not None and size < 1]:
         raise ValueError(f"{wrong[0]} must be at least 1, not {sizes[wrong[0]]}")
-    ratio = _factor(source, d_in, d_out, base_width) / _factor(target, d_in, d_out, base_width)
+    ratio = _factor(source, d_in, d_out, base_d_in) / _factor(target, d_in, d_out, base_d_in)
     return Setting(setting.lr * ratio, setting.weight_decay / ratio)
 
 
@@ -110,31 +107,36 @@ def from_adamw(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting
     return Setting(float(f"{natural.lr:.12g}"), float(f"{natural.weight_decay:.12g}"))
 
 
-def table(setting: Setting, source: str, d_in: int, d_out: int, base_width: int = MUP_BASE_WIDTH) -> dict[str, Setting]:
-    """Convert a setting to every convention.
+def table(setting: Setting, source: str, d_in: int, d_out: int, base_d_in: int | None = None) -> dict[str, Setting]:
+    """Convert a setting to every convention; to muP's only with base_d_in.
 
     Args:
         setting: learning rate and weight decay in the source convention.
         source: convention of `setting`, one of `CONVENTIONS`.
         d_in: fan-in of the matrix, at least 1.
         d_out: fan-out of the matrix, at least 1.
-        base_width: width at which muP's rates equal AdamW's, at least 1.
+        base_d_in: fan-in of the same matrix in the model at which muP's rates are AdamW's; for the convention "mup".
 
     Returns:
         Convention -> setting, in the order of `CONVENTIONS`.
 
     Raises:
-        ValueError: an unknown convention, a size below 1.
+        ValueError: as `convert`.
 
     >>> round(table(Setting(0.02), "keller", d_in=100, d_out=100)["moonlight"].lr, 6)
     0.01
     """
-    return {name: convert(setting, source, name, d_in, d_out, base_width) for name in CONVENTIONS}
+    targets = CONVENTIONS if base_d_in else [name for name in CONVENTIONS if name != "mup"]
+    return {name: convert(setting, source, name, d_in, d_out, base_d_in) for name in targets}
 
 
-def _factor(convention: str, d_in: int, d_out: int, base_width: int) -> float:
+def _factor(convention: str, d_in: int, d_out: int, base_d_in: int | None) -> float:
     """`s(d_in, d_out)`: natural learning rate divided by that of the convention."""
     if convention not in CONVENTIONS:
         raise ValueError(f"unknown convention {convention!r}; choose one of {', '.join(CONVENTIONS)}")
     factor = _SCALES[convention]((d_out, d_in))
-    return factor * base_width / d_in if convention == "mup" else factor
+    if convention != "mup":
+        return factor
+    if base_d_in is None:
+        raise ValueError("muP's rates go by the fan-in of the same matrix in the base model: give base_d_in")
+    return factor * base_d_in / d_in

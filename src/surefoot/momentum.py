@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,6 +59,11 @@ class Smoothing(ABC):
     @abstractmethod
     def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
+
+    @property
+    def largest(self) -> float:
+        """Bound on the entries of the smoothed gradient, whatever the gradients are; inf if there is none."""
+        return math.inf
 
     @abstractmethod
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
@@ -171,6 +177,12 @@ class Adam(Smoothing):
             "exp_avg_sq": torch.zeros_like(w),
             "step": torch.zeros((), dtype=torch.float32, device=w.device),
         }
+
+    @property
+    def largest(self) -> float:
+        """`(1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))` by Cauchy-Schwarz, 1.165 for (.9, .95); inf unless `b1^2 < b2`."""
+        ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
+        return max(1.0, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - ratio))) if ratio < 1 else math.inf
 
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""

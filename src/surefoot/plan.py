@@ -67,7 +67,8 @@ class Placement:
         """What holds of the weight's norm, in words; the norm is named where it is not the step's."""
         weight_norm = self.role.weight_norm
         name = "norm" if weight_norm is None else f"{type(weight_norm).__name__} norm"
-        return _once(stabiliser.describe(name) for stabiliser in self.stabilisers)
+        blocks = zip(self.stabilisers, self.blocks, strict=True)
+        return _once(stabiliser.describe(name, self.role.step_norm_bound(block)) for stabiliser, block in blocks)
 
     @cached_property
     def stabilisers(self) -> tuple[Stabiliser, ...]:

@@ -55,6 +55,18 @@ class Role:
         """The norm that a stabiliser bounds and the stability numbers are of."""
         return self.geometry if self.weight_norm is None else self.weight_norm
 
+    def step_norm_bound(self, shape: tuple[int, ...], norm: Geometry | None = None) -> float:
+        """Upper bound on the norm of a step of rate 1.
+
+        Args:
+            shape: of a block, `(n, out, in)` or `(n, size)`.
+            norm: default the weight's.
+
+        Returns:
+            The bound; inf if there is none.
+        """
+        return self.geometry.direction_norm_bound(norm or self.weight_geometry, shape[1:], self.momentum.largest)
+
     @cached_property
     def smoothed(self) -> frozenset[str]:
         """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""

@@ -148,7 +148,7 @@ def find_pairs(model: nn.Module) -> dict[str, QueryKey]:
     """
     pairs = {}
     for name, owner in model.named_modules():
-        projections, heads = _projections_of(owner), _heads_of(owner)
+        projections, heads = _projections_of(owner), head_scale(owner)
         if projections is None or any(_is_norm(child) for child in owner.children()):
             continue
         if heads is None:
@@ -180,7 +180,7 @@ def _projections_of(owner: nn.Module) -> tuple[Projection, Projection] | None:
     return None
 
 
-def _heads_of(owner: Any) -> tuple[int, float] | None:
+def head_scale(owner: Any) -> tuple[int, float] | None:
     """(head_dim, scale) of an attention module, or None."""
     heads: Any = getattr(owner, "heads", None)
     if hasattr(heads, "dim") and hasattr(heads, "scale"):

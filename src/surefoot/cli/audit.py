@@ -78,6 +78,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
     Returns:
         One sentence per warning.
     """
+    from surefoot.attention.scale import usually_scaled
     from surefoot.geometry import Spectral
     from surefoot.monitor.norms import stability
 
@@ -88,6 +89,11 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
             lines.append(f"{name} has a side of {tiny}: a spectral norm of so few directions is nearly a Euclidean one")
         elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):
             lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
+    if usual := usually_scaled(model):
+        lines.append(
+            f"{len(usual)} modules scale attention by 1/sqrt(d_head), which stays so; where a model's widths differ in "
+            "d_head, surefoot.scale_attention_ makes it 1/d_head"
+        )
     if not any(p.is_meta for p in model.parameters()):
         for name, placement in plan.placements.items():
             blocks, _ = stability(model.get_parameter(name), placement, lr=0.0)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from surefoot.geometry.sizes import Sizes
 from surefoot.linalg import device
 
 Cache = dict[str, Tensor] | None
@@ -54,6 +55,10 @@ class Geometry(ABC):
     def direction(self, g: Tensor) -> Tensor:
         """Maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. A new tensor, or g itself."""
 
+    def dual(self, g: Tensor) -> Tensor:
+        """The dual norm of g, float32 or float64, see `dual_norm`; by default `<g, direction(g)>`."""
+        return (g * self.direction(g)).sum(tuple(range(-self.ndim, 0)))
+
     @abstractmethod
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Nearest point (Frobenius) with `norm <= radius`, and the cache; w itself, bit for bit, if it is inside.
@@ -71,9 +76,25 @@ class Geometry(ABC):
         """True if blocks of this shape, `(n, out, in)` or `(n, size)`, have as many dimensions as the norm."""
         return len(block) - 1 == self.ndim
 
-    def direction_norm_bound(self, norm: Geometry) -> float:
-        """Upper bound on `norm.norm(self.direction(g))` over all g, rounding included; inf if unknown."""
+    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+        """Upper bounds on `direction(g)` over all g of this shape with `|g_ij| <= largest`, rounding included."""
+        return Sizes()
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """Upper bound on `norm(w)` over all w of these sizes and this shape; inf if unknown."""
         return math.inf
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+        """Upper bound on `norm.norm(direction(g))` over all g as in `direction_sizes`; inf if unknown."""
+        return norm.norm_bound(self.direction_sizes(shape, largest), shape)
+
+    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
+        """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
+        return excess + 2 * reach
+
+    def retract(self, w: Tensor) -> Tensor:
+        """The nearest point all of whose rows, or singular values, have norm 1; accurate where `direction` is fast."""
+        return self.direction(w)
 
     def certificate(self, w: Tensor) -> Tensor:
         """Upper bound on `norm(w)` that no rounding invalidates, computed without a device synchronisation."""
@@ -131,19 +152,19 @@ def expand(norm: Tensor, geometry: Geometry) -> Tensor:
 
 
 def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
-    """The dual norm `max <g, d>` over `norm(d) <= 1`, which is `<g, direction(g)>`.
+    """The dual norm `max <g, d>` over `norm(d) <= 1`: exact, where the direction's share of it may be less.
+
+    Cost: one pass; under the spectral norm a singular value decomposition.
 
     Args:
         geometry: the norm.
         g: `(..., out, in)` or `(..., n)`, as the geometry takes it.
 
     Returns:
-        Shape `g.shape[:-ndim]`, float32 for half precision.
+        Shape `g.shape[:-ndim]`, float32 for half precision; relative error 1e-5, rounding in g's dtype aside.
 
     >>> from surefoot.geometry import RMS
     >>> dual_norm(RMS(), torch.tensor([3.0, 4.0]))  # sqrt(2) * 5
     tensor(7.0711)
     """
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    dims = tuple(range(-geometry.ndim, 0))
-    return (g.to(dtype) * geometry.direction(g).to(dtype)).sum(dims)
+    return geometry.dual(g.to(torch.promote_types(g.dtype, torch.float32)))

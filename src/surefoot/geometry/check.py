@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Geometry, dual_norm, expand
+from surefoot.geometry.base import Geometry, expand
 
 
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
@@ -92,8 +92,8 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
 
 def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float]:
     d = geometry.direction(g)
-    best = dual_norm(geometry, g)
     dims = tuple(range(-geometry.ndim, 0))
+    best = (g * d).sum(dims)
     competitors = [w, g, _ascent(geometry, g, d)]
     reached = [(g * c / expand(geometry.norm(c), geometry)).sum(dims) for c in competitors]
     excess = max(float(((value - best) / value.abs()).max()) for value in reached)

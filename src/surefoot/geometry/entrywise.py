@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
-from surefoot.geometry.lp_base import VectorGeometry
+from surefoot.geometry.lp_base import ROUNDED, VectorGeometry
+from surefoot.geometry.sizes import Sizes, clipped_change
 from surefoot.linalg import device
 
 
@@ -69,6 +70,19 @@ class Frobenius(Geometry):
         """`sqrt(d_out) G / |G|_F`."""
         return (RMS().direction(g.flatten(-2)) / math.sqrt(max(1, g.shape[-1]))).reshape(g.shape)
 
+    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+        """Of Frobenius norm `sqrt(d_out)`; nothing for an overridden direction."""
+        known = type(self).direction is Frobenius.direction
+        return Sizes(whole=ROUNDED * math.sqrt(shape[-2])).within(shape[-2:]) if known else Sizes()
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """The whole over `sqrt(d_out)`."""
+        return sizes.whole / math.sqrt(max(1, shape[-2] if len(shape) > 1 else 1))
+
+    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
+        """`clipped_change`: the nearest point is radial."""
+        return clipped_change(excess, reach)
+
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Scaled down to the radius."""
         limit = device.scalar_like(radius, w, torch.promote_types(w.dtype, torch.float32))
@@ -93,6 +107,14 @@ class Identity(Geometry):
     def takes(self, block: tuple[int, ...]) -> bool:
         """True: blocks of any shape."""
         return True
+
+    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+        """Entries of the argument, at most `largest`."""
+        return Sizes(entry=largest).within(shape)
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """The largest entry."""
+        return sizes.entry
 
     def norm(self, w: Tensor) -> Tensor:
         """`max |w_i|`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 
 import torch
@@ -9,8 +10,12 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.sizes import Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.max_abs import max_abs
+
+ROUNDED = 1 + 1e-5
+"""Bound on the norm of a direction in float32."""
 
 
 class VectorGeometry(Geometry):
@@ -44,6 +49,43 @@ class VectorGeometry(Geometry):
         """Each vector's dual direction over scale."""
         precise = g.to(torch.promote_types(g.dtype, torch.float32))
         return lp_balls.direction(precise, self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
+
+    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+        """Vectors of l_s norm `1 / scale`: none of their entries is larger; nothing for an overridden direction."""
+        if type(self).direction is not VectorGeometry.direction:
+            return Sizes()
+        s, most = self.exponent, ROUNDED / self.scale(torch.Size(shape))
+        length = most * max(1, shape[self.dim]) ** max(0, 0.5 - 1 / s)
+        sizes = Sizes(entry=most, row=length) if self.dim == -1 else Sizes(entry=most, column=length)
+        return sizes.within(shape[-self.ndim :])
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+        """1 in its own norm, rounding aside; in others as its sizes say."""
+        bound = super().direction_norm_bound(norm, shape, largest)
+        size = torch.Size(shape)
+        own = isinstance(norm, VectorGeometry) and norm.scale(size) == self.scale(size)
+        same = own and (norm.exponent, norm.dim, norm.ndim) == (self.exponent, self.dim, self.ndim)  # type: ignore[attr-defined]
+        return min(bound, ROUNDED) if same and bound < math.inf else bound
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """From the largest entry and the longest vector: `|x|_s <= |x|_2^(2/s) |x|_inf^(1 - 2/s)` for s >= 2."""
+        s, length = self.exponent, sizes.row if self.dim == -1 else sizes.column
+        longest = (
+            length * max(1, shape[self.dim]) ** (1 / s - 0.5)
+            if s < 2
+            else length ** (2 / s) * sizes.entry ** (1 - 2 / s)
+        )
+        scale: float = self.scale(torch.Size(shape))
+        bound: float = scale * min(longest, length if s >= 2 else longest)
+        return bound
+
+    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
+        """`clipped_change` where the nearest point is radial or an entry's, else the triangle inequality."""
+        return (
+            clipped_change(excess, reach)
+            if self.exponent in (2, math.inf)
+            else super().clip_change_bound(excess, reach)
+        )
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.lp_base import VectorGeometry
-from surefoot.geometry.spectral import LARGEST, Spectral
+from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.spectral import Spectral
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,27 @@ class MeanOperator(Geometry):
         """The direction of the table."""
         return self._form.direction(g)
 
-    def direction_norm_bound(self, norm: Geometry) -> float:
-        """1.001 in the spectral norm for p <= 2 <= q, where it is the smaller norm; inf in others."""
-        return LARGEST if self.p <= 2 <= self.q and type(norm) is Spectral else math.inf
+    def dual(self, g: Tensor) -> Tensor:
+        """The form's."""
+        return self._form.dual(g)
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+        """The form's, in the form of another such norm; inf for an overridden direction."""
+        if type(self).direction is not MeanOperator.direction:
+            return math.inf
+        return self._form.direction_norm_bound(norm._form if isinstance(norm, MeanOperator) else norm, shape)
+
+    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+        """Those of the form's direction; nothing for an overridden one."""
+        return self._form.direction_sizes(shape) if type(self).direction is MeanOperator.direction else Sizes()
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """The form's."""
+        return self._form.norm_bound(sizes, shape)
+
+    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
+        """The form's."""
+        return self._form.clip_change_bound(excess, reach)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each row or column onto its ball; singular values clipped for (2, 2)."""

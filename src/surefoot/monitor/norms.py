@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache
+from surefoot.geometry.base import Cache, Geometry
+from surefoot.linalg import device
 from surefoot.plan import Placement
 from surefoot.roles import Role
+from surefoot.stabilise.base import Known, Stabiliser
 from surefoot.views import Shape
+
+TIGHT = 0.02
+"""How far above the lower bound on a norm the upper one is sought, relatively."""
 
 VECTORS, FIRST_ITERATIONS = 4, 4
 """Ritz vectors of a matrix, and the power iterations that give the first ones."""
@@ -20,36 +26,39 @@ _NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") f
 
 @torch.no_grad()
 def stability(
-    weight: Tensor, placement: Placement, lr: float, cache: Cache = None
+    weight: Tensor, placement: Placement, lr: float, cache: Cache = None, state: Cache = None
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Bounds on a layer's three stability numbers, from its weight and its step; a dictionary per block.
 
     forward: `max rms(f(x))` over inputs of RMS at most 1, the norm of the weight. dependency:
     `max rms(f(x1) - f(x2)) / rms(x1 - x2)`, the norm again for a linear layer and 0 for a bias; of a table, whose
-    inputs are discrete, the largest difference of two rows, up to twice the norm. update: what one step of norm 1
-    changes the output by, at most `lr * lr_scale`; nothing if its gradient is zero.
+    inputs are discrete, the largest difference of two rows, up to twice the norm. update: the norm of the next step's
+    change of the weight, stabiliser included, whatever its gradient, see `Stabiliser.largest_change`; 0 for a gradient
+    of zero.
 
     Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
-    cache's vectors give the lower bounds; the upper ones are the smaller of the running bound (`PostClip` keeps one)
-    and the Frobenius norm, which alone may be `sqrt(min(out, in))` times too large.
+    cache's vectors give the lower bounds, and one Cholesky factor proves that the upper ones are 2 % above them; where
+    it does not, a certificate is computed, which costs about a direction.
 
     Args:
         weight: the parameter.
         placement: its place in a plan.
         lr: the present learning rate of its group.
-        cache: what this function returned for the parameter before, and a running bound "upper" if there is one.
+        cache: what this function returned for the parameter before.
+        state: what the stabiliser keeps of it: a running bound "upper", "vectors".
 
     Returns:
         `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
-        numbers in natural units, lower bounds to rounding (1e-6). Steps of another norm than the weight's
-        (Adam's) may have no bound on their update: inf. Of a weight that is not finite every number is inf.
+        numbers in natural units, lower bounds to rounding (1e-6). Steps of a norm of your own have no bound on their
+        update: inf. Of a weight that is not finite every number is inf.
     """
     role = placement.role
     blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
-    caches = split_by_block(cache or {}, placement.blocks)
-    reports = [_of_block(w, role, lr, known) for w, known in zip(blocks, caches, strict=True)]
+    caches = split_by_block({**(cache or {}), **(state or {})}, placement.blocks)
+    parts = zip(blocks, placement.stabilisers, caches, strict=True)
+    reports = [_of_block(w, role, stabiliser, lr, known, state or {}) for w, stabiliser, known in parts]
     return [numbers for block, _ in reports for numbers in block], join_blocks([new for _, new in reports])
 
 
@@ -69,7 +78,7 @@ def join_blocks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _of_block(
-    w: Tensor, role: Role, lr: float, cache: dict[str, Tensor]
+    w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: dict[str, Tensor], kept: Mapping[str, Tensor]
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """The numbers of each of the n problems of one block, and the cache for the next call."""
     block, geometry = tuple(w.shape), role.weight_geometry
@@ -78,12 +87,24 @@ def _of_block(
         for _ in range(FIRST_ITERATIONS if w.numel() else 0):
             _, cache = geometry.estimate_norm(w, cache)
     lower, upper, new = geometry.bounds(w, cache)
-    norms = [_per_block(x, block[0]) for x in (lower, upper, *geometry.lipschitz(w, lower, upper))]
-    step = lr * role.lr_scale(block)
-    if role.weight_norm is not None and step > 0:
-        step *= role.geometry.direction_norm_bound(geometry)
-    rows = torch.stack(norms, -1).tolist()
-    return [dict(zip(_NAMES, [*row, 0.0, step], strict=True)) for row in rows], new or {}
+    upper = _tight(w, lower, upper, geometry)
+    known = Known(lower, upper, {name: cache[name] for name in kept}, partial(role.step_norm_bound, block))
+    eta = lr * role.lr_scale(block)
+    change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else torch.zeros_like(upper)
+    bounds = (lower, upper, *geometry.lipschitz(w, lower, upper), torch.zeros_like(upper), change)
+    rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
+    return [dict(zip(_NAMES, row, strict=True)) for row in rows], new or {}
+
+
+def _tight(w: Tensor, lower: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
+    """An upper bound at most 2 % above the lower one where that can be proven, elsewhere at most a certificate."""
+    if not geometry.costly or not w.numel():
+        return upper
+    close = lower * (1 + TIGHT)
+    proven = geometry.is_below(w, close)
+    if not (device.on_cpu(w) and bool(proven.all())):
+        close = torch.where(proven, close, geometry.certificate(w))
+    return torch.minimum(upper, close)
 
 
 def _per_block(norms: Tensor, blocks: int) -> Tensor:

@@ -263,16 +263,17 @@ class SteepestDescent(Optimizer):
         """
         report: dict[str, dict[str, float]] = {}
         for name, p, group in self._named():
-            numbers, cache = stability(p, self._placements[p], float(group["lr"]), self._cache_of(p))
+            lr, placement = float(group["lr"]), self._placements[p]
+            numbers, cache = stability(p, placement, lr, self._vectors.get(p), self._kept(p))
             self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
             report[name] = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
             report |= {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
         return report
 
-    def _cache_of(self, p: Tensor) -> State:
-        """Cached norm information: singular-vector estimates and a revalidated upper bound."""
+    def _kept(self, p: Tensor) -> State:
+        """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
         state, placement = self.state.get(p, {}), self._placements[p]
-        cache = {**self._vectors.get(p, {}), **{name: state[name] for name in ("vectors", "upper") if name in state}}
+        cache = {name: state[name] for name in ("vectors", "upper") if name in state}
         if "upper" in cache:
             wide = p.to(torch.promote_types(p.dtype, torch.float32))
             weights = [block[None] for block in placement.role.view.split(wide)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -15,6 +16,23 @@ from surefoot.linalg import device
 
 Moved = tuple[Tensor, Cache]
 """The next weight, and what the scheme keeps for the next step."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before a step.
+
+    Args:
+        lower: lower bound on the weight's norm.
+        upper: upper bound.
+        cache: what the scheme kept, see `Stabiliser.move`.
+        longest: from a norm to the largest norm of steps of rate 1.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    cache: Mapping[str, Tensor]
+    longest: Callable[[Geometry], float]
 
 
 class Stabiliser(ABC):
@@ -57,8 +75,22 @@ class Stabiliser(ABC):
         """The same scheme for blocks of this shape, its radius multiplied by unit (a rate divided by it)."""
 
     @abstractmethod
-    def describe(self, norm: str) -> str:
-        """`promise`, of a norm of this name."""
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`promise`, of a norm of this name in which steps of rate 1 are at most `longest`."""
+
+    @abstractmethod
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """Upper bound on `ball.norm(w_next - w)` of the next step, whatever its gradient.
+
+        Args:
+            w: weights `(..., out, in)` or `(..., n)`.
+            eta: size of the step.
+            ball: the norm of the weight.
+            known: bounds on its norm and on that of steps.
+
+        Returns:
+            The shape of `ball.norm(w)`.
+        """
 
     @property
     def promise(self) -> str:
@@ -145,7 +177,11 @@ class Free(Stabiliser):
         """Itself: it has neither radius nor rate."""
         return self
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step."""
+        return torch.full_like(known.upper, eta * known.longest(ball))
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """'free': nothing holds of the norm."""
         return "free"
 

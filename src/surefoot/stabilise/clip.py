@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, Moved, require_count, step
+from surefoot.stabilise.base import Ball, Known, Moved, require_count, step
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
@@ -25,8 +26,9 @@ class PostClip(Ball):
 
     Args:
         radius: in the unit of the role.
-        period: least number of steps between two costly clips of a matrix; 1 is the scheme as published, None chooses
-            (16, or as many as move the matrix by a quarter of the radius). On an accelerator: between two certificates.
+        period: least number of steps between two costly clips of a matrix; None chooses (16, or as many as move the
+            matrix by a quarter of the radius), and a clip then moves the weight by as many steps at once. 1 is the
+            scheme as published, whose steps move it by at most 1.62 eta. On an accelerator: between two certificates.
 
     Raises:
         ValueError: a radius that is not positive and finite, a period below 1.
@@ -52,7 +54,7 @@ class PostClip(Ball):
         moved = step(w, m, eta, geometry)
         if not cache or "upper" not in cache:
             return ball.project(moved, self.radius, cache)
-        longest = geometry.direction_norm_bound(ball)
+        longest = geometry.direction_norm_bound(ball, tuple(w.shape))
         return RunningBound.enforce(moved, cache, ball, self.radius, eta, longest, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
@@ -63,7 +65,19 @@ class PostClip(Ball):
             return 1
         return max(1, min(MARGIN_STEPS, int(MARGIN * self.radius / max(float(eta), 1e-30))))
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and where it may leave the ball the way back: with a margin of 16 steps, 15 steps at once."""
+        reach = eta * known.longest(ball)
+        running, inside = known.upper, torch.tensor(self.radius)
+        if "upper" in known.cache:
+            running = known.cache["upper"] * (1 + 1e-5)  # it grows by rounding before it is compared
+            if not device.on_cpu(w):
+                return reach + (torch.maximum(running, ball.certificate(w)) + reach - self.radius).clamp_min(0)
+            inside = self.radius - RunningBound.margin(self.radius, reach, self.period)
+        back = ball.clip_change_bound((known.upper - inside).clamp_min(0), reach)
+        return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= radius`."""
         return f"{norm} <= {self.radius:.4g} at every step, certified"
 
@@ -91,6 +105,11 @@ class Rescale(Ball):
         scale = (self.radius / expand(upper, ball).clamp_min(self.radius)).to(w.dtype)
         return stepped * scale, cache
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the way back."""
+        reach, tight = eta * known.longest(ball), 1.0 if device.on_cpu(w) else 1.02
+        return reach + (ball.bounds(w)[1] + reach - self.radius / tight).clamp_min(0)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= radius`, by rescaling."""
         return f"{norm} <= {self.radius:.4g} at every step, certified; rescaled"

@@ -12,7 +12,17 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import Decay, Moved, Stabiliser, along, largest_step, remaining, require_positive, step
+from surefoot.stabilise.base import (
+    Decay,
+    Known,
+    Moved,
+    Stabiliser,
+    along,
+    largest_step,
+    remaining,
+    require_positive,
+    step,
+)
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -42,9 +52,13 @@ class WeightDecay(Decay):
         w = w.mul_(keep) if device.may_branch(w) else w * keep
         return along(w, d, eta, into=w), cache
 
-    def describe(self, norm: str) -> str:
-        """`norm <= max(initial, 1 / rate)`."""
-        return f"{norm} <= max(initial, {1 / self.rate:.4g}) by decay while eta <= {1 / self.rate:.4g}"
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """`eta (longest + rate norm(w))`."""
+        return eta * known.longest(ball) + min(1.0, eta * self.rate) * known.upper
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`norm <= max(initial, longest / rate)`."""
+        return _decayed(norm, longest, 1 / self.rate, "eta", 1 / self.rate)
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,8 @@ class DecoupledWeightDecay(Stabiliser):
         ValueError: a rate that is not positive and finite.
 
     >>> from surefoot.scaling import Constant
-    >>> DecoupledWeightDecay(0.1, Constant()).promise
-    'decay 0.1 lr'
+    >>> DecoupledWeightDecay(0.1, Constant(2.0)).promise
+    'norm <= max(initial, 20) by decay while lr <= 10'
     """
 
     independent: ClassVar[bool] = True
@@ -75,16 +89,24 @@ class DecoupledWeightDecay(Stabiliser):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """`WeightDecay`'s, in natural units."""
-        natural = WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
-        return natural.move(w, m, eta, geometry, ball, cache)
+        return self._natural(w).move(w, m, eta, geometry, ball, cache)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
         """Its scale for this shape; a published rate is absolute, whatever the unit."""
         return replace(self, lr_scale=Constant(self.lr_scale(shape)))
 
-    def describe(self, norm: str) -> str:
-        """The decay of a step; its bound depends on the shape."""
-        return f"decay {self.rate:.4g} lr"
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """`WeightDecay`'s."""
+        return self._natural(w).largest_change(w, eta, ball, known)
+
+    def _natural(self, w: Tensor) -> WeightDecay:
+        return WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`norm <= max(initial, longest lr_scale / rate)`; before the shape is known, the decay of a step."""
+        if not isinstance(self.lr_scale, Constant):
+            return f"decay {self.rate:.4g} lr"
+        return _decayed(norm, longest, self.lr_scale.value / self.rate, "lr", 1 / self.rate)
 
 
 @dataclass(frozen=True)
@@ -114,13 +136,30 @@ class PreDecay(Decay):
         moved, norm = step(shrunk, m, eta, geometry), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        longest = geometry.direction_norm_bound(ball)
+        longest = geometry.direction_norm_bound(ball, tuple(w.shape))
         outside = keep * norm + largest * longest > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
             moved, cache = ball.project(moved, torch.where(outside, bound * slack, math.inf), cache)
         return moved, cache
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """`eta (longest + rate norm(w))`, and the way back into the ball after a step longer than 1."""
+        longest = known.longest(ball)
+        change = eta * longest + min(1.0, eta * self.rate) * known.upper
+        if longest <= TOLERANCE[w.dtype]:
+            return change
+        reached = (1 - min(1.0, eta * self.rate)) * known.upper + eta * longest
+        return change + (reached - 1 / self.rate).clamp_min(0)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, 1 / rate)`."""
         return f"{norm} <= max(initial, {1 / self.rate:.4g}) at every step, certified"
+
+
+def _decayed(norm: str, longest: float, unit: float, rate: str, largest: float) -> str:
+    """The promise of a decay, `norm <= longest * unit`; a step's excess over 1 by rounding is not shown."""
+    if not math.isfinite(longest):
+        return f"decay by {1 / largest:.4g} {rate}, no bound: steps of unknown norm"
+    bound = unit if longest <= TOLERANCE[torch.float32] else longest * unit
+    return f"{norm} <= max(initial, {bound:.4g}) by decay while {rate} <= {largest:.4g}"

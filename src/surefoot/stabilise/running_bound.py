@@ -101,11 +101,16 @@ class RunningBound:
         outside = (upper > radius) & (eta > 0)
         if not bool(outside.any()):
             return w, {**state, "upper": upper}
-        steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
-        margin = torch.where(reach.isfinite(), reach * (steps - 1), 0)  # steps of unknown length are all projected
-        inside = radius - margin.clamp(max=most * radius)
+        inside = radius - RunningBound.margin(radius, reach, period)
         w = w.index_put((outside,), geometry.project(w[outside], expand(inside, geometry)[outside])[0])
         return w, {**state, "upper": torch.where(outside, inside * (1 + 4 * rounding), upper)}
+
+    @staticmethod
+    def margin(radius: float, reach: Tensor | float, period: int | None) -> Tensor:
+        """How far inside the ball a weight is projected, for steps of norm reach; 0 for steps of unknown length."""
+        steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
+        reach = torch.as_tensor(reach)
+        return torch.where(reach.isfinite(), reach * (steps - 1), 0).clamp(max=most * radius)
 
     def revalidate(
         self,

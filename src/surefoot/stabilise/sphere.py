@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Moved, Stabiliser, along, require_positive, step
+from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Normalise(Stabiliser):
         ValueError: a radius that is not positive and finite.
 
     >>> Normalise(2.0).promise, Normalise().promise
-    ('norm = 2', 'norm = initial')
+    ('norm = 2, or 0 where it is 0', 'norm = initial')
     """
 
     radius: float | None = None
@@ -42,10 +42,22 @@ class Normalise(Stabiliser):
         """Radius times unit."""
         return Normalise(None if self.radius is None else self.radius * unit, self.norm)
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way."""
+        reach = eta * known.longest(ball)
+        if self.norm is None or self.norm == ball:
+            return _back_to_sphere(w, reach, self.radius, ball)
+        now, own = self.norm.norm(w), eta * known.longest(self.norm)
+        target = now if self.radius is None else torch.full_like(now, self.radius)
+        least, most = target / (now + own), target / (now - own).clamp_min(0)
+        change = torch.maximum(1 - least, most - 1) * known.upper + most * reach
+        both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
+        return torch.where(now == 0, 0, torch.minimum(change, both))
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`; of its own norm if it has one."""
         name = norm if self.norm is None else f"{type(self.norm).__name__} norm"
-        return f"{name} = {'initial' if self.radius is None else f'{self.radius:.4g}'}"
+        return f"{name} = initial" if self.radius is None else f"{name} = {self.radius:.4g}, or 0 where it is 0"
 
     @property
     def bound(self) -> float:
@@ -72,7 +84,7 @@ class SpectralSphere(Ball):
     Source: "Spectral Sphere", 2026; "Beyond MuP 4" compares it.
 
     >>> SpectralSphere(2.0).promise
-    'norm = 2'
+    'norm = 2, or 0 where it is 0'
     """
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
@@ -85,9 +97,13 @@ class SpectralSphere(Ball):
         d, cache = geometry.tangent(w, m, cache) if geometry is ball else (geometry.direction(m), cache)
         return _rescaled(along(w, d, eta), w, ball, self.radius), cache
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the way back."""
+        return _back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`."""
-        return f"{norm} = {self.radius:.4g}"
+        return f"{norm} = {self.radius:.4g}, or 0 where it is 0"
 
 
 @dataclass(frozen=True)
@@ -109,11 +125,23 @@ class Stiefel(Ball):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then the polar factor."""
-        return ball.direction(step(w, m, eta, geometry)) * self.radius, cache
+        return ball.retract(step(w, m, eta, geometry)) * self.radius, cache
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step and the way back, which is the shortest one; at most both norms together."""
+        away = ball.norm(ball.retract(w) * self.radius - w)
+        return torch.minimum(2 * eta * known.longest(ball) + away, known.upper + self.radius * (1 + 1e-4))
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """Orthogonal, of norm radius."""
         return f"orthogonal, {norm} = {self.radius:.4g}"
+
+
+def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
+    """Bound on the change by a step of norm reach and a rescaling; a zero weight stays."""
+    lower, upper, _ = ball.bounds(w)
+    off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
+    return torch.where(upper == 0, 0, off + 2 * reach)
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Decay, Moved, largest_step, remaining, require_count, step
+from surefoot.stabilise.base import Ball, Decay, Known, Moved, largest_step, remaining, require_count, step
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,12 @@ class StreamingPostClip(Ball):
         cache = ball.init_vectors(w, self.vectors) if cache is None else cache
         return ball.clip_leading(step(w, m, eta, geometry), self.radius, cache)
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and all that is outside the ball: the vectors may have missed it so far."""
+        reach = eta * known.longest(ball)
+        return ball.clip_change_bound((ball.bounds(w)[1] - self.radius).clamp_min(0), reach)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """The radius, without a guarantee."""
         return f"{norm} near {self.radius:.4g}, {self.vectors} directions clipped, no guarantee"
 
@@ -80,12 +85,20 @@ class StreamingPreDecay(Decay):
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
+        clipped, cache = self._decayed(w, eta, ball, cache)
+        return step(clipped, m, eta, geometry), cache
+
+    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> tuple[Tensor, dict[str, Tensor]]:
         cache = ball.init_vectors(w, self.vectors) if cache is None else cache
         norm, cache = ball.estimate_norm(w, cache)
         limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
-        clipped, cache = ball.clip_leading(w, limit, cache)
-        return step(clipped, m, eta, geometry), cache
+        return ball.clip_leading(w, limit, cache)
 
-    def describe(self, norm: str) -> str:
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the decay, which is known: the next vectors may find more than the estimate."""
+        kept = dict(known.cache) or None
+        return eta * known.longest(ball) + ball.bounds(self._decayed(w, eta, ball, kept)[0] - w)[1]
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
         """`1 / rate`, without a guarantee."""
         return f"{norm} near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"

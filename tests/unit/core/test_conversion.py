@@ -12,6 +12,8 @@ import surefoot as sf
 from combinations import combinations
 from surefoot.cli import main
 from surefoot.conversion import CONVENTIONS, table
+from surefoot.experiment.models.decoder import reference
+from surefoot.experiment.training.methods import MupAdamW
 
 SHAPES = [(64, 64), (768, 3072), (3072, 768), (1, 9)]
 
@@ -20,8 +22,8 @@ SHAPES = [(64, 64), (768, 3072), (3072, 768), (1, 9)]
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(CONVENTIONS, repeat=2)))
 def test_a_conversion_and_back_is_the_identity(source, target, d_in, d_out):
     start = sf.Setting(3e-3, 0.1)
-    there = sf.convert(start, source, target, d_in, d_out, base_width=128)
-    back = sf.convert(there, target, source, d_in, d_out, base_width=128)
+    there = sf.convert(start, source, target, d_in, d_out, base_d_in=128)
+    back = sf.convert(there, target, source, d_in, d_out, base_d_in=128)
     assert (back.lr, back.weight_decay) == pytest.approx((start.lr, start.weight_decay), rel=1e-12)
     assert there.lr * there.weight_decay == pytest.approx(start.lr * start.weight_decay)  # the decay of a step
 
@@ -55,7 +57,7 @@ def test_the_converted_setting_takes_the_same_steps(name, shape):
 
 def test_known_values():
     assert sf.from_adamw(1e-3, 0.1, d_in=400, d_out=100).lr == pytest.approx(1e-3 * 0.2 * math.sqrt(400 * 400 / 100))
-    assert sf.convert(sf.Setting(1e-3), "mup", "adamw", d_in=256, d_out=256).lr == pytest.approx(1e-3 / 4)
+    assert sf.convert(sf.Setting(1e-3), "mup", "adamw", 256, 256, base_d_in=64).lr == pytest.approx(1e-3 / 4)
     assert sf.convert(sf.Setting(1e-3), "adamw", "moonlight", 5, 7) == sf.Setting(1e-3)
 
 
@@ -71,11 +73,27 @@ def test_wrong_input_is_refused_by_name():
 
 def test_the_command_prints_them_all(capsys):
     arguments = ["convert", "--lr", "3e-4", "--weight-decay", "0.1", "--d-in", "768", "--d-out", "3072"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--base-d-in", "256"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == list(CONVENTIONS)
     assert main([*arguments, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     expected = table(sf.Setting(3e-4, 0.1), "adamw", 768, 3072)
     assert printed == {name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in expected.items()}
+    assert "mup" not in printed
+    assert main([*arguments, "--source", "mup"]) == 2
+    assert "give base_d_in" in capsys.readouterr().err
     assert main([*arguments[:3], "--weight-decay", "-1", *arguments[5:]]) == 2
+
+
+def test_mup_goes_by_the_fan_in_of_the_same_matrix_and_agrees_with_the_baseline():
+    """The baseline's rates of up and down projections, at twice its base width."""
+    with pytest.raises(ValueError, match="give base_d_in"):
+        sf.convert(sf.Setting(1e-3), "mup", "adamw", d_in=256, d_out=64)
+    model = reference("gpt", 128, 1)
+    groups = MupAdamW(base_width=64).optimizer(model, 1e-3).param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    for weight, base in ((model.blocks[0].mlp.up.weight, 64), (model.blocks[0].mlp.down.weight, 256)):
+        d_out, d_in = weight.shape
+        converted = sf.convert(sf.Setting(1e-3), "mup", "adamw", d_in, d_out, base_d_in=base)
+        assert converted.lr == pytest.approx(rates[id(weight)]) == pytest.approx(5e-4)

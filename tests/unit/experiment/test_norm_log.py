@@ -80,7 +80,7 @@ def test_a_line(corpus, tmp_path):
     assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
     assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
-    assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=1e-5)
+    assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=2e-3)
     assert list(lines[0]["dependency"]) == ["embedding.weight"]
     assert layers["head.weight"] == {
         "role": "head",
@@ -95,7 +95,7 @@ def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     assert "updates" not in lines[0]
     _, lines, _ = logged(TINY.replace(method="lion"), corpus, tmp_path / "lion")
     assert lines[0]["updates"]["blocks.0.mlp_norm.weight"] > 0
-    assert lines[0]["updates"]["embedding.weight"] is None  # no bound on signs under the table's norm
+    assert lines[0]["updates"]["embedding.weight"] > 0  # signs under the table's norm
     layers = json.loads((tmp_path / "lion" / LAYERS).read_text())
     assert layers["head.weight"]["limit"] == pytest.approx(160 * np.log(256))
     assert layers["embedding.weight"]["limit"] == 10.0

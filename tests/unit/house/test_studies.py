@@ -7,7 +7,8 @@ from scripts import ROOT, importable, run, run_in_shell
 
 from surefoot.momentum import Momentum
 
-SCRIPTS = ["report.py", *(f"{name}/run.py" for name in ("coordinates", "defaults", "paired", "stability", "transfer"))]
+STUDIES = ("coordinates", "defaults", "paired", "stability", "transfer", "wiring")
+SCRIPTS = ["report.py", *(f"{name}/run.py" for name in STUDIES)]
 
 
 def test_the_pages_are_what_the_results_say():

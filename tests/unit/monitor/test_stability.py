@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from combinations import combinations
-from surefoot.geometry import Identity
+from surefoot.momentum import Adam
 
 SIDES = ("lower", "upper")
 
@@ -144,12 +145,14 @@ def test_a_report_changes_nothing(stabiliser):
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-def test_parts_that_keep_adamw_have_no_bound_on_their_update():
+def test_parts_that_keep_adamw_have_a_bound_on_their_update_unless_their_betas_have_none():
     model = Net()
     plan = sf.Plan.of(model, sf.recipes.muon(), overrides=[("experts", "experts")], head="out")
     report = sf.SteepestDescent(model, plan, lr=0.1).stability()
-    for name, placement in plan.placements.items():
-        assert math.isinf(report[name]["update_upper"]) == isinstance(placement.role.geometry, Identity)
+    assert all(0 < report[name]["update_upper"] < math.inf for name in plan)
+    betas = replace(plan["out.weight"].role, momentum=Adam(0.9, 0.8))
+    optimizer = sf.SteepestDescent([{"params": [model.out.weight], "role": betas}], lr=0.1)
+    assert optimizer.stability()["group0.0"]["update_upper"] == math.inf
 
 
 @pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(2.0)])

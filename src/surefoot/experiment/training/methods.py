@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from surefoot import recipes, stabilise
-from surefoot.conversion import MUP_BASE_WIDTH
 from surefoot.experiment.training import names
 from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, width_of
 from surefoot.momentum import Momentum
@@ -113,6 +112,9 @@ class AdamW(Method):
         return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
 
 
+MUP_BASE_WIDTH = 64
+"""Width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
+
 # Gradients fall with width; under torch's 1e-8 the smallest would stop being scale-free.
 MUP_EPS = 1e-15
 
@@ -120,7 +122,7 @@ MUP_EPS = 1e-15
 @final
 @dataclass(frozen=True)
 class MupAdamW(Method):
-    """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`.
+    """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`, as `convert` has it.
 
     Embedding and vectors take the plain rate. The head's multiplier `1/m` on the logits is folded into its weight:
     under Adam, `W/m` at rate lr is a weight of its own at rate `lr/m`. Decay keeps `lr * weight_decay` the same at

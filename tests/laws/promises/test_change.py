@@ -1,0 +1,187 @@
+"""What a step can change: bounds on directions in any norm, on a clip's way back, on every scheme's next step."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import surefoot as sf
+from combinations import combinations
+from surefoot import recipes
+from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowMean, RowRMS, Spectral
+from surefoot.geometry.sizes import Sizes, clipped_change
+from surefoot.momentum import Adam
+
+from .roles import KINDS, PULLS, RECIPES, SCHEMES, Run
+
+MATRICES = (
+    Spectral(),
+    Spectral("newton_schulz"),
+    RowRMS(),
+    RowMean(1.5),
+    RowMean(3.0),
+    RowMean(math.inf),
+    HeadRMS(),
+    MeanOperator(1.0, math.inf),
+    MeanOperator(1.5, math.inf),
+    MeanOperator(3.0, math.inf),
+    MeanOperator(1.0, 1.0),
+    MeanOperator(1.0, 2.0),
+    MeanOperator(1.0, 3.0),
+    Frobenius(),
+)
+VECTORS = (MaxNorm(), RMS())
+SHAPES = ((6, 4), (4, 24), (32, 8), (1, 5), (5, 1))
+
+
+def gradients(shape):
+    """Dense, heavy-tailed, of one entry, of rank one, of equal entries."""
+    for seed in range(8):
+        g = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        yield from (g, g**9, g.sign())
+        if len(shape) > 1:
+            yield g[:, :1] * g[:1]
+            yield torch.zeros(shape).index_fill_(1, torch.tensor(0), 1.0)
+            yield torch.zeros(shape).index_put_((torch.tensor(0), torch.tensor(0)), torch.tensor(1.0))
+    yield torch.ones(shape)
+
+
+PAIRS = [(step, weight) for family in (MATRICES, VECTORS) for step in family for weight in family]
+
+
+@pytest.mark.parametrize(("step", "weight"), PAIRS, ids=repr)
+def test_no_direction_is_longer_than_its_bound_in_any_norm(step, weight):
+    for shape in SHAPES if step.ndim > 1 else ((7,), (1,)):
+        bound = step.direction_norm_bound(weight, shape)
+        assert 0 < bound < math.inf
+        longest = max(float(weight.norm(step.direction(g).double())) for g in gradients(shape))
+        assert longest <= bound
+        if step == weight and "newton" not in repr(step):
+            assert longest >= 0.98 * bound, "loose in its own norm"
+
+
+@pytest.mark.parametrize(
+    ("step", "weight", "share"),
+    [
+        (MeanOperator(3.0, math.inf), Spectral(), 0.99),  # d_in ** (1/6), by equal rows
+        (MeanOperator(1.0, math.inf), HeadRMS(), 0.99),
+        (MeanOperator(1.5, math.inf), Spectral(), 0.99),
+        (RowMean(1.5), RowRMS(), 0.7),
+        (Spectral(), RowRMS(), 0.3),
+    ],
+    ids=repr,
+)
+def test_the_bound_is_reached_by_some_direction(step, weight, share):
+    longest = max(float(weight.norm(step.direction(g).double())) for g in gradients((24, 64)))
+    assert longest >= share * step.direction_norm_bound(weight, (24, 64))
+
+
+def test_steps_of_unknown_norm_have_no_bound():
+    class Own(Spectral):
+        def direction(self, g):
+            return 3 * super().direction(g)
+
+    for step in (Own(), sf.Identity()):
+        assert step.direction_norm_bound(Spectral(), (4, 4)) == math.inf
+
+
+def test_sizes_follow_from_each_other():
+    w = np.random.default_rng(0).standard_normal((5, 9))
+    exact = {
+        "entry": np.abs(w).max(),
+        "row": np.linalg.norm(w, axis=1).max(),
+        "column": np.linalg.norm(w, axis=0).max(),
+        "whole": np.linalg.norm(w),
+        "spectral": np.linalg.norm(w, 2),
+    }
+    for name, value in exact.items():
+        known = Sizes(**{name: value}).within((5, 9))
+        assert all(getattr(known, other) >= exact[other] * (1 - 1e-12) for other in exact)
+        assert math.isfinite(sum(getattr(known, other) for other in exact))
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999), (0.0, 0.9), (0.5, 0.26)])
+def test_adams_smoothed_gradient_is_below_its_bound_and_reaches_it(betas):
+    """The worst gradients grow by b1 / b2 from step to step, by Cauchy-Schwarz."""
+    adam, highest = Adam(*betas, eps=0.0), 0.0
+    steps = round(8 / min(1 - betas[1], 1 - betas[0] ** 2 / betas[1]))
+    for growth in (betas[1] / betas[0] if betas[0] else 9.0, 1.0, 3.0):
+        state = adam.init_state(torch.zeros(1, dtype=torch.float64))
+        for t in range(steps):
+            g = torch.tensor([growth ** max(t - steps, -300)], dtype=torch.float64)
+            state, m = adam(state, g, torch.ones(1, dtype=torch.float64))
+            highest = max(highest, float(m.abs()))
+    assert 0.98 * adam.largest <= highest <= adam.largest * (1 + 1e-9)
+    assert Adam(0.9, 0.8).largest == math.inf
+
+
+def clipped(w, s):
+    u, values, v = np.linalg.svd(w, full_matrices=False)
+    return u * np.minimum(values, s) @ v
+
+
+@pytest.mark.parametrize("excess", [0.0, 0.3, 1.0, 5.0, 15.0])
+def test_a_clips_change_is_below_the_formula_and_close_to_it(excess):
+    """Ascent over weights and steps of three shapes: nothing above the formula, something near it."""
+    rng, worst = np.random.default_rng(1), 0.0
+    bound = float(clipped_change(torch.tensor(excess, dtype=torch.float64), 1.0))
+    for trial in range(40):
+        m, n = ((2, 2), (3, 2), (2, 4))[trial % 3]
+        best, w, x = 0.0, rng.standard_normal((m, n)), rng.standard_normal((m, n))
+        size = 1.0
+        for _ in range(300):
+            w2, x2 = (a + size * rng.standard_normal(a.shape) for a in (w, x))
+            w2 *= min(1, (20 + excess) / np.linalg.norm(w2, 2)) if trial % 2 else (20 + excess) / np.linalg.norm(w2, 2)
+            x2 /= np.linalg.norm(x2, 2)
+            change = np.linalg.norm(clipped(w2 + x2, 20.0) - w2, 2)
+            if change > best:
+                best, w, x = change, w2, x2
+            size = max(0.02, size * 0.99)
+        worst = max(worst, best)
+    assert (0.9 if excess > 1 else 0.6) * bound <= worst <= bound * (1 + 1e-9), worst / bound
+
+
+SPHERES = (sf.Normalise(), sf.Normalise(2.0), sf.SpectralSphere(2.0), sf.Stiefel(1.0))
+EXACT = (sf.PostClip(2.0, 1), sf.Rescale(2.0), *SPHERES)
+
+
+def changes(recipe, scheme, kind, gradients, steps):
+    """The reported bound and the true change of each step, and the bound over the step's own norm."""
+    run = Run(recipe, scheme, kind, gradients)
+    block, norm = run.placement.blocks[0], run.role.weight_geometry.norm
+    reach = run.lr * run.role.lr_scale(block) * run.role.step_norm_bound(block)
+    bounds = [run.optimizer.stability()["weight"]["update_upper"]]
+    for before, after in run.steps(steps):
+        yield bounds[-1], float(norm((after - before).reshape(block)).max()), bounds[-1] / reach
+        bounds.append(run.optimizer.stability()["weight"]["update_upper"])
+
+
+@combinations(
+    lambda recipe, scheme, kind: kind == "linear" and recipe.name == "beyond_mup",
+    recipe=RECIPES,
+    scheme=SCHEMES,
+    kind=list(KINDS),
+)
+def test_no_step_changes_a_weight_by_more_than_was_reported(recipe, scheme, kind):
+    if isinstance(scheme, sf.Stiefel) and len(KINDS[kind]) < 2:
+        pytest.skip("for matrices and tables only")
+    natural, largest, furthest = (recipe.name, kind) == ("beyond_mup", "linear"), 0.0, 0.0
+    for gradients in PULLS:
+        steps = 160 if natural and gradients == "constant" else 40
+        for step, (bound, change, in_steps) in enumerate(changes(recipe, scheme, kind, gradients, steps)):
+            assert change <= 1.01 * bound < math.inf
+            largest, furthest = max(largest, bound), max(furthest, change)
+            if natural and scheme in EXACT and step > 0:
+                assert in_steps <= 2.1
+            if natural and scheme == sf.WeightDecay(0.5):
+                assert in_steps <= 1 + 0.5 * 2.1
+    if natural and scheme not in (*EXACT, sf.Normalise(norm=Frobenius())):
+        assert largest <= (1.1 if scheme == sf.PostClip(2.0) else 1.6) * furthest
+
+
+def test_on_an_accelerator_the_bound_holds_too(accelerator):
+    for scheme in (sf.PostClip(2.0), sf.PostClip(2.0, 1), sf.Rescale(2.0)):
+        for gradients in PULLS:
+            for bound, change, _ in changes(recipes.beyond_mup(), scheme, "linear", gradients, 25):
+                assert change <= 1.01 * bound < math.inf

@@ -1,0 +1,85 @@
+"""Every printed promise, recipe x stabiliser x role, against gradients that try to break it, by numpy's norms."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+import surefoot as sf
+from combinations import combinations
+from surefoot.plan import Plan
+
+from .roles import KINDS, PULLS, RECIPES, SCHEMES, Run
+
+NUMBER = r"([\d.]+(?:e[+-]\d+)?)"
+DEFAULT = (("linear", "beyond_mup"), ("linear", "moga_row(3)"), ("linear", "lion"), ("head", "muon(moonlight)"))
+TOLERANCE = 1 + 1.5e-3  # in float32, with promises printed to four digits
+
+
+def natural_norm(kind, w):
+    """The weight's norm by its definition."""
+    if kind == "linear":
+        return math.sqrt(w.shape[1] / w.shape[0]) * np.linalg.norm(w, 2)
+    if kind in ("embedding", "head"):
+        rows = np.sqrt((w**2).mean(1)).max()
+        return rows * (w.shape[1] if kind == "head" else 1)
+    return np.abs(w).max() if kind == "gain" else math.sqrt((w**2).mean())
+
+
+def allowed(promise, initial, frobenius):
+    """`(lowest, highest)` norm that the text allows; the Frobenius norm's are about that norm."""
+    if "no guarantee" in promise or promise == "free":
+        return 0.0, math.inf
+    if found := re.search(rf"<= max\(initial, {NUMBER}\)", promise):
+        return 0.0, max(initial, float(found[1]))
+    if found := re.search(rf"norm <= {NUMBER} at every step", promise):
+        return 0.0, float(found[1])
+    if "= initial" in promise:
+        start = frobenius if promise.startswith("Frobenius") else initial
+        return start, start
+    found = re.search(rf"norm = {NUMBER}", promise)
+    assert found, f"a promise of unknown form: {promise}"
+    return float(found[1]), float(found[1])
+
+
+@combinations(
+    lambda recipe, scheme, kind: scheme in (None, sf.WeightDecay(0.5)) or (kind, recipe.name) in DEFAULT,
+    recipe=RECIPES,
+    scheme=[None, *SCHEMES],
+    kind=list(KINDS),
+)
+def test_what_is_printed_holds_after_every_step(recipe, scheme, kind):
+    if isinstance(scheme, sf.Stiefel) and len(KINDS[kind]) < 2:
+        pytest.skip("for matrices and tables only")
+    for gradients in PULLS:
+        run = Run(recipe, scheme, kind, gradients)
+        promise, start = run.placement.promise, run.p.detach().double().numpy()
+        lowest, highest = allowed(promise, natural_norm(kind, start), np.linalg.norm(start))
+        for _, after in run.steps(40):
+            w = after.numpy()
+            norm = np.linalg.norm(w) if promise.startswith("Frobenius") else natural_norm(kind, w)
+            assert norm <= highest * TOLERANCE, promise
+            assert norm >= lowest / TOLERANCE or not w.any(), promise
+            if promise.startswith("orthogonal") and kind == "linear":
+                values = np.linalg.svd(w, compute_uv=False) * math.sqrt(w.shape[1] / w.shape[0])
+                np.testing.assert_allclose(values, lowest, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_only_a_pair_without_a_bound_promises_nothing(scheme):
+    for recipe in RECIPES:
+        for kind in KINDS:
+            promise = Run(recipe, scheme, kind, "constant").placement.promise
+            nothing = promise == "free" or "no bound" in promise or "no guarantee" in promise
+            assert nothing == isinstance(scheme, sf.Free | sf.StreamingPostClip | sf.StreamingPreDecay), promise
+
+
+def test_a_step_of_unknown_norm_has_no_promise_under_decay():
+    class Long(sf.Spectral):
+        def direction(self, g):
+            return 3 * super().direction(g)
+
+    role = sf.Role("mine", Long(), weight_norm=sf.Spectral(), stabiliser=sf.WeightDecay(0.5))
+    assert sf.plan.Placement(role, "", (4, 4)).promise == "decay by 0.5 eta, no bound: steps of unknown norm"
+    assert Plan("mine", {"w": sf.plan.Placement(role, "", (4, 4))}).rows()[0]["promise"].startswith("decay by 0.5 eta")
