@@ -17,4 +17,6 @@ for _ in range(20):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"loss {loss.item():.3f}, norm of the first matrix {optimizer.stability()['2.weight']['forward_lower']:.2f}")
+numbers = optimizer.stability()["2.weight"]
+print(f"loss {loss.item():.3f}, norm of the first matrix {numbers['forward_lower']:.2f}")
+print(f"the next step changes it by at most {numbers['update_upper']:.4f}")

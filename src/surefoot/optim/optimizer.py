@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.monitor.norms import join_blocks, split_by_block, stability
+from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
 from surefoot.optim.batching import Batch, Blocks, batches, in_pieces, load, store
 from surefoot.optim.param_groups import by_role, check_group, learning_rate, place, with_names
 from surefoot.optim.precision import Precision
@@ -235,7 +235,7 @@ class SteepestDescent(Optimizer):
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
         """Multiply parameters by factors in [0, 1] between two steps; momentum stays as it is.
 
-        For control that couples parameters. Factors that are constant along rows or columns raise no norm.
+        For control that couples parameters. Factors constant along rows or columns raise no norm.
 
         Args:
             factors: `{parameter: factors of its shape}`.
@@ -250,12 +250,14 @@ class SteepestDescent(Optimizer):
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        counts = ((name, int(self.state[p]["skipped"])) for name, p, _ in self._named() if p in self.state)
-        return {name: count for name, count in counts if count}
+        return {n: k for n, p, _ in self._named() if p in self.state and (k := int(self.state[p]["skipped"]))}
 
     @torch.no_grad()
-    def stability(self) -> dict[str, dict[str, float]]:
+    def stability(self, before: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
         """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.norms`.
+
+        Args:
+            before: name -> weights before the last step; adds "update_measured", the norm of what it changed.
 
         Returns:
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
@@ -263,11 +265,12 @@ class SteepestDescent(Optimizer):
         """
         report: dict[str, dict[str, float]] = {}
         for name, p, group in self._named():
-            lr, placement = float(group["lr"]), self._placements[p]
-            numbers, cache = stability(p, placement, lr, self._vectors.get(p), self._kept(p))
+            placement, kept = self._placements[p], self._kept(p)
+            numbers, cache = stability(p, placement, float(group["lr"]), self._vectors.get(p), kept)
             self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
-            report[name] = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
-            report |= {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
+            report |= by_name(name, numbers)
+            if before is not None and name in before:
+                report[name]["update_measured"] = measured_change(before[name], p, placement)
         return report
 
     def _kept(self, p: Tensor) -> State:

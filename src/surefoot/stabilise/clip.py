@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,8 +70,9 @@ class PostClip(Ball):
         """The step, and where it may leave the ball the way back: with a margin of 16 steps, 15 steps at once."""
         reach = eta * known.longest(ball)
         running, inside = known.upper, torch.tensor(self.radius)
-        if "upper" in known.cache:
-            running = known.cache["upper"] * (1 + 1e-5)  # it grows by rounding before it is compared
+        if ball.costly:  # the bound at the first step, see `RunningBound.init_state`; it grows by rounding, too
+            first = torch.full_like(running, math.inf) if device.on_cpu(w) else ball.certificate(w)
+            running = known.cache.get("upper", first) * (1 + 1e-5)
             if not device.on_cpu(w):
                 return reach + (torch.maximum(running, ball.certificate(w)) + reach - self.radius).clamp_min(0)
             inside = self.radius - RunningBound.margin(self.radius, reach, self.period)

@@ -77,9 +77,10 @@ def test_a_line(corpus, tmp_path):
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
     del lines[0]
-    assert lines[0].keys() == {"step", "lr", "norms", "dependency", "updates"}
+    assert lines[0].keys() == {"step", "lr", "norms", "dependency", "moved", "updates"}
     assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
-    assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(layers)
+    assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(lines[0]["moved"]) == set(layers)
+    assert all(0 < moved <= 1.01 * TINY.optimisation.lr * 16 for moved in lines[0]["moved"].values())
     assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=2e-3)
     assert list(lines[0]["dependency"]) == ["embedding.weight"]
     assert layers["head.weight"] == {

@@ -130,6 +130,21 @@ def test_dependency_and_update_follow_the_definitions():
             assert moved > 0.5 * report[name]["update_upper"], name
 
 
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.WeightDecay(0.5), sf.PostClip(1.2)], ids=repr)
+def test_what_a_step_changed_is_measured_and_below_what_was_reported(stabiliser):
+    model, plan, optimizer = build(stabiliser)
+    for step in range(5):
+        bound = optimizer.stability()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        train(model, optimizer, [step])
+        for name, numbers in optimizer.stability(before).items():
+            if name in before:
+                true = float(truth(model.get_parameter(name) - before[name], plan[name]).max())
+                assert 0.95 * true <= numbers["update_measured"] <= true * (1 + 1e-5)
+                assert true <= 1.01 * bound[name]["update_upper"]
+            assert ("update_measured" in numbers) == (name in before)
+
+
 @pytest.mark.parametrize("stabiliser", STABILISERS, ids=repr)
 def test_a_report_changes_nothing(stabiliser):
     reported, silent = build(stabiliser), build(stabiliser)

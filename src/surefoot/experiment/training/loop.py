@@ -53,7 +53,7 @@ def train(
         observe(run)
     start, diverged = time.perf_counter() - run.seconds, _diverged(run)
     while run.step < config.schedule.steps and not diverged:
-        run.advance()
+        run.advance(keep=observe is not None and _due(run, log_every, ahead=1))
         logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
         if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
             _stop_clock(run, start)
@@ -84,6 +84,7 @@ def _diverged(run: Run) -> bool:
     return run.step % CHECK_EVERY == 0 and run.diverged()
 
 
-def _due(run: Run, every: int) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens now; never if `every` is 0."""
-    return every > 0 and (run.step == run.config.schedule.steps or run.step % every == 0)
+def _due(run: Run, every: int, ahead: int = 0) -> bool:
+    """Whether something that happens every so many steps, and at the end, happens now or so many steps ahead."""
+    step = run.step + ahead
+    return every > 0 and (step == run.config.schedule.steps or step % every == 0)

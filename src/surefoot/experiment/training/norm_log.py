@@ -16,7 +16,7 @@ from surefoot.experiment.files import Log, Record, continued, dumps, finite_or_n
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
-from surefoot.monitor.norms import stability
+from surefoot.monitor.norms import by_name, measured_change, stability
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Placement, Plan
 
@@ -53,17 +53,22 @@ class Norms:
     def measure(self) -> dict[str, Numbers]:
         """Return the stability numbers of each parameter that has entries, by name."""
         optimizer = self._run.optimizer
-        numbers = optimizer.stability() if isinstance(optimizer, SteepestDescent) else self._of_weights()
+        if isinstance(optimizer, SteepestDescent):
+            numbers = optimizer.stability(self._run.before)
+        else:
+            numbers = self._of_weights()
         return {name: numbers[name] for name in self.layers if numbers[name]}
 
-    def _of_weights(self) -> dict[str, Numbers]:
+    def _of_weights(self) -> dict[str, dict[str, float]]:
         """Return the largest numbers of each parameter's blocks, from singular vectors cached by earlier calls."""
-        numbers: dict[str, Numbers] = {}
+        numbers: dict[str, dict[str, float]] = {}
         for name, placement in self._natural.placements.items():
             weight, cache = self._run.model.get_parameter(name), self._vectors.get(name)
             blocks, cache = stability(weight, placement, 0.0, cache)
             self._vectors[name] = {key: x for key, x in cache.items() if key != "upper"}
-            numbers[name] = {key: max(block[key] for block in blocks) for key in blocks[0]} if blocks else {}
+            numbers |= by_name(name, blocks)
+            if self._run.before is not None and blocks:
+                numbers[name]["update_measured"] = measured_change(self._run.before[name], weight, placement)
         return numbers
 
 
@@ -82,9 +87,9 @@ class NormLog:
     """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 
     A line has `step`; `lr`, the rate of the next step; `norms`, name -> `[lower, upper]`, bounds on the norm;
-    `dependency`, likewise where it differs from the norm (tables, biases); `updates`, name -> upper bound on the next
-    step's change of the layer's output, for `SteepestDescent` only; `alarms`, if there are any. A number that is not
-    finite is None.
+    `dependency`, likewise where it differs from the norm (tables, biases); `moved`, name -> norm of what the last step
+    changed; `updates`, name -> upper bound on what the next one can change, for `SteepestDescent` only; `alarms`, if
+    there are any. A number that is not finite is None.
 
     Args:
         directory: an existing run directory.
@@ -149,6 +154,8 @@ def _line(run: Run, measured: Norms) -> Record:
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
+    if run.before is not None:
+        line["moved"] = {name: _short(row["update_measured"]) for name, row in numbers.items()}
     if measured.bounds_updates:
         line["updates"] = {name: _short(row["update_upper"]) for name, row in numbers.items()}
     return line

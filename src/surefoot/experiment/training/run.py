@@ -114,11 +114,17 @@ class Run:
         if prepare is not None:
             prepare(self.model)
         self.losses = torch.full((config.schedule.steps,), math.nan, device=self.device)
+        self.before: dict[str, Tensor] | None = None
         self.step = 0
         self.seconds = 0.0
 
-    def advance(self) -> None:
-        """Take one step, without synchronising with the device."""
+    def advance(self, keep: bool = False) -> None:
+        """Take one step, without synchronising with the device.
+
+        Args:
+            keep: the weights before it in `before`, for what observes the step; else `before` is None.
+        """
+        self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()} if keep else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss("train", self.config.seed, self.step)
         loss.backward()  # type: ignore[no-untyped-call]
