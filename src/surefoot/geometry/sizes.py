@@ -70,7 +70,7 @@ def clipped_change(excess: Tensor, reach: float) -> Tensor:
     Returns:
         The bound, excess's shape.
 
-    >>> clipped_change(torch.tensor([0.0, 15.0]), 1.0)
+    >>> clipped_change(Tensor([0.0, 15.0]), 1.0)
     tensor([ 1.6180, 15.0711])
     """
     return (excess + reach) / 2 + ((excess - reach).square() / 4 + reach**2).sqrt()
