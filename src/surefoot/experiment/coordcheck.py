@@ -23,7 +23,8 @@ from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import VALIDATION_SEED, Run, build
-from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners, rms
+from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners
+from surefoot.monitor.maxima import rms
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"

@@ -1,14 +1,15 @@
 """Stability numbers measured on real activations, with forward hooks.
 
-For a module f with weights w, its inputs x on a batch, and its weights w_0 from before some steps:
+For a module f with weights w, its inputs x on a batch, and its weights w_0 from before some steps, the largest of:
 
-- forward: `rms(f(x; w))`.
-- dependency: `rms(f(x1) - f(x2)) / rms(x1 - x2)` over neighbouring samples x1, x2 of the batch; for discrete inputs
-  `rms(f(x1) - f(x2))`.
-- update: `rms(f(x; w) - f(x; w_0))`, both at the present x, so that only the module's own steps count.
+- forward: `rms(f(x; w))`, over vectors (along the last dimension; over whole images).
+- dependency: `rms(f(x1) - f(x2)) / rms(x1 - x2)`, over all pairs: of vectors for layers that act on each one alone,
+  else of samples, entries of the first dimension; for discrete inputs `rms(f(x1) - f(x2))`. Of more than
+  `maxima.PAIRED` of them as many are taken, evenly spaced; pairs that differ by rounding are left out.
+- update: `rms(f(x; w) - f(x; w_0))`, over vectors, both at the present x, so that only the module's own steps count.
 
-Each should be Theta(1) in the width. For a linear layer, forward is at most its norm times `input = rms(x)`, dependency
-at most its norm, update at most the norm of the increment times `input`.
+Each should be Theta(1) in the width. For a linear layer, forward is at most its norm times `input`, the largest
+`rms(x)`, dependency at most its norm, update at most the norm of the increment times `input`.
 
 Upper bounds from the weights, for inputs of RMS at most 1:
 
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.geometry import HeadRMS, Spectral
+from surefoot.monitor.maxima import largest_ratio, largest_rms
 from surefoot.plan import Plan
 
 LIPSCHITZ: dict[type[nn.Module], float] = {
@@ -42,6 +44,9 @@ LIPSCHITZ: dict[type[nn.Module], float] = {
     nn.Dropout: 1.0,  # in eval mode
 }
 """Largest slope of an activation function."""
+
+_BY_VECTOR = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+"""Layers that act on each vector alone."""
 
 Numbers = dict[str, dict[str, float]]
 """Module name -> quantity -> value."""
@@ -184,18 +189,6 @@ def first_tensor(value: Any) -> Tensor | None:
     return next((tensor for part in parts if (tensor := first_tensor(part)) is not None), None)
 
 
-def rms(x: Tensor) -> float:
-    """`sqrt(mean(x**2))`, computed at least in float32; 0 for an empty tensor.
-
-    >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
-    2.5
-    """
-    if x.numel() == 0:
-        return 0.0
-    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    return float(torch.linalg.vector_norm(wide)) / math.sqrt(x.numel())
-
-
 def _modules(model: nn.Module, names: list[str], source: str) -> dict[str, nn.Module]:
     try:
         return {name: model.get_submodule(name) for name in names}
@@ -214,28 +207,28 @@ def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -
 
 
 def _observe(
-    numbers: Numbers, old_modules: dict[str, nn.Module], name: str, _: nn.Module, args: Any, kwargs: Any, output: Any
+    numbers: Numbers,
+    old_modules: dict[str, nn.Module],
+    name: str,
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    output: Any,
 ) -> None:
     """Update a module's numbers, the maxima over its calls, after a forward pass; an `Observer` by `partial`."""
     x, y = first_tensor((args, kwargs)), first_tensor(output)
     if y is None:
         return
-    values = {"input": rms(x)} if x is not None and x.is_floating_point() else {}
-    values |= {"forward": rms(y), **_dependency(x, y)}
+    values = {"input": largest_rms(x)} if x is not None and x.is_floating_point() else {}
+    values["forward"] = largest_rms(y)
+    if x is not None and (ratio := largest_ratio(x, y, isinstance(module, _BY_VECTOR))) is not None:
+        values["dependency"] = ratio
     if name in old_modules:
         old = first_tensor(old_modules[name](*args, **kwargs))
         assert old is not None
-        values["update"] = rms(y - old)
+        values["update"] = largest_rms(y - old)
     largest = numbers.setdefault(name, {})
     largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
-
-
-def _dependency(x: Tensor | None, y: Tensor) -> dict[str, float]:
-    """The dependency over the pairs (sample i, sample i + 1), the last and the first sample being a pair, too."""
-    if x is None or x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or torch.equal(x, x.roll(1, 0)):
-        return {}
-    change = rms(y - y.roll(1, 0))
-    return {"dependency": change / rms(x - x.roll(1, 0)) if x.is_floating_point() else change}
 
 
 def _norm(weight: Tensor) -> float:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
-from surefoot.monitor.activations import LIPSCHITZ, rms
+from surefoot.monitor.activations import LIPSCHITZ
+from surefoot.monitor.maxima import largest_rms, rms
 
 
 def tokens(rows: int = 4, vocab: int = 256) -> Tensor:
@@ -44,14 +45,52 @@ def test_numbers_of_a_layer_are_the_formulas():
     with torch.no_grad():
         layer.weight += 1.0
     measured = sf.measure(layer, x, before=before)[""]
-    other = x[[3, 0, 1, 2]]
-    y = layer(x)
+    y, vectors = layer(x).detach(), x.flatten(0, 1)
+    pairs = [(a, b) for a in vectors for b in vectors if not torch.equal(a, b)]
+    with torch.no_grad():
+        ratios = [rms(layer(a) - layer(b)) / rms(a - b) for a, b in pairs]
     assert measured == {
-        "input": pytest.approx(rms(x)),
-        "forward": pytest.approx(float(y.detach().square().mean().sqrt())),
-        "dependency": pytest.approx(rms(y - layer(other)) / rms(x - other)),
-        "update": pytest.approx(float(x.sum(-1).square().mean().sqrt()), rel=1e-5),
+        "input": pytest.approx(max(map(rms, vectors))),
+        "forward": pytest.approx(max(map(rms, y.flatten(0, 1)))),
+        "dependency": pytest.approx(max(ratios)),
+        "update": pytest.approx(float(x.sum(-1).abs().max()), rel=1e-5),
     }
+
+
+def test_the_numbers_are_maxima_not_means():
+    """One vector along the leading direction among many that the layer hardly sees."""
+    layer = nn.Linear(40, 40, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.tensor([1.0] + [0.01] * 39)))
+    x = torch.zeros(50, 40)
+    x[:, 1:] = torch.randn(50, 39, generator=torch.Generator().manual_seed(0)).sign()
+    x[7] = 0
+    x[7, 0] = math.sqrt(40)
+    x[8] = -x[7]
+    measured = sf.measure(layer, x)[""]
+    assert measured == {
+        "input": pytest.approx(1, rel=0.02),
+        "forward": pytest.approx(1),
+        "dependency": pytest.approx(1),
+    }
+
+
+class Mix(nn.Module):
+    """Every position's output is the sum of the sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.gain * x.sum(1, keepdim=True).expand_as(x)
+
+
+def test_samples_are_paired_where_positions_mix():
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    y = Mix()(x).detach()
+    ratios = [rms(y[i] - y[j]) / rms(x[i] - x[j]) for i in range(3) for j in range(i)]
+    assert sf.measure(Mix(), x)[""]["dependency"] == pytest.approx(max(ratios))
 
 
 def test_discrete_inputs_have_the_plain_difference():
@@ -69,12 +108,15 @@ def test_every_owner_is_measured_and_modules_by_name():
     assert all({"forward", "dependency", "update"} <= numbers.keys() for numbers in measured.values())
     assert json.loads(json.dumps(measured, allow_nan=False)) == measured
     change = model(tokens()) - before(tokens())
-    assert measured[""]["update"] == pytest.approx(rms(change), rel=1e-5)  # of the model: the batch is its input
+    assert measured[""]["update"] == pytest.approx(
+        largest_rms(change), rel=1e-5
+    )  # of the model: the batch is its input
     x: list[Tensor] = []
     model.head.register_forward_pre_hook(lambda _, args: x.append(args[0]))
     model(tokens())
     own = model.head(x[0]) - before.head(x[0])  # of a layer: its own step only
-    assert measured["head"]["update"] == pytest.approx(rms(own), rel=1e-5) != pytest.approx(rms(change), rel=1e-3)
+    assert measured["head"]["update"] == pytest.approx(largest_rms(own), rel=1e-5)
+    assert measured["head"]["update"] != pytest.approx(largest_rms(change), rel=1e-3)
 
 
 def test_measured_values_stay_below_their_bounds():
