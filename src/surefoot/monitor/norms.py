@@ -8,8 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from surefoot.geometry import HeadRMS
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.linalg import device
+from surefoot.monitor.head_loss import loss_bound
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.stabilise.base import Known, Stabiliser
@@ -35,6 +37,9 @@ def stability(
     inputs are discrete, the largest difference of two rows, up to twice the norm. update: the norm of the next step's
     change of the weight, stabiliser included, whatever its gradient, see `Stabiliser.largest_change`; 0 for a gradient
     of zero.
+
+    Of an LM head also loss_forward, bounds on the largest loss (`head_loss.loss_bound`); loss_dependency, at most 4
+    times the norm; loss_update, at most twice the update.
 
     Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
     cache's vectors give the lower bounds, and one Cholesky factor proves that the upper ones are 2 % above them; where
@@ -120,7 +125,13 @@ def _of_block(
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else torch.zeros_like(upper)
     bounds = (lower, upper, *geometry.lipschitz(w, lower, upper), torch.zeros_like(upper), change)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
-    return [dict(zip(_NAMES, row, strict=True)) for row in rows], new or {}
+    numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    if role.name == "head" and isinstance(geometry, HeadRMS):
+        for own, weight in zip(numbers, w, strict=True):
+            low, high = loss_bound(weight)
+            own |= {"loss_forward_lower": low, "loss_forward_upper": high}
+            own |= {"loss_dependency_upper": 4 * own["forward_upper"], "loss_update_upper": 2 * own["update_upper"]}
+    return numbers, new or {}
 
 
 def _tight(w: Tensor, lower: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:

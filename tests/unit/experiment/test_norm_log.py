@@ -77,11 +77,14 @@ def test_a_line(corpus, tmp_path):
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
     del lines[0]
-    assert lines[0].keys() == {"step", "lr", "norms", "dependency", "moved", "updates"}
+    assert lines[0].keys() == {"step", "lr", "norms", "dependency", "loss_bounds", "moved", "updates"}
     assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(lines[0]["moved"]) == set(layers)
     assert all(0 < moved <= 1.01 * TINY.optimisation.lr * 16 for moved in lines[0]["moved"].values())
     assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=2e-3)
+    assert list(lines[0]["loss_bounds"]) == ["head.weight"]
+    behind, norm = lines[0]["loss_bounds"]["head.weight"], lines[0]["norms"]["head.weight"]
+    assert behind["dependency_upper"] == pytest.approx(4 * norm[1], rel=1e-5)
     assert list(lines[0]["dependency"]) == ["embedding.weight"]
     assert layers["head.weight"] == {
         "role": "head",
@@ -94,6 +97,7 @@ def test_a_line(corpus, tmp_path):
 def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     _, lines, _ = logged(TINY.replace(method="adamw"), corpus, tmp_path / "adamw")
     assert "updates" not in lines[0]
+    assert lines[0]["loss_bounds"]["head.weight"].keys() == {"forward_lower", "forward_upper", "dependency_upper"}
     _, lines, _ = logged(TINY.replace(method="lion"), corpus, tmp_path / "lion")
     assert lines[0]["updates"]["blocks.0.mlp_norm.weight"] > 0
     assert lines[0]["updates"]["embedding.weight"] > 0  # signs under the table's norm

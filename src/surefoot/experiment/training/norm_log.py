@@ -87,9 +87,9 @@ class NormLog:
     """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 
     A line has `step`; `lr`, the rate of the next step; `norms`, name -> `[lower, upper]`, bounds on the norm;
-    `dependency`, likewise where it differs from the norm (tables, biases); `moved`, name -> norm of what the last step
-    changed; `updates`, name -> upper bound on what the next one can change, for `SteepestDescent` only; `alarms`, if
-    there are any. A number that is not finite is None.
+    `dependency`, likewise where it differs from the norm (tables, biases); `loss_bounds`, of each LM head; `moved`,
+    name -> norm of what the last step changed; `updates`, name -> upper bound on what the next one can change, for
+    `SteepestDescent` only; `alarms`, if there are any. A number that is not finite is None.
 
     Args:
         directory: an existing run directory.
@@ -154,11 +154,20 @@ def _line(run: Run, measured: Norms) -> Record:
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
+    losses = {name: _loss(row, measured.bounds_updates) for name, row in numbers.items() if "loss_forward_upper" in row}
+    if losses:
+        line["loss_bounds"] = losses
     if run.before is not None:
         line["moved"] = {name: _short(row["update_measured"]) for name, row in numbers.items()}
     if measured.bounds_updates:
         line["updates"] = {name: _short(row["update_upper"]) for name, row in numbers.items()}
     return line
+
+
+def _loss(row: Numbers, bounds_updates: bool) -> dict[str, float | None]:
+    """The numbers of the loss behind a head, without the update's where it is not known."""
+    names = [name for name in row if name.startswith("loss_") and (bounds_updates or "update" not in name)]
+    return {name.removeprefix("loss_"): _short(row[name]) for name in names}
 
 
 def _pair(row: Numbers, number: str) -> list[float | None]:
