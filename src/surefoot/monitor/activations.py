@@ -14,8 +14,9 @@ Each should be Theta(1) in the width. For a linear layer, forward is at most its
 Upper bounds from the weights, for inputs of RMS at most 1:
 
 - dependency_bound: of an `nn.Linear` its norm; of an `nn.Sequential` of such layers and of modules in `LIPSCHITZ` the
-  product, which bounds forward, too, if there are no biases.
-- forward_bound: `sqrt(heads) |W_v| |W_o|` of an `nn.MultiheadAttention` without biases.
+  product.
+- forward_bound: of an `nn.Linear` its norm plus the RMS of its bias; of an `nn.Sequential` layer by layer, each one's
+  norm times what enters it, plus its bias; `sqrt(heads) |W_v| |W_o|` of an `nn.MultiheadAttention` without biases.
 - loss_forward_bound `log V + 2 r`, loss_dependency_bound `4 r` and loss_update_bound `2 r'`: of the cross entropy over
   V classes behind an LM head without bias; r is the head's norm and r' that of its increment, both times the model's
   `output_multiplier` if it has one.
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.geometry import HeadRMS, Spectral
-from surefoot.monitor.maxima import largest_ratio, largest_rms
+from surefoot.monitor.maxima import largest_ratio, largest_rms, rms
 from surefoot.plan import Plan
 
 LIPSCHITZ: dict[type[nn.Module], float] = {
@@ -235,12 +236,21 @@ def _norm(weight: Tensor) -> float:
     return float(Spectral().norm(weight.to(torch.promote_types(weight.dtype, torch.float32))))
 
 
-def _lipschitz(module: nn.Module) -> float | None:
-    """Upper bound on the dependency, or None if unknown. Exact types only: a subclass may compute anything."""
+def _affine_bound(module: nn.Module) -> tuple[float, float] | None:
+    """`(a, b)` with dependency at most a and `rms(f(x)) <= a rms(x) + b`; None if unknown.
+
+    Exact types only: a subclass may compute anything. The activations of `LIPSCHITZ` are 0 at 0.
+    """
     if type(module) is nn.Sequential:
-        factors = [factor for part in module if (factor := _lipschitz(part)) is not None]
-        return math.prod(factors) if len(factors) == len(module) else None
-    return _norm(module.weight) if type(module) is nn.Linear else LIPSCHITZ.get(type(module))
+        slope, offset = 1.0, 0.0
+        for part in module:
+            if (own := _affine_bound(part)) is None:
+                return None
+            slope, offset = own[0] * slope, own[0] * offset + own[1]
+        return slope, offset
+    if type(module) is nn.Linear:
+        return _norm(module.weight), 0.0 if module.bias is None else rms(module.bias)
+    return (LIPSCHITZ[type(module)], 0.0) if type(module) in LIPSCHITZ else None
 
 
 def _bounds(module: nn.Module) -> dict[str, float]:
@@ -248,8 +258,8 @@ def _bounds(module: nn.Module) -> dict[str, float]:
     if type(module) is nn.MultiheadAttention and not own.keys() & {"in_proj_bias", "bias_v"}:
         value = own["v_proj_weight"] if "v_proj_weight" in own else own["in_proj_weight"].chunk(3)[2]
         return {"forward_bound": math.sqrt(module.num_heads) * _norm(value) * _norm(own["out_proj.weight"])}
-    bound = _lipschitz(module)
-    return {} if bound is None else {"dependency_bound": bound}
+    bound = _affine_bound(module)
+    return {} if bound is None else {"dependency_bound": bound[0], "forward_bound": sum(bound)}
 
 
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:

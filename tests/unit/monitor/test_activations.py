@@ -175,6 +175,15 @@ def test_a_block_is_bounded_by_the_product(activation):
     product = measured["0"]["dependency_bound"] * measured["3.0"]["dependency_bound"] * LIPSCHITZ[activation]
     assert measured[""]["dependency_bound"] == pytest.approx(product)
     assert measured[""]["dependency"] <= product
+    with torch.no_grad():
+        block[0].bias.fill_(3.0)
+    x /= x.square().mean(-1, keepdim=True).sqrt()
+    measured = sf.measure(block, x, plan=plan, names=[""])
+    up, down = measured["0"]["dependency_bound"], measured["3.0"]["dependency_bound"]
+    bound = down * LIPSCHITZ[activation] * (up + 3.0) + rms(block[3][0].bias)
+    assert measured["0"]["forward_bound"] == pytest.approx(up + 3.0)
+    assert measured[""]["forward_bound"] == pytest.approx(bound)
+    assert product < measured[""]["forward"] <= bound
     block.insert(0, nn.LayerNorm(16))  # has no such constant
     assert "dependency_bound" not in sf.measure(block, x, plan=sf.Plan.of(block), names=[""])[""]
 
@@ -193,7 +202,7 @@ def test_attention_is_bounded_forward(sizes):
     x /= x.square().mean(-1, keepdim=True).sqrt()
     y = x[..., : sizes.get("kdim", 16)].contiguous()
     measured = sf.measure(layer, {"query": x, "key": y, "value": y}, plan=sf.Plan.of(layer))[""]
-    assert 0 < measured["forward"] <= measured["forward_bound"] * rms(y)
+    assert 0 < measured["forward"] <= measured["forward_bound"] * largest_rms(y)
 
 
 def generator_states(model: nn.Module) -> list[Tensor]:
