@@ -9,6 +9,9 @@ import torch
 import surefoot as sf
 from combinations import combinations
 from surefoot import recipes
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.training import run as training_run
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowMean, RowRMS, Spectral
 from surefoot.geometry.sizes import Sizes, clipped_change
 from surefoot.momentum import Adam
@@ -185,3 +188,37 @@ def test_on_an_accelerator_the_bound_holds_too(accelerator):
         for gradients in PULLS:
             for bound, change, _ in changes(recipes.beyond_mup(), scheme, "linear", gradients, 25):
                 assert change <= 1.01 * bound < math.inf
+
+
+@combinations(
+    lambda stabiliser, method: method == "beyond_mup",
+    stabiliser=[
+        "free:",
+        "weight_decay:0.5",
+        "post_clip:1.2",
+        "post_clip:1.2:1",
+        "rescale:1.2",
+        "pre_decay:0.7",
+        "streaming_post_clip:1.2",
+        "streaming_pre_decay:0.7",
+        "normalise:1.2",
+        "spectral_sphere:1.2",
+    ],
+    method=["beyond_mup", "moga_row", "muon", "lion"],
+)
+def test_in_real_training_too(stabiliser, method):
+    """The reference GPT on the integer language, every parameter at every step, at a rate that reaches the bounds."""
+    lr = {"muon": 2.0**-6, "lion": 2.0**-8}.get(method, 0.125)
+    settings = {"stabiliser": stabiliser} if stabiliser != "free:" else {}
+    config = TrainConfig.of(width=32, lr=lr, steps=12, batch_size=4, context=16, method=method, **settings)
+    training = training_run.Run(config, load("markov:32"))
+    plan = training.method.plan(training.model)
+    for _ in range(config.schedule.steps):
+        bounds = training.optimizer.stability()
+        before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
+        training.advance()
+        for name, p in training.model.named_parameters():
+            role = plan[name].role
+            moved = role.view.split(p.detach().double() - before[name].double())
+            change = max(float(role.weight_geometry.norm(block).max()) for block in moved)
+            assert change <= 1.01 * bounds[name]["update_upper"], (name, training.step)
