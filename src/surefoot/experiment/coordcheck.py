@@ -6,6 +6,7 @@ output's change over a few steps, on a fixed batch. Under a parametrisation whos
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,12 +24,17 @@ from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import VALIDATION_SEED, Run, build
+from surefoot.monitor import activations
 from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms
+from surefoot.monitor.norms import measured_change, stability
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
 QUANTITIES = ("start", "change")
+MEASURED = ("dependency", "norm", "moved")
+"""Fitted without a verdict: a layer's dependency, a weight's norm, the norm of what training changed of it."""
+
 LOGITS = "logits"
 BAND = 0.1
 """Largest slope that passes. Natural recipes stay below 0.07 over widths 64 to 512, AdamW reaches 2.7."""
@@ -106,13 +112,14 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
 
     Returns:
         `width`, `seed`, `loss`, `seconds`; `start` and `change`, both layer -> RMS (None where it is not finite);
-        `logits`, the layers whose outputs are logits.
+        `logits`, the layers whose outputs are logits; after training, `dependency`, layer -> the largest ratio of
+        `monitor.activations`, `norm` and `moved`, parameter -> norm, and norm of its change, in natural units.
     """
     run = Run(config, corpus, method)
     tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
     layers = _layers(run.model)
     begun = time.perf_counter()
-    before = _outputs(run.model, tokens.to(run.device), layers)
+    before, first = _outputs(run.model, tokens.to(run.device), layers), copy.deepcopy(run.model)
     for _ in range(config.schedule.steps):
         run.advance()
     after = _outputs(run.model, tokens.to(run.device), layers)
@@ -120,7 +127,21 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     start = {layer: finite_or_none(rms(y)) for layer, y in before.items()}
     change = {layer: finite_or_none(rms(after[layer] - y)) for layer, y in before.items()}
     sizes = {"width": config.architecture.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
-    return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change}
+    more = _stability(run.model, first, tokens.to(run.device), layers)
+    return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change, **more}
+
+
+def _stability(model: nn.Module, first: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[str, Any]:
+    """The quantities of `MEASURED`: layer or parameter -> value, None where it is not finite."""
+    numbers = activations.measure(model, tokens, names=layers.values())
+    dependency = {layer: numbers[name].get("dependency", 0.0) for layer, name in layers.items() if name in numbers}
+    norm, moved = {}, {}
+    for name, placement in Plan.of(model).placements.items():
+        weight, old = model.get_parameter(name).detach(), first.get_parameter(name).detach()
+        norm[name] = max((block["forward_lower"] for block in stability(weight, placement, lr=0.0)[0]), default=0.0)
+        moved[name] = measured_change(old, weight, placement)
+    found = zip(MEASURED, (dependency, norm, moved), strict=True)
+    return {quantity: {key: finite_or_none(x) for key, x in values.items()} for quantity, values in found}
 
 
 def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
@@ -135,9 +156,10 @@ def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
         band: largest slope that passes.
 
     Returns:
-        `widths`, `seeds`, `band`, `passes`; `layers`, a list of `layer`, `start` and `change`. The last two have
-        `slope`, `ci` (None below three seeds), `log2_rms` at every width (mean over seeds), and `status`: "inside",
-        "outside", "zero" (0 at every width), or "not finite" (a logarithm is not).
+        `widths`, `seeds`, `band`, `passes`; `layers`, a list of `layer`, `start` and `change`; `measured`, quantity of
+        `MEASURED` -> layer or parameter -> slope, on which no verdict depends. A slope has `slope`, `ci` (None below
+        three seeds), `log2_rms` at every width (mean over seeds), and `status`: "inside", "outside", "zero" (0 at
+        every width), or "not finite" (a logarithm is not).
 
     Raises:
         ValueError: the model has other layers at another width.
@@ -156,7 +178,12 @@ def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
     ]
     passes = all(layer[quantity]["status"] in ("inside", "zero") for layer in layers for quantity in QUANTITIES)
     widths, seeds = (sorted({record[key] for record in records}) for key in ("width", "seed"))
-    return {"passes": passes, "band": band, "widths": widths, "seeds": seeds, "layers": layers}
+    measured = {
+        quantity: {name: _slope(records, quantity, name, band) for name in records[0][quantity]}
+        for quantity in MEASURED
+        if all(quantity in record for record in records)  # older logs lack them
+    }
+    return {"passes": passes, "band": band, "widths": widths, "seeds": seeds, "layers": layers, "measured": measured}
 
 
 def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) -> dict[str, Any]:

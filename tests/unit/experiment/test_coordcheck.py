@@ -56,6 +56,37 @@ def worst(slopes: dict[str, tuple[float, float]]) -> tuple[float, float]:
 # Parametrisations
 
 
+def test_dependencies_norms_and_steps_are_fitted_too(corpus):
+    """Under the default recipe none grows; AdamW's matrices do. Logs without these numbers are read as before."""
+    records = {
+        name: [
+            measure(
+                TrainConfig.of(
+                    width=w,
+                    lr=2.0**-4 if name == "beyond_mup" else 2.0**-7,
+                    method=name,
+                    steps=5,
+                    warmup=0.0,
+                    decay=0.0,
+                ),
+                corpus,
+            )
+            for w in FEW
+        ]
+        for name in ("beyond_mup", "adamw")
+    }
+    fits = {name: evaluate(rows)["measured"] for name, rows in records.items()}
+    assert fits["beyond_mup"].keys() == {"dependency", "norm", "moved"}
+    assert "blocks.0.mlp.up" in fits["beyond_mup"]["dependency"]
+    weight = "blocks.0.mlp.up.weight"
+    assert abs(fits["beyond_mup"]["norm"][weight]["slope"]) < 0.15
+    assert abs(fits["beyond_mup"]["moved"][weight]["slope"]) < 0.15
+    assert fits["adamw"]["moved"][weight]["slope"] > 0.5
+    old = [{key: x for key, x in row.items() if key not in fits["adamw"]} for row in records["adamw"]]
+    assert evaluate(old)["measured"] == {}
+    assert evaluate(old)["layers"] == evaluate(records["adamw"])["layers"]
+
+
 def test_the_default_recipe_keeps_its_scale(corpus):
     slopes = slopes_of("beyond_mup", corpus, FEW, seeds=2)
     assert max(worst(slopes)) <= BAND, slopes
