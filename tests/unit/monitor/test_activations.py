@@ -168,6 +168,7 @@ def test_loss_bounds_of_a_tied_head(tie):
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.SiLU])
 def test_a_block_is_bounded_by_the_product(activation):
+    torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), activation(), nn.Sequential(nn.Linear(64, 16)))
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     plan = sf.Plan.of(block)
@@ -183,7 +184,7 @@ def test_a_block_is_bounded_by_the_product(activation):
     bound = down * LIPSCHITZ[activation] * (up + 3.0) + rms(block[3][0].bias)
     assert measured["0"]["forward_bound"] == pytest.approx(up + 3.0)
     assert measured[""]["forward_bound"] == pytest.approx(bound)
-    assert product < measured[""]["forward"] <= bound
+    assert 0.3 * bound < measured[""]["forward"] <= bound
     block.insert(0, nn.LayerNorm(16))  # has no such constant
     assert "dependency_bound" not in sf.measure(block, x, plan=sf.Plan.of(block), names=[""])[""]
 
