@@ -61,31 +61,25 @@ class VectorGeometry(Geometry):
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
         """1 in its own norm, rounding aside; in others as its sizes say."""
-        bound = super().direction_norm_bound(norm, shape, largest)
-        size = torch.Size(shape)
-        own = isinstance(norm, VectorGeometry) and norm.scale(size) == self.scale(size)
-        same = own and (norm.exponent, norm.dim, norm.ndim) == (self.exponent, self.dim, self.ndim)  # type: ignore[attr-defined]
-        return min(bound, ROUNDED) if same and bound < math.inf else bound
+        bound, size = super().direction_norm_bound(norm, shape, largest), torch.Size(shape)
+        if not isinstance(norm, VectorGeometry) or (norm.exponent, norm.dim) != (self.exponent, self.dim):
+            return bound
+        same = norm.ndim == self.ndim and norm.scale(size) == self.scale(size) and bound < math.inf
+        return min(bound, ROUNDED) if same else bound
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """From the largest entry and the longest vector: `|x|_s <= |x|_2^(2/s) |x|_inf^(1 - 2/s)` for s >= 2."""
         s, length = self.exponent, sizes.row if self.dim == -1 else sizes.column
-        longest = (
-            length * max(1, shape[self.dim]) ** (1 / s - 0.5)
-            if s < 2
-            else length ** (2 / s) * sizes.entry ** (1 - 2 / s)
-        )
-        scale: float = self.scale(torch.Size(shape))
-        bound: float = scale * min(longest, length if s >= 2 else longest)
-        return bound
+        if s < 2:
+            longest = length * max(1, shape[self.dim]) ** (1 / s - 0.5)
+        else:
+            longest = min(length, length ** (2 / s) * sizes.entry ** (1 - 2 / s))
+        return float(self.scale(torch.Size(shape)) * longest)
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """`clipped_change` where the nearest point is radial or an entry's, else the triangle inequality."""
-        return (
-            clipped_change(excess, reach)
-            if self.exponent in (2, math.inf)
-            else super().clip_change_bound(excess, reach)
-        )
+        radial = self.exponent in (2, math.inf)
+        return clipped_change(excess, reach) if radial else super().clip_change_bound(excess, reach)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""
