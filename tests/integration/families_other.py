@@ -12,7 +12,7 @@ OTHER_FAMILIES = {
         transformers.GPT2Config(vocab_size=V, n_embd=D, n_inner=F, n_layer=1, n_head=4, n_positions=16),
         [
             ("*wte.weight", "head", [(V, D)], whole),
-            ("*wpe.weight", "embedding", [(16, D)], whole),
+            ("*wpe.weight", "tied_positions", [(16, D)], whole),
             ("*c_attn.weight", "linear", [(D, D)] * 3, columns(D, D, D)),
             ("*c_attn.bias", "bias", [(D,)] * 3, rows(D, D, D)),
             ("*attn.c_proj.weight", "linear", [(D, D)], turned),
@@ -73,8 +73,8 @@ OTHER_FAMILIES = {
         transformers.BertConfig(**NO_GROUPS),
         [
             ("*word_embeddings.weight", "head", [(V, D)], whole),
-            ("*position_embeddings.weight", "embedding", [(16, D)], whole),
-            ("*token_type_embeddings.weight", "embedding", [(2, D)], whole),
+            ("*position_embeddings.weight", "tied_positions", [(16, D)], whole),
+            ("*token_type_embeddings.weight", "tied_positions", [(2, D)], whole),
             ("*LayerNorm.weight", "gain", [(D,)], whole),
             ("*LayerNorm.bias", "bias", [(D,)], whole),
             ("*self.*.weight", "linear", [(D, D)], whole),
@@ -154,7 +154,7 @@ OTHER_FAMILIES = {
         ),
         [
             ("*decoder.embed_tokens.weight", "head", [(V, D)], whole),
-            ("*decoder.embed_positions.weight", "embedding", [(16, D)], whole),
+            ("*decoder.embed_positions.weight", "tied_positions", [(16, D)], whole),
             ("*conv1.weight", "conv", [(D, 30)], flat),
             ("*conv2.weight", "conv", [(D, 72)], flat),
             ("*conv[12].bias", "bias", [(D,)], whole),

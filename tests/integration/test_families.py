@@ -40,13 +40,14 @@ NORMS = {
     "positions": (lambda w: rms(w).max(), 1),
     "head": (lambda w: w.shape[1] * rms(w).max(), 16),
     "router": (lambda w: w.shape[1] * rms(w).max(), 16),
+    "tied_positions": (lambda w: w.shape[1] * rms(w).max(), 16),
     "gain": (lambda w: w.abs().max(), 0.25),
     "bias": (rms, 0.25),
     "scalar": (lambda w: w.abs().max(), 1),
 }
 """Role -> norm of a matrix or a vector, and the default recipe's factor on the learning rate."""
 
-BY_ROWS = {"embedding", "positions", "head", "router"}
+BY_ROWS = {"embedding", "positions", "head", "router", "tied_positions"}
 
 FAMILIES = LLAMA_FAMILIES | OTHER_FAMILIES
 each_family = pytest.mark.parametrize("family", FAMILIES)
