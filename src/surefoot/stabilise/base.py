@@ -23,13 +23,11 @@ class Known:
     """What is known before a step.
 
     Args:
-        lower: lower bound on the weight's norm.
-        upper: upper bound.
+        upper: upper bound on the weight's norm.
         cache: what the scheme kept, see `Stabiliser.move`.
         longest: from a norm to the largest norm of steps of rate 1.
     """
 
-    lower: Tensor
     upper: Tensor
     cache: Mapping[str, Tensor]
     longest: Callable[[Geometry], float]

@@ -178,6 +178,7 @@ def test_a_weight_that_is_not_finite_has_no_norm_and_the_others_have_theirs(stab
     before = optimizer.stability()
     with torch.no_grad():
         model.up.weight[0, 0] = value
+    assert optimizer.stability({"up.weight": torch.zeros(40, 20)})["up.weight"]["update_measured"] == math.inf
     after = optimizer.stability()
     assert after["up.weight"]["forward_lower"] == after["up.weight"]["forward_upper"] == math.inf
     assert after["table.weight"] == pytest.approx(before["table.weight"])
