@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
 from surefoot.discovery.known_classes import kinds_by_class, layouts_of
 from surefoot.discovery.torch_layers import kinds_by_type
+from surefoot.monitor.attention_bound import head_dim_of
 from surefoot.views import Matrix, Transposed, Vector, View
 
-_HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 _SEPARATE = (("q_proj", "k_proj"), ("query", "key"))
 _FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv")
 """Attributes of attention modules whose layers are W_q and W_k; a fused layer has queries first, then keys."""
@@ -185,9 +185,8 @@ def head_scale(owner: Any) -> tuple[int, float] | None:
     heads: Any = getattr(owner, "heads", None)
     if hasattr(heads, "dim") and hasattr(heads, "scale"):
         return heads.dim, heads.scale
-    sizes = (getattr(owner, name, None) for name in _HEAD_DIMS)
-    size, scale = next((size for size in sizes if size), None), getattr(owner, "scaling", None)
-    return (size, scale) if isinstance(size, int) and isinstance(scale, float) else None
+    size, scale = head_dim_of(owner), getattr(owner, "scaling", None)
+    return (size, scale) if size is not None and isinstance(scale, float) else None
 
 
 def _is_norm(module: nn.Module) -> bool:

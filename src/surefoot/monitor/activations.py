@@ -13,10 +13,8 @@ Each should be Theta(1) in the width. For a linear layer, forward is at most its
 
 Upper bounds from the weights, for inputs of RMS at most 1:
 
-- dependency_bound: of an `nn.Linear` its norm; of an `nn.Sequential` of such layers and of modules in `LIPSCHITZ` the
-  product.
-- forward_bound: of an `nn.Linear` its norm plus the RMS of its bias; of an `nn.Sequential` layer by layer, each one's
-  norm times what enters it, plus its bias; `sqrt(heads) |W_v| |W_o|` of an `nn.MultiheadAttention` without biases.
+- forward_bound, dependency_bound, update_bound: of linear layers, sequences, MLPs, gated ones, attention, as far as
+  `surefoot.monitor.block_bounds` knows them.
 - loss_forward_bound `log V + 2 r`, loss_dependency_bound `4 r` and loss_update_bound `2 r'`: of the cross entropy over
   V classes behind an LM head without bias; r is the head's norm and r' that of its increment, both times the model's
   `output_multiplier` if it has one.
@@ -33,18 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.geometry import HeadRMS, Spectral
-from surefoot.monitor.maxima import largest_ratio, largest_rms, rms
+from surefoot.geometry import HeadRMS
+from surefoot.monitor.block_bounds import block_bounds
+from surefoot.monitor.maxima import largest_ratio, largest_rms
 from surefoot.plan import Plan
-
-LIPSCHITZ: dict[type[nn.Module], float] = {
-    nn.ReLU: 1.0,
-    nn.GELU: 1.129,
-    nn.SiLU: 1.100,
-    nn.Identity: 1.0,
-    nn.Dropout: 1.0,  # in eval mode
-}
-"""Largest slope of an activation function."""
 
 _BY_VECTOR = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 """Layers that act on each vector alone."""
@@ -93,13 +83,11 @@ def measure(
     selected = list(dict.fromkeys([*owners(model), *names]))
     modules, old_modules = _modules(model, selected, "the model"), _old_modules(before, model, selected)
     numbers: Numbers = {}
-    observe = partial(_observe, numbers, old_modules)
+    observe = partial(_observe, numbers, old_modules, plan is not None)
     with forward_hooks(model if before is None else before, (), observe), forward_hooks(model, selected, observe):
         _forward(model, batch)
     if plan is not None:
         multiplier = getattr(model, "output_multiplier", None) or 1.0
-        for name, values in numbers.items():
-            values |= _bounds(modules[name])
         for name in numbers.keys() & lm_heads(model, plan):
             numbers[name] |= _loss_bounds(modules[name], old_modules.get(name), multiplier)
     return {name: numbers[name] for name in selected if name in numbers}
@@ -210,6 +198,7 @@ def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -
 def _observe(
     numbers: Numbers,
     old_modules: dict[str, nn.Module],
+    bounded: bool,
     name: str,
     module: nn.Module,
     args: Any,
@@ -230,36 +219,8 @@ def _observe(
         values["update"] = largest_rms(y - old)
     largest = numbers.setdefault(name, {})
     largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
-
-
-def _norm(weight: Tensor) -> float:
-    return float(Spectral().norm(weight.to(torch.promote_types(weight.dtype, torch.float32))))
-
-
-def _affine_bound(module: nn.Module) -> tuple[float, float] | None:
-    """`(a, b)` with dependency at most a and `rms(f(x)) <= a rms(x) + b`; None if unknown.
-
-    Exact types only: a subclass may compute anything. The activations of `LIPSCHITZ` are 0 at 0.
-    """
-    if type(module) is nn.Sequential:
-        slope, offset = 1.0, 0.0
-        for part in module:
-            if (own := _affine_bound(part)) is None:
-                return None
-            slope, offset = own[0] * slope, own[0] * offset + own[1]
-        return slope, offset
-    if type(module) is nn.Linear:
-        return _norm(module.weight), 0.0 if module.bias is None else rms(module.bias)
-    return (LIPSCHITZ[type(module)], 0.0) if type(module) in LIPSCHITZ else None
-
-
-def _bounds(module: nn.Module) -> dict[str, float]:
-    own = dict(module.named_parameters())
-    if type(module) is nn.MultiheadAttention and not own.keys() & {"in_proj_bias", "bias_v"}:
-        value = own["v_proj_weight"] if "v_proj_weight" in own else own["in_proj_weight"].chunk(3)[2]
-        return {"forward_bound": math.sqrt(module.num_heads) * _norm(value) * _norm(own["out_proj.weight"])}
-    bound = _affine_bound(module)
-    return {} if bound is None else {"dependency_bound": bound[0], "forward_bound": sum(bound)}
+    if bounded and "forward_bound" not in largest:
+        largest |= block_bounds(module, old_modules.get(name), x, y)
 
 
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:

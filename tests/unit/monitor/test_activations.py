@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
-from surefoot.monitor.activations import LIPSCHITZ
+from surefoot.monitor.block_bounds import LIPSCHITZ
 from surefoot.monitor.maxima import largest_rms, rms
 
 
@@ -185,7 +185,7 @@ def test_a_block_is_bounded_by_the_product(activation):
     assert measured["0"]["forward_bound"] == pytest.approx(up + 3.0)
     assert measured[""]["forward_bound"] == pytest.approx(bound)
     assert 0.3 * bound < measured[""]["forward"] <= bound
-    block.insert(0, nn.LayerNorm(16))  # has no such constant
+    block.insert(0, nn.LayerNorm(16))  # has no slope
     assert "dependency_bound" not in sf.measure(block, x, plan=sf.Plan.of(block), names=[""])[""]
 
 

@@ -1,0 +1,101 @@
+"""An upper bound on what attention returns, from the weights of its values and its output."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from surefoot.discovery.known_classes import layouts_of
+from surefoot.geometry import Spectral
+from surefoot.monitor.linear_layers import Linear, linear
+from surefoot.monitor.maxima import rms
+
+_QUERY_KEY_VALUE = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
+_FUSED = (("c_attn",), ("query_key_value",), ("Wqkv",), ("qkv",), ("qkv_proj",))
+_VALUES = (*_QUERY_KEY_VALUE, *_FUSED)
+"""Names of the layers of queries, keys and values, or of the one for all."""
+
+_QK_NORMS = ("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_layernorm")
+_HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
+"""Names of the norms of queries and keys, and of attributes that are the number of features of a head."""
+
+_PACKAGES = ("surefoot", "transformers")
+_NO_MEANS = (".nystromformer.", ".yoso.", ".mra.")
+"""Where an attention module's class comes from, as its formula is not checked; and where it takes no means."""
+
+
+def forward_bound(module: nn.Module) -> float | None:
+    """Bound on the RMS of an attention module's output, over inputs of RMS at most 1; None if it is not known.
+
+    Each head's output is a mean of its values, so that `|W_o| sqrt(mean_h |W_v,h|^2)` is one, with `W_v,h` the rows of
+    head h, at most `sqrt(heads) |W_o| |W_v|`; the RMS of the biases come on top.
+
+    Args:
+        module: an `nn.MultiheadAttention`, or a module of `transformers` or of the reference models.
+
+    Returns:
+        The bound.
+
+    Source: "Beyond MuP 2", the linear layer, composed.
+
+    >>> layer = nn.MultiheadAttention(4, 2, bias=False)
+    >>> _ = layer.in_proj_weight.data.copy_(torch.eye(4).repeat(3, 1)), layer.out_proj.weight.data.copy_(torch.eye(4))
+    >>> round(forward_bound(layer), 4)  # sqrt(2 heads): one head may take all of the input
+    1.4142
+    """
+    parts = _of_torch(module) if type(module) is nn.MultiheadAttention else _of_attributes(module)
+    if parts is None:
+        return None
+    value, output, head_dim = parts
+    heads = value.weight.reshape(-1, head_dim, value.weight.shape[1])
+    means = math.sqrt(float(Spectral().norm(heads).square().mean())) + rms(value.bias)
+    return means if output is None else output.rms(means)
+
+
+def _of_torch(module: nn.MultiheadAttention) -> tuple[Linear, Linear | None, int] | None:
+    """W_v, W_o and the number of features of a head."""
+    own = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in module.named_parameters()}
+    value = own["v_proj_weight"] if "v_proj_weight" in own else own["in_proj_weight"].chunk(3)[2]
+    bias = own["in_proj_bias"].chunk(3)[2] if "in_proj_bias" in own else value.new_zeros(len(value))
+    return None if "bias_v" in own else (Linear(value, bias), linear(module.out_proj), module.head_dim)
+
+
+def _of_attributes(module: nn.Module) -> tuple[Linear, Linear | None, int] | None:
+    """The same of a module with linear layers for queries, keys and values, or one for all, and at most one behind."""
+    head_dim = head_dim_of(module)
+    path = type(module).__module__
+    if head_dim is None or path.split(".")[0] not in _PACKAGES or any(name in path for name in _NO_MEANS):
+        return None
+    first = next((names for names in _VALUES if all(linear(getattr(module, name, None)) for name in names)), ())
+    known = {*first, *_QK_NORMS}
+    others = [x for name, x in module.named_children() if name not in known and any(True for _ in x.parameters())]
+    output = linear(others[0]) if others else None
+    value = _value(module, first) if first else None
+    unknown = len(others) > 1 or (others and output is None) or any(True for _ in module.parameters(recurse=False))
+    if value is None or unknown or len(value.weight) % head_dim:
+        return None
+    shared = output is None or output.weight.shape[1] % len(value.weight) == 0  # query heads may share values
+    return (value, output, head_dim) if shared else None
+
+
+def _value(module: nn.Module, names: tuple[str, ...]) -> Linear | None:
+    """W_v: the last layer of three, or the last of the three matrices of one."""
+    layer = linear(getattr(module, names[-1]))
+    if layer is None or len(names) > 1:
+        return layer
+    view = layouts_of(module).get(names[0])
+    if view is None or sum(block[0] for block in view.blocks(tuple(layer.weight.shape))) != 3:
+        return None
+    weights, biases = ([part for block in view.split(x) for part in block] for x in (layer.weight, layer.bias))
+    return Linear(weights[2], biases[2])
+
+
+def head_dim_of(module: nn.Module) -> int | None:
+    """Number of features of a head of an attention module, from its attributes; None if it has none of them."""
+    sizes = (
+        getattr(getattr(module, "heads", None), "dim", None),
+        *(getattr(module, name, None) for name in _HEAD_DIMS),
+    )
+    return next((size for size in sizes if isinstance(size, int) and size), None)

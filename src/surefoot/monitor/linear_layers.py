@@ -1,0 +1,63 @@
+"""A linear layer's weight and bias, and the sizes of its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # type of MultiheadAttention.out_proj
+
+from surefoot.geometry import HeadRMS, Spectral
+from surefoot.monitor.maxima import rms
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`y = W x + b`, at least in float32.
+
+    Args:
+        weight: `(out, in)`.
+        bias: `(out,)`; zeros if the layer has none.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output y."""
+        return F.linear(x, self.weight, self.bias)
+
+    def __sub__(self, old: Linear) -> Linear:
+        """The layer whose output is the difference of two."""
+        return Linear(self.weight - old.weight, self.bias - old.bias)
+
+    def rms(self, r: float = 1.0) -> float:
+        """Bound on the output's RMS for inputs of RMS at most r."""
+        return self.slope() * r + rms(self.bias)
+
+    def slope(self) -> float:
+        """`|W|`."""
+        return float(Spectral().norm(self.weight))
+
+    def largest(self) -> float:
+        """Bound on the output's entries for inputs of RMS at most 1."""
+        return float(HeadRMS().norm(self.weight)) + float(F.pad(self.bias.abs(), (0, 1)).max())
+
+
+def linear(layer: object) -> Linear | None:
+    """The weight and the bias of an `nn.Linear` or of `transformers`' `Conv1D`; None of anything else.
+
+    Exact types only: a subclass may compute anything.
+
+    >>> linear(nn.Linear(3, 5)).weight.shape
+    torch.Size([5, 3])
+    """
+    transposed = type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
+    if type(layer) not in (nn.Linear, NonDynamicallyQuantizableLinear) and not transposed:
+        return None
+    assert isinstance(layer, nn.Module)
+    weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
+    wide = (weight.mT if transposed else weight).to(torch.promote_types(weight.dtype, torch.float32))
+    return Linear(wide, wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype))
