@@ -23,8 +23,12 @@ from surefoot.experiment.training.names import LOG2_LR
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
-WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw")
-PARTS = {name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS, SEEDS) for name in LOG2_LR} | {
+WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw", "mup_adamw")
+TEN = tuple(range(10))
+PARTS = {
+    name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS, TEN if name == "mup_adamw" else SEEDS)
+    for name in LOG2_LR
+} | {
     f"beyond_mup_{model}": ("beyond_mup", model, (*WIDTHS, 512), range(seeds))
     for model, seeds in (("llama", 10), ("qwen", 10), ("moe", 10), ("tied", 3))
 }
