@@ -160,6 +160,23 @@ def changes(recipe, scheme, kind, gradients, steps):
         bounds.append(run.optimizer.stability()["weight"]["update_upper"])
 
 
+def test_what_streaming_decay_reports_is_what_a_gradient_could_do():
+    """Its bound is for every gradient: from states in which the one at hand does little, another reaches it."""
+    scheme = sf.StreamingPreDecay(0.5)
+    for gradients in PULLS:
+        run = Run(recipes.beyond_mup(), scheme, "linear", gradients)
+        geometry, shape = run.role.geometry, run.placement.blocks[0]
+        for _ in run.steps(40):
+            state = run.optimizer.state[run.p]
+            cache = {name: x.clone() for name, x in state.items() if name not in ("momentum", "skipped")}
+            w = run.p.detach().reshape(shape)
+            moved, _ = scheme.move(w.clone(), w, run.lr, geometry, geometry, cache)
+            change = float(geometry.norm(moved - w).max())
+            bound = run.optimizer.stability()["weight"]["update_upper"]
+            assert change <= 1.01 * bound
+            assert bound <= 1.1 * change
+
+
 @combinations(
     lambda recipe, scheme, kind: kind == "linear" and recipe.name == "beyond_mup",
     recipe=RECIPES,
