@@ -14,6 +14,7 @@ from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
 from surefoot.plan import Placement, Plan
+from surefoot.preconditioning import RowAdam, Whitened
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
 from surefoot.scaling import Constant, FanIn, Keller, LogRows, Moonlight, Natural, Scale
@@ -21,12 +22,13 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "AsBuilt", "Constant", "DecoupledWeightDecay", "FanIn", "Fill", "Free", "Frobenius", "Geometry",
-    "HeadNormal", "HeadRMS", "Identity", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
-    "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise", "Placement",
-    "Plan", "PostClip", "PreDecay", "Precision", "Recipe", "Rescale", "Role", "RoundToNearest", "RowMean",
-    "RowRMS", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
-    "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral",
-    "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "RMS", "Adam", "Adaptive", "AsBuilt", "Constant", "DecoupledWeightDecay", "DualScaled", "FanIn", "Fill", "Free",
+    "Frobenius", "Geometry", "HeadNormal", "HeadRMS", "Identity", "Initial", "Keller", "LinearNormal", "LogRows",
+    "LogitControl", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",
+    "NormalisedRows", "Oblique", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
+    "Rescale", "Role", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting", "Smoothing",
+    "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
+    "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "WeightDecay",
+    "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip", "measure", "msign",
+    "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
 from surefoot.linalg.max_abs import max_abs
 
@@ -60,10 +61,16 @@ class Smoothing(ABC):
     def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
 
-    @property
-    def largest(self) -> float:
-        """Bound on the entries of the smoothed gradient, whatever the gradients are; inf if there is none."""
-        return math.inf
+    def init_memory(self, block: Tensor) -> State:
+        """More of the state, for a block `(n, out, in)` or `(n, size)`: what is not of the parameter's shape.
+
+        Each tensor's shape starts with the block's n.
+        """
+        return {}
+
+    def sizes(self, shape: tuple[int, ...]) -> Sizes:
+        """Upper bounds on smoothed gradients `(out, in)` or `(size,)`, whatever the gradients are."""
+        return UNKNOWN
 
     @abstractmethod
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
@@ -180,9 +187,16 @@ class Adam(Smoothing):
 
     @property
     def largest(self) -> float:
-        """`(1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))` by Cauchy-Schwarz, 1.165 for (.9, .95); inf unless `b1^2 < b2`."""
+        """Bound on an entry: `(1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))`, 1.165 for (.9, .95); inf unless `b1^2 < b2`.
+
+        By Cauchy-Schwarz, as m and v are sums over the same squares; the bias correction included.
+        """
         ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
         return max(1.0, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - ratio))) if ratio < 1 else math.inf
+
+    def sizes(self, shape: tuple[int, ...]) -> Sizes:
+        """Entries of at most `largest`."""
+        return Sizes(entry=self.largest)
 
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
 from surefoot.identity import key
@@ -53,7 +54,7 @@ class Role:
     @property
     def weight_geometry(self) -> Geometry:
         """The norm that a stabiliser bounds and the stability numbers are of."""
-        return self.geometry if self.weight_norm is None else self.weight_norm
+        return (self.weight_norm or self.geometry).plain
 
     def step_norm_bound(self, shape: tuple[int, ...], norm: Geometry | None = None) -> float:
         """Upper bound on the norm of a step of rate 1.
@@ -65,12 +66,24 @@ class Role:
         Returns:
             The bound; inf if there is none.
         """
-        return self.geometry.direction_norm_bound(norm or self.weight_geometry, shape[1:], self.momentum.largest)
+        sizes = self.momentum.sizes(shape[1:])
+        return self.geometry.direction_norm_bound(norm or self.weight_geometry, shape[1:], sizes)
 
     @cached_property
     def smoothed(self) -> frozenset[str]:
         """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""
-        return frozenset(self.momentum.init_state(torch.zeros(1, 1, 1)))
+        block = torch.zeros(1, 1, 1)
+        return frozenset(self.momentum.init_state(block)) | frozenset(self.momentum.init_memory(block))
+
+    @cached_property
+    def remembered(self) -> frozenset[str]:
+        """Names of the state's entries that are the direction's."""
+        return frozenset(self.geometry.init_memory(torch.zeros(1, 1, 1)))
+
+    def init_memory(self, block: Tensor, stabiliser: Stabiliser) -> dict[str, Tensor]:
+        """What momentum, direction and stabiliser keep of a block before the first step."""
+        kept = stabiliser.init_state(block, self.geometry, self.weight_geometry)
+        return {**self.momentum.init_memory(block), **self.geometry.init_memory(block), **kept}
 
     @cached_property
     def _key(self) -> Hashable:

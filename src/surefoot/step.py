@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.geometry.adaptive import Adaptive, Given
 from surefoot.geometry.base import Cache, Eta
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
@@ -27,6 +28,9 @@ def step(
     role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
 ) -> tuple[Tensor, State]:
     """Gradient -> momentum -> direction -> step -> stabilised weight.
+
+    Momentum may precondition the gradient (`momentum`, `preconditioning`), and an adaptive direction be rescaled by
+    what it remembers (`geometry.adaptive`): it is then taken before the stabiliser moves the weight.
 
     A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
     gradient is zero, take no step and keep weight and momentum bit for bit: the active mask makes their eta 0. A
@@ -48,11 +52,15 @@ def step(
     g = where_finite(g, finite)
     active = role.momentum.active(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, active)
-    cache: Cache = {name: x for name, x in state.items() if name not in smoothed}
+    cache: Cache = {name: x for name, x in state.items() if name not in smoothed and name not in role.remembered}
+    geometry, memory = role.geometry, {name: state[name] for name in role.remembered}
+    if isinstance(geometry, Adaptive):
+        m, memory = geometry.take(w, m, active, memory)
+        geometry = Given(geometry)
     eta = eta * active
-    moved, cache = stabiliser.move(w, m, eta, role.geometry, role.weight_geometry, cache)
+    moved, cache = stabiliser.move(w, m, eta, geometry, role.weight_geometry, cache)
     dims = () if stabiliser.independent else tuple(range(-role.weight_geometry.ndim, 0))
-    return where_moved(eta, dims, moved, w), {**smoothed, **(cache or {})}
+    return where_moved(eta, dims, moved, w), {**smoothed, **memory, **(cache or {})}
 
 
 def compiled(**options: Any) -> Step:

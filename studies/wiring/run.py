@@ -134,7 +134,9 @@ def table(parts: Iterable[tuple[str, int]] = PARTS) -> str:
                 value = "" if way == "default" else f" ({against.value:+.2f}{plus_minus(against.interval, 2)})"
                 cells.append(f"{width}: {np.mean(list(best[way, width].values())):.2f} at {rate}{value}")
             reused = fit.regret(points(records, way, widths[-1]), optima[0].best_rate) if optima[0].best_rate else None
-            lost = "?" if reused is None or reused.value is None else f"{reused.value:.2f}{plus_minus(reused.interval, 2)}"
+            lost = (
+                "?" if reused is None or reused.value is None else f"{reused.value:.2f}{plus_minus(reused.interval, 2)}"
+            )
             moved = "not known" if drift.value is None else f"{drift.value:+.2f}{plus_minus(drift.interval, 2)}"
             rows.append([family if steps == STEPS else f"{family}, {steps} steps", way, "; ".join(cells), moved, lost])
     head = ["family", "way", "width: loss at best rate (against default)", "drift in octaves", "regret"]

@@ -1,14 +1,17 @@
 """Norms in natural units, one file each; a new one is a `Geometry` with four methods."""
 
+from surefoot.geometry.adaptive import Adaptive, DualScaled, RadialBrake, UpdateFloor
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm
+from surefoot.geometry.history import NormalisedRows, Oblique
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
-    "RMS", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator", "RowMean", "RowRMS",
-    "Spectral", "TransposedConvSpectral", "check", "dual_norm",
+    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
+    "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "TransposedConvSpectral",
+    "UpdateFloor", "check", "dual_norm",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
 
 Cache = dict[str, Tensor] | None
@@ -41,6 +41,11 @@ class Geometry(ABC):
     costly: bool = False
     """True if `project` costs about as much as a direction. `PostClip` then keeps an upper bound on the norm from step
     to step (`stabilise.running_bound`) and projects only where that bound exceeds the radius."""
+
+    @property
+    def plain(self) -> Geometry:
+        """The norm itself, of a geometry that changes the direction of one (`geometry.adaptive`)."""
+        return self
 
     @property
     @abstractmethod
@@ -76,17 +81,17 @@ class Geometry(ABC):
         """True if blocks of this shape, `(n, out, in)` or `(n, size)`, have as many dimensions as the norm."""
         return len(block) - 1 == self.ndim
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
-        """Upper bounds on `direction(g)` over all g of this shape with `|g_ij| <= largest`, rounding included."""
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
+        """Upper bounds on `direction(g)` over all g of this shape and sizes `smoothed`, rounding included."""
         return Sizes()
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """Upper bound on `norm(w)` over all w of these sizes and this shape; inf if unknown."""
         return math.inf
 
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """Upper bound on `norm.norm(direction(g))` over all g as in `direction_sizes`; inf if unknown."""
-        return norm.norm_bound(self.direction_sizes(shape, largest), shape)
+        return norm.norm_bound(self.direction_sizes(shape, smoothed), shape)
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
@@ -129,6 +134,10 @@ class Geometry(ABC):
     def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """`(best direction that keeps norm(w) to first order, cache)`; by default `direction(m)`."""
         return self.direction(m), cache
+
+    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+        """What a direction remembers before the first step; empty but for `geometry.adaptive`."""
+        return {}
 
     def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds on the layer's Lipschitz constant from bounds on its norm; the same for a linear layer."""

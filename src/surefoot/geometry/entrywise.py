@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.lp_base import ROUNDED, VectorGeometry
-from surefoot.geometry.sizes import Sizes, clipped_change
+from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 
 
@@ -70,7 +70,7 @@ class Frobenius(Geometry):
         """`sqrt(d_out) G / |G|_F`."""
         return (RMS().direction(g.flatten(-2)) / math.sqrt(max(1, g.shape[-1]))).reshape(g.shape)
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Of Frobenius norm `sqrt(d_out)`; nothing for an overridden direction."""
         known = type(self).direction is Frobenius.direction
         return Sizes(whole=ROUNDED * math.sqrt(shape[-2])).within(shape[-2:]) if known else Sizes()
@@ -108,9 +108,9 @@ class Identity(Geometry):
         """True: blocks of any shape."""
         return True
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
-        """Entries of the argument, at most `largest`."""
-        return Sizes(entry=largest).within(shape)
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
+        """Those of the argument."""
+        return smoothed.within(shape)
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The largest entry."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
-from surefoot.geometry.sizes import Sizes, clipped_change
+from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.max_abs import max_abs
 
@@ -50,7 +50,7 @@ class VectorGeometry(Geometry):
         precise = g.to(torch.promote_types(g.dtype, torch.float32))
         return lp_balls.direction(precise, self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Vectors of l_s norm `1 / scale`: none of their entries is larger; nothing for an overridden direction."""
         if type(self).direction is not VectorGeometry.direction:
             return Sizes()
@@ -59,9 +59,9 @@ class VectorGeometry(Geometry):
         sizes = Sizes(entry=most, row=length) if self.dim == -1 else Sizes(entry=most, column=length)
         return sizes.within(shape[-self.ndim :])
 
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """1 in its own norm, rounding aside; in others as its sizes say."""
-        bound, size = super().direction_norm_bound(norm, shape, largest), torch.Size(shape)
+        bound, size = super().direction_norm_bound(norm, shape, smoothed), torch.Size(shape)
         if not isinstance(norm, VectorGeometry) or (norm.exponent, norm.dim) != (self.exponent, self.dim):
             return bound
         same = norm.ndim == self.ndim and norm.scale(size) == self.scale(size) and bound < math.inf

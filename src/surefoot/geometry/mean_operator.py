@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.lp_base import VectorGeometry
-from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 
 
@@ -75,13 +75,13 @@ class MeanOperator(Geometry):
         """The form's."""
         return self._form.dual(g)
 
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], largest: float = math.inf) -> float:
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """The form's, in the form of another such norm; inf for an overridden direction."""
         if type(self).direction is not MeanOperator.direction:
             return math.inf
         return self._form.direction_norm_bound(norm._form if isinstance(norm, MeanOperator) else norm, shape)
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the form's direction; nothing for an overridden one."""
         return self._form.direction_sizes(shape) if type(self).direction is MeanOperator.direction else Sizes()
 

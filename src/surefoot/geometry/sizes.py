@@ -52,6 +52,10 @@ class Sizes:
         return known
 
 
+UNKNOWN = Sizes()
+"""No bounds at all."""
+
+
 def clipped_change(excess: Tensor, reach: float) -> Tensor:
     """Bound on `|clip(w + x, s) - w|` for the largest singular value, `|w| <= s + excess` and `|x| <= reach`.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry, expand
 from surefoot.geometry.entrywise import RMS
-from surefoot.geometry.sizes import Sizes, clipped_change
+from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
@@ -59,7 +59,7 @@ class ScaledSpectral(Geometry):
         """Singular values clipped at `radius * unit`."""
         return mclip(w, radius * self.unit(w.shape)), cache
 
-    def direction_sizes(self, shape: tuple[int, ...], largest: float = math.inf) -> Sizes:
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Singular values of 1.001 units, or 1.25 for `newton_schulz`; nothing for an overridden direction."""
         if type(self).direction is not ScaledSpectral.direction:
             return Sizes()

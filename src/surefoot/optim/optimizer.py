@@ -176,8 +176,7 @@ class SteepestDescent(Optimizer):
             role, w = placement.role, p.detach().to(torch.promote_types(p.dtype, torch.float32))
             state.update(role.momentum.init_state(torch.zeros_like(w)))
             pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
-            caches = [scheme.init_state(block, role.geometry, role.weight_geometry) for scheme, block in pairs]
-            state.update(join_blocks(caches))
+            state.update(join_blocks([role.init_memory(block, scheme) for scheme, block in pairs]))
             state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
             self._convert(p)
         return state

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3] / "src" / "surefoot"
 LAYERS = (
     ("linalg",),
     ("geometry",),
-    ("stabilise", "momentum", "scaling", "views"),
+    ("stabilise", "momentum", "preconditioning", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
     ("plan",),

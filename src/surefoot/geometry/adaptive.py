@@ -1,0 +1,203 @@
+"""Directions that depend on more than the smoothed gradient: on what they remember, or on the weight."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.sizes import UNKNOWN, Sizes
+from surefoot.geometry.spectral import Spectral
+
+Taken = tuple[Tensor, dict[str, Tensor]]
+"""A direction, and what it remembers for the next step."""
+
+
+class Adaptive(Geometry):
+    """A norm whose direction is changed: rescaled by its history, by the gradient's size, or against the weight.
+
+    A subclass is a frozen dataclass with the field `norm_of`, the norm whose direction it changes, and defines `take`.
+    The weight's norm, its bounds and its projections are `norm_of`'s. The direction is no longer the maximiser of
+    `<g, d>`; `direction_norm_bound` says how long it can be.
+
+    >>> DualScaled(Spectral()).plain
+    Spectral(method='auto')
+    """
+
+    norm_of: Geometry
+
+    @abstractmethod
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """The direction of a step.
+
+        Args:
+            w: weights `(..., out, in)` or `(..., n)`.
+            m: smoothed gradients, w's shape.
+            active: 1 for problems that take a step, 0 for those that keep what is remembered of them.
+            memory: at first `init_memory(w)`; donated.
+
+        Returns:
+            `(direction, memory)`, the direction 0 where m is.
+        """
+
+    @property
+    def plain(self) -> Geometry:
+        """`norm_of`."""
+        return self.norm_of
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Those of `norm_of`."""
+        return self.norm_of.couples
+
+    def norm(self, w: Tensor) -> Tensor:
+        """That of `norm_of`."""
+        return self.norm_of.norm(w)
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """That of `norm_of`."""
+        return self.norm_of.project(w, radius, cache)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """That of `norm_of`, before any change."""
+        return self.norm_of.direction(g)
+
+
+@dataclass(frozen=True)
+class Given(Geometry):
+    """A norm whose direction has been taken already: what a stabiliser gets beside the direction of an `Adaptive`.
+
+    Args:
+        of: where the direction is from.
+    """
+
+    of: Adaptive
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ndim", self.of.plain.ndim)
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Those of the norm."""
+        return self.of.couples
+
+    def norm(self, w: Tensor) -> Tensor:
+        """That of the norm."""
+        return self.of.norm(w)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """The argument, which is the direction."""
+        return g
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """That of the norm."""
+        return self.of.project(w, radius, cache)
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
+        """That of where it is from."""
+        return self.of.direction_norm_bound(norm, shape, smoothed)
+
+
+@dataclass(frozen=True)
+class DualScaled(Adaptive):
+    """The direction times the dual norm of the smoothed gradient: steepest descent with the length that it implies.
+
+    `d = |m|_* direction(m)` is the minimiser of `<m, -d> + |d|^2 / 2`: steps shrink with the gradient, and no bound on
+    their norm holds beforehand.
+
+    Args:
+        norm_of: the norm.
+
+    Source: J. Bernstein, L. Newhouse, "Old optimizer, new norm", 2024, arXiv:2409.20325, proposition 1.
+
+    >>> import surefoot as sf
+    >>> DualScaled(sf.RMS()).take(torch.zeros(2), torch.tensor([3.0, 4.0]), 1.0, {})[0]  # n m for the RMS norm
+    tensor([6., 8.])
+    """
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """`<m, d> d`, the attained part of the dual norm."""
+        d = self.norm_of.direction(m)
+        attained = (m * d).sum(tuple(range(-self.norm_of.ndim, 0)))
+        return d * expand(attained, self.norm_of), memory
+
+
+@dataclass(frozen=True)
+class RadialBrake(Adaptive):
+    """The direction with less of what only lengthens the weight: `d + (1 - keep) max(0, -<d, w>) w / |w|^2`.
+
+    A step is `w - eta d`: where `-<d, w> > 0` it moves outward, along the weight itself; keep multiplies that part.
+
+    Args:
+        norm_of: the norm.
+        keep: part of the outward movement that remains, 0 to 1.
+
+    Raises:
+        ValueError: a part outside 0 to 1.
+
+    >>> w = torch.tensor([[1.0, 0.0]])
+    >>> RadialBrake(keep=0.0).take(w, torch.tensor([[-1.0, 0.0]]), 1.0, {})[0] + 0
+    tensor([[0., 0.]])
+    """
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep <= 1:
+            raise ValueError(f"RadialBrake keeps a part from 0 to 1 of the outward movement, not {self.keep}")
+
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """The direction, then the brake, over the whole weight of each problem's matrix."""
+        d = self.norm_of.direction(m)
+        dims = tuple(range(-self.norm_of.ndim, 0))
+        outward = -(d * w).sum(dims, keepdim=True).clamp_max(0)
+        square = w.square().sum(dims, keepdim=True)
+        share = outward / torch.where(square == 0, 1, square)
+        return torch.addcmul(d, share * (1 - self.keep), w), memory
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
+        """That of the direction, and of what is taken back: at most as long as it in the Frobenius norm."""
+        sizes = self.norm_of.direction_sizes(shape, smoothed)
+        own = self.norm_of.direction_norm_bound(norm, shape, smoothed)
+        back = norm.norm_bound(Sizes(whole=sizes.within(shape).whole).within(shape), shape)
+        return own + (1 - self.keep) * back
+
+
+@dataclass(frozen=True)
+class UpdateFloor(Adaptive):
+    """The direction, longer where the weight is large: its norm is at least `ratio` times the weight's.
+
+    A step then changes the weight by `eta ratio` of its norm at least, however large it has grown; the norm of a step
+    has no bound beforehand, but the weight's grows by a factor of `1 + eta ratio` a step at most.
+
+    Args:
+        norm_of: the norm.
+        ratio: smallest norm of a direction over that of the weight.
+
+    Raises:
+        ValueError: a ratio that is not positive and finite.
+
+    >>> w, m = torch.full((1, 2), 8.0), torch.ones(1, 2)
+    >>> import surefoot as sf
+    >>> UpdateFloor(sf.RowRMS(), 0.5).take(w, m, 1.0, {})[0]
+    tensor([[4., 4.]])
+    """
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+    ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < math.inf:
+            raise ValueError(f"UpdateFloor's ratio must be positive and finite, not {self.ratio}")
+
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """`max(1, ratio |w|) direction(m)`, a direction having norm 1."""
+        longer = (self.ratio * self.norm_of.norm(w)).clamp_min(1)
+        return self.norm_of.direction(m) * expand(longer, self.norm_of).to(m.dtype), memory
