@@ -171,8 +171,8 @@ MUTATIONS = (
     Mutation(
         "the step's norm bounded, not the weight's",
         "step.py",
-        "role.geometry, role.weight_geometry, cache)",
-        "role.geometry, role.geometry, cache)",
+        "geometry, role.weight_geometry, cache)",
+        "geometry, geometry, cache)",
         GUARANTEE,
     ),
     Mutation("an empty row", "geometry/lp_balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
