@@ -27,6 +27,6 @@ __all__ = [
     "Plan", "PostClip", "PreDecay", "Precision", "Recipe", "Rescale", "Role", "RoundToNearest", "RowMean",
     "RowRMS", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral",
-    "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "UnitNormal", "VectorMean", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry",
+    "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
-from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm
+from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm, VectorMean
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
@@ -10,5 +10,5 @@ from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
     "RMS", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator", "RowMean", "RowRMS",
-    "Spectral", "TransposedConvSpectral", "check", "dual_norm",
+    "Spectral", "TransposedConvSpectral", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip
