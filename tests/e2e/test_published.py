@@ -11,7 +11,7 @@ from surefoot.experiment.models.configs import published_config
 from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.run import Run, build, require_model
 
-LICENSE = Path(__file__).parents[3] / "LICENSE"
+LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
 def test_a_run_has_the_published_vocabulary_and_shape():
