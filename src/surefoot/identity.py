@@ -46,6 +46,24 @@ def digest(value: Any) -> str:
     return hashlib.sha256(repr(_tree(value, _public_name, _public_fields)).encode()).hexdigest()[:16]
 
 
+def label(value: object) -> str:
+    """A value by its class and the fields that differ from their defaults.
+
+    >>> from surefoot.geometry import Spectral
+    >>> label(Spectral()), label(Spectral("qdwh"))
+    ('Spectral', "Spectral(method='qdwh')")
+    """
+    if not dataclasses.is_dataclass(value):
+        return repr(value) if type(value).__module__ == "builtins" else type(value).__name__
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(value)
+    }
+    changed = [name for name, default in defaults.items() if key(getattr(value, name)) != key(default)]
+    shown = ", ".join(f"{name}={label(getattr(value, name))}" for name in changed)
+    return type(value).__name__ + (f"({shown})" if shown else "")
+
+
 def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Any:
     """Nested tuples of strings, numbers and names; order arranges the names and trees of an object's fields."""
     visit = partial(_tree, name=name, order=order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from surefoot.discovery.find import find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.discovery.torch_layers import remedy
-from surefoot.identity import digest, key
+from surefoot.identity import digest, label
 from surefoot.initialise import generator_for
 from surefoot.recipes import Recipe, beyond_mup
 from surefoot.roles import Role
@@ -171,6 +171,11 @@ class Plan:
         """A digest of all roles and shapes in order; the names do not count, so that wrappers may change them."""
         return digest([placement.digest for placement in self.placements.values()])
 
+    def smoothness(self) -> dict[str, float]:
+        """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
+        norms = [placement.role.geometry for placement in self.placements.values()]
+        return {label(norm): power for norm in norms if (power := norm.smoothness_exponent) is not None}
+
     def rows(self) -> list[dict[str, str]]:
         """One dictionary of strings per parameter: the plan as a table, and as JSON."""
         return [_row(name, placement) for name, placement in self.placements.items()]
@@ -185,7 +190,9 @@ class Plan:
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
         total = f"{len(rows)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
-        return "\n".join([lines[0], rule, *lines[1:], rule, total])
+        growth = {name: f"grows as width**{a:g}" if a else "does not grow" for name, a in self.smoothness().items()}
+        facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth.items()]
+        return "\n".join([lines[0], rule, *lines[1:], rule, *facts, total])
 
     @torch.no_grad()
     def relative_to(self, model: nn.Module) -> Plan:
@@ -273,26 +280,16 @@ def _row(name: str, placement: Placement) -> dict[str, str]:
     return {
         "name": name,
         "shape": "x".join(map(str, placement.shape)) or "scalar",
-        "layout": _label(role.view),
+        "layout": label(role.view),
         "role": role.name,
         "fan in": _once(str(block[-1]) for block in blocks),
         "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in blocks),
-        "norm": _label(role.geometry),
+        "norm": label(role.geometry),
         "init": _once(role.initial.describe(block) for block in blocks),
         "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),
         "promise": placement.promise,
         "why": placement.why,
     }
-
-
-def _label(value: object) -> str:
-    """A value by its class and the fields that differ from their defaults."""
-    if not is_dataclass(value):
-        return repr(value) if type(value).__module__ == "builtins" else type(value).__name__
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(value)}
-    changed = [name for name, default in defaults.items() if key(getattr(value, name)) != key(default)]
-    shown = ", ".join(f"{name}={_label(getattr(value, name))}" for name in changed)
-    return type(value).__name__ + (f"({shown})" if shown else "")
 
 
 def _once(texts: Iterable[str]) -> str:

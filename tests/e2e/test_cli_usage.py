@@ -39,13 +39,16 @@ assert not heavy, heavy
     [
         (["transfer", "--widths", "0"], "argument --widths: must be at least 1, got 0"),
         (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
-        (["transfer", "--recipes", "sgd"], "argument --recipes: invalid choice: 'sgd'"),
+        (["transfer", "--recipes", "sgd"], "argument --recipes: unknown method 'sgd'; choose one of beyond_mup,"),
+        (["train", "--recipe", "lion:2"], "'lion:2': lion takes no value; moga_row, moga_column do"),
+        (["audit", "--recipe", "moga_row:wide"], "'moga_row:wide': 'wide' is no number"),
+        (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of beyond_mup,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (["train", "--seed", "-1"], "argument --seed: must not be negative"),
         (["report"], "the following arguments are required: directory"),
         (["coordcheck", "--band", "0"], "argument --band: must be a finite number above 0, got 0"),
-        (["train", "--method", "sgd"], "argument --recipe/--method: invalid choice: 'sgd'"),
+        (["train", "--method", "sgd"], "argument --recipe/--method: unknown method 'sgd'; choose one"),
         (["train", "--cooldown", "2"], "argument --cooldown: must lie between 0 and 1, got 2"),
         (["train", "--decay", "0.5"], "unrecognized arguments: --decay 0.5"),
         (["train", "--warm", "0.5"], "unrecognized arguments: --warm 0.5"),
@@ -68,7 +71,8 @@ def test_recipes_have_two_other_names(name, field, flag):
 def test_every_setting_of_a_run_is_an_option_of_train():
     arguments = vars(_parser().parse_args(["train"]))
     settings = TrainConfig().to_json()
-    assert {name: arguments[name] for name in settings} == {**settings, "lr": None}
+    resolved = dict.fromkeys(("lr", "width", "depth", "head_dim"))  # by the method and by the model
+    assert {name: arguments[name] for name in settings} == {**settings, **resolved}
 
 
 @pytest.mark.parametrize("name", ["transfer", "train", "coordcheck"])

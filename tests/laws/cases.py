@@ -19,6 +19,7 @@ from surefoot.geometry import (
     RowRMS,
     Spectral,
     TransposedConvSpectral,
+    VectorMean,
 )
 
 from . import oracle
@@ -117,14 +118,15 @@ def frobenius(geometry: Geometry) -> Case:
     )
 
 
-def vector_rms(geometry: Geometry) -> Case:
+def vector_mean(name: str, geometry: Geometry, q: float) -> Case:
+    """mean_q(w)."""
     return Case(
-        "rms",
+        name,
         geometry,
         1,
-        lambda w: float(lp(w, 2)) / max(w.size, 1) ** 0.5,
-        lambda g: float(lp(g, 2)) * g.size**0.5,
-        lambda w, r: oracle.onto_ball(w, r * w.size**0.5, 2),
+        lambda w: float(lp(w, q)) / max(w.size, 1) ** (1 / q),
+        lambda g: float(lp(g, conjugate(q))) * g.size ** (1 / q),
+        lambda w, r: oracle.onto_ball(w, r * w.size ** (1 / q), q),
     )
 
 
@@ -154,6 +156,10 @@ CASES = (
     column("mean_1_4", MeanOperator(1.0, 4.0), 4),
     row("mean_1_inf", MeanOperator(1.0, inf), 1),
     frobenius(Frobenius()),
-    vector_rms(RMS()),
+    vector_mean("rms", RMS(), 2),
+    vector_mean("vector_mean_1", VectorMean(1.0), 1),
+    vector_mean("vector_mean_2", VectorMean(2.0), 2),
+    vector_mean("vector_mean_3", VectorMean(3.0), 3),
+    vector_mean("vector_mean_inf", VectorMean(inf), inf),
     vector_max(MaxNorm()),
 )

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
+from surefoot.experiment.models.sizes import MODELS, PUBLISHED
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import RECIPES
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
     from surefoot.plan import Plan
 
+VOCAB = 256
 SMALL_SIDE, LARGE_RATIO, LARGE_NORM = 8, 32, 8.0  # sides, aspect ratios and norms beyond which a warning is given
 
 _EXAMPLES = """
 surefoot audit llama --width 768 --depth 12 --head-dim 64
+surefoot audit gpt2-xl --recipes moga_row:1.5             a published model by its name
 surefoot audit my_package.model:build --recipes muon     build() returns an nn.Module
 surefoot audit checkpoints/llama-70b                      a Hugging Face config.json: nothing but its shapes is made
 surefoot audit checkpoints/gpt2 --weights                 and its weights: which norms are far from 1?
@@ -35,12 +38,13 @@ def add_to(commands: options.Commands) -> None:
         "target",
         nargs="?",
         metavar="model",
-        help=f"{', '.join(options.MODELS)}, module:function returning a model, or a Hugging Face config.json",
+        help=f"{', '.join(MODELS)}, module:function returning a model, or a Hugging Face config.json",
     )
     options.add(parser, Architecture, "model", help="the same")
     options.add_recipe(parser, RECIPES)
     options.add(parser, Architecture, "width", "depth", "head_dim")
-    parser.add_argument("--vocab", type=options.count, default=256, help="vocabulary of a reference model")
+    vocab = f"vocabulary of a reference model (default: {VOCAB}, or the published model's)"
+    parser.add_argument("--vocab", type=options.count, help=vocab)
     whole = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"
     parser.add_argument("--weights", action="store_true", help=whole)
     parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: by the wiring)")
@@ -61,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     cautions = warnings(model, plan)
     if arguments.json:
-        facts = {"recipe": plan.recipe, "hash": plan.hash, "parameters": plan.rows(), "warnings": cautions}
-        print(json.dumps(facts, indent=2))
+        facts = {"recipe": plan.recipe, "hash": plan.hash, "smoothness": plan.smoothness()}
+        print(json.dumps({**facts, "parameters": plan.rows(), "warnings": cautions}, indent=2))
     else:
         print("\n".join([str(plan), *(f"warning: {line}" for line in cautions)]))
     return 0
@@ -105,11 +109,11 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
 
 
 def _build(arguments: argparse.Namespace) -> nn.Module:
-    """The model; reference models are built on the meta device, where any size takes no time."""
+    """The model; one with a name is built on the meta device, where any size takes no time."""
     import torch
 
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
-    from surefoot.experiment.models.decoder import reference
+    from surefoot.experiment.models.decoder import published, reference
     from surefoot.experiment.models.user_model import call, is_own
 
     name = arguments.target or arguments.model
@@ -119,5 +123,9 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
         return from_config(name)
     if is_own(name):
         return call(name)
+    options.require_size(name, arguments)
+    size = Architecture(name, arguments.width, arguments.depth, arguments.head_dim)
     with torch.device("meta"):
-        return reference(name, arguments.width, arguments.depth, arguments.head_dim, arguments.vocab)
+        if size.model in PUBLISHED:
+            return published(size.model)
+        return reference(size.model, size.width, size.depth, size.head_dim, arguments.vocab or VOCAB)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from surefoot.cli import options
 from surefoot.conversion import CONVENTIONS, Setting, table
+from surefoot.experiment.models.sizes import PUBLISHED, published_name
 
 _EXAMPLES = """
 surefoot convert --lr 3e-4 --weight-decay 0.1 --d-in 768 --d-out 3072        from AdamW to all but muP's
 surefoot convert --lr 3e-4 --d-in 3072 --d-out 768 --base-d-in 1024          and to muP's, with a base a third as wide
 surefoot convert --source keller --lr 0.02 --d-in 1024 --d-out 1024 --json
+surefoot convert --lr 6e-4 --weight-decay 0.1 --model gpt2-small              each shape of a published model's matrices
 """
 
 
@@ -22,25 +26,55 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--source", choices=CONVENTIONS, default="adamw", help="convention that they are given in")
     parser.add_argument("--lr", type=options.positive, required=True, help="learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.0, metavar="WD", help="as published, times lr a step")
-    parser.add_argument("--d-in", type=options.count, required=True, help="fan-in of the matrix")
-    parser.add_argument("--d-out", type=options.count, required=True, help="fan-out of the matrix")
+    parser.add_argument("--d-in", type=options.count, help="fan-in of the matrix")
+    parser.add_argument("--d-out", type=options.count, help="fan-out of the matrix")
+    names = ", ".join(PUBLISHED)
+    parser.add_argument(
+        "--model", type=published_name, choices=tuple(PUBLISHED), metavar="NAME",
+        help=f"the hidden matrices of {names} in place of one matrix",
+    )  # fmt: skip
     same = "fan-in of the same matrix in the base model, for muP's rate (default: no line for muP)"
     parser.add_argument("--base-d-in", type=options.count, help=same)
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
-    setting = Setting(arguments.lr, arguments.weight_decay)
-    settings = table(setting, arguments.source, arguments.d_in, arguments.d_out, arguments.base_d_in)
+    """Print a table for each matrix."""
+    setting, base = Setting(arguments.lr, arguments.weight_decay), arguments.base_d_in
+    tables = {(d_out, d_in): table(setting, arguments.source, d_in, d_out, base) for d_out, d_in in _shapes(arguments)}
     if arguments.json:
-        print(
-            json.dumps({name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in settings.items()}, indent=2)
-        )
+        facts = {f"{d_out}x{d_in}": {name: asdict(s) for name, s in of.items()} for (d_out, d_in), of in tables.items()}
+        print(json.dumps(facts if arguments.model else next(iter(facts.values())), indent=2))
         return 0
-    print(f"a ({arguments.d_out}, {arguments.d_in}) matrix; the steps and the decay are the same in every line\n")
-    print("convention  learning rate  weight decay  norm stays below")
+    print("\n\n".join(_text(d_out, d_in, settings) for (d_out, d_in), settings in tables.items()))
+    return 0
+
+
+def _shapes(arguments: argparse.Namespace) -> list[tuple[int, int]]:
+    """The shapes `(d_out, d_in)` that a table is asked for."""
+    d_out, d_in, model = arguments.d_out, arguments.d_in, arguments.model
+    if model is None:
+        if d_in is None or d_out is None:
+            raise ValueError("a matrix needs --d-in and --d-out, or name a published model: --model gpt2-small")
+        return [(d_out, d_in)]
+    if any(given is not None for given in (d_in, d_out, arguments.base_d_in)):
+        raise ValueError(f"--model {model} has its own matrices: leave --d-in, --d-out and --base-d-in out")
+    import torch
+
+    from surefoot.experiment.models.decoder import published
+    from surefoot.plan import Plan
+
+    with torch.device("meta"):
+        placements = Plan.of(published(model)).placements.values()
+    shapes = {block[1:]: None for each in placements if each.role.name == "linear" for block in each.blocks}
+    return [(rows, columns) for rows, columns in shapes]
+
+
+def _text(d_out: int, d_in: int, settings: Mapping[str, Setting]) -> str:
+    """The table of one matrix."""
+    lines = [f"a ({d_out}, {d_in}) matrix; the steps and the decay are the same in every line", ""]
+    lines.append("convention  learning rate  weight decay  norm stays below")
     for name, s in settings.items():
         bound = f"{1 / settings['natural'].weight_decay:.4g}" if s.weight_decay else "no bound"
-        print(f"{name:10}  {s.lr:<13.4g}  {s.weight_decay:<12.4g}  {bound}")
-    return 0
+        lines.append(f"{name:10}  {s.lr:<13.4g}  {s.weight_decay:<12.4g}  {bound}")
+    return "\n".join(lines)

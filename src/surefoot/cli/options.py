@@ -8,12 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment.models.sizes import MODELS, PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training import config
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Number, Optimisation, Schedule
-from surefoot.experiment.training.names import LOG2_LR, METHODS
-
-MODELS = ("gpt", "llama", "qwen", "moe", "tied")
-"""The names of `experiment.models.decoder.REFERENCES`, which imports torch (a test compares them)."""
+from surefoot.experiment.training.names import METHODS, VALUES, log2_lr, parse
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
@@ -110,14 +108,51 @@ def add_recipes(parser: argparse.ArgumentParser, default: list[str]) -> None:
 def _add_recipe(
     parser: argparse.ArgumentParser, dest: str, names: tuple[str, ...], of: str, default: Any, **arguments: Any
 ) -> None:
-    help = f"{of} {', '.join(names)}; --recipe and --method are the same option"
-    arguments |= {"dest": dest, "choices": names, "metavar": "NAME"}
+    valued = ", ".join(name for name in VALUES if name in names)
+    help = f"{of} {', '.join(names)}; {valued} may take a value, as in moga_row:1.5; --recipe and --method are the same"
+    arguments |= {"dest": dest, "type": _method(names), "metavar": "NAME"}
     parser.add_argument("--recipes", default=default, help=help, **arguments)
     parser.add_argument("--recipe", "--method", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **arguments)
 
 
+def _method(names: tuple[str, ...]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        try:
+            parse(text, names)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return read
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of a model by its name.
+
+    Args:
+        parser: of a command.
+    """
+    names = {"type": published_name, "choices": MODELS, "metavar": "NAME"}
+    add(parser, Architecture, "model", help=f"one of {', '.join(MODELS)}", **names)
+
+
+def require_size(model: str, arguments: argparse.Namespace) -> None:
+    """Refuse sizes that were asked for beside a published model and are not its own.
+
+    Args:
+        model: any name.
+        arguments: as parsed; sizes that no option gave are None.
+
+    Raises:
+        ValueError: such a size.
+    """
+    if (name := published_name(model)) in PUBLISHED:
+        given = {size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])}
+        refuse_other(name, **given)
+
+
 def add_own_model(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of a reference model or a model of the user's own, and the size of a reference model."""
+    """Add the choice of a model by its name or of the user's own, and the size of a reference model."""
     add(parser, Architecture, "model", help=f"{', '.join(MODELS)}, or module:function that takes a width")
     add(parser, Architecture, "depth", "head_dim")
 
@@ -155,17 +190,23 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments: as parsed; a command without an option for the learning rate has none in the result either.
 
     Returns:
-        The settings, with the learning rate and the device resolved.
+        The settings, with the model's sizes, the learning rate and the device resolved.
 
     Raises:
-        ValueError: a GPU was asked for and there is none.
+        ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
+            and there is none.
     """
+    from surefoot.experiment.training.methods import method
     from surefoot.experiment.training.run import pick_device
 
     chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
     if "lr" in chosen:
-        chosen["lr"] = chosen["lr"] or 2.0 ** LOG2_LR[chosen["method"]]
-    return {**chosen, "device": pick_device(arguments.device).type}
+        chosen["lr"] = chosen["lr"] or 2.0 ** log2_lr(chosen["method"])
+    if "method" in chosen:
+        method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
+    chosen["device"] = pick_device(arguments.device).type
+    resolved = config.TrainConfig.of(**chosen).to_json()
+    return {name: resolved[name] for name in chosen}
 
 
 def absolute(path: str | None) -> str | None:

@@ -27,6 +27,7 @@ LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "te
 _EXAMPLES = """
 surefoot train --width 128 --steps 1000 --out runs/one
 surefoot train --recipes adamw --lr 0.015 --out runs/adamw
+surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
 surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
 surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
 surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
@@ -38,7 +39,7 @@ def add_to(commands: options.Commands) -> None:
     help = "train one reference model, with a log and checkpoints"
     parser = options.command(commands, "train", run, help, _EXAMPLES)
     options.add_recipe(parser)
-    options.add(parser, Architecture, "model", choices=options.MODELS, help="reference model")
+    options.add_model(parser)
     options.add(parser, Architecture, "width", "depth", "head_dim")
     options.add_rate(parser)
     options.add(parser, TrainConfig, "seed")
@@ -65,11 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     from surefoot.experiment.data.corpus import load
     from surefoot.experiment.files import claim, dumps, locked, write_atomic
+    from surefoot.experiment.training.run import require_model
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    options.require_size(arguments.model, arguments)
     config = TrainConfig.of(**options.settings(arguments))
     corpus = load(arguments.data, context=arguments.context)
+    require_model(config, corpus)
     out: Path = arguments.out
     board = _board(arguments)
     out.mkdir(parents=True, exist_ok=True)

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
-from surefoot.experiment.training.names import LOG2_LR
+from surefoot.experiment.models.sizes import PUBLISHED
+from surefoot.experiment.training.names import log2_lr
 
 if TYPE_CHECKING:
     from surefoot.experiment.sweep.config import SweepConfig
 
+WIDTHS = (32, 64, 128)
 _EXAMPLES = """
 surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
 surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
 surefoot transfer --model my_package.model:build --recipes beyond_mup    build(width) returns an nn.Module
+surefoot transfer --model gpt2-small --recipes moga_row:1.5 moga_row:3 --widths 256 512 768
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
 surefoot transfer --out runs/transfer                again: finished runs are skipped
 """
@@ -28,7 +31,9 @@ def add_to(commands: options.Commands) -> None:
     help = "find the best learning rate at several widths, and how far it moves"
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "beyond_mup"])
-    parser.add_argument("--widths", nargs="+", type=options.count, default=[32, 64, 128], help="model widths")
+    parser.add_argument(
+        "--widths", nargs="+", type=options.count, help=f"model widths (default: {WIDTHS}, or the published one)"
+    )
     parser.add_argument("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     parser.add_argument(
         "--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search"
@@ -73,34 +78,32 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
         ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
             baseline.
     """
-    import torch
-
     from surefoot.experiment.data.corpus import load
-    from surefoot.experiment.models.decoder import reference
-    from surefoot.experiment.models.user_model import call, is_own
     from surefoot.experiment.sweep.config import SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
+    from surefoot.experiment.training.config import TrainConfig
     from surefoot.experiment.training.methods import method
-    from surefoot.plan import Plan
+    from surefoot.experiment.training.run import require_model
 
     for name in arguments.recipes:
         method(name, arguments.stabiliser)  # refuses before anything runs
     corpus = load(arguments.data, context=arguments.context)
-    for width in arguments.widths:
-        if is_own(arguments.model):
-            Plan.of(call(arguments.model, width))
-        else:
-            with torch.device("meta"):
-                reference(arguments.model, width, arguments.depth, arguments.head_dim, corpus.vocab)
+    chosen = options.settings(arguments)
+    widths = tuple(arguments.widths or _widths(chosen["model"]))
+    for width in widths:
+        require_model(TrainConfig.of(width=width, **chosen), corpus)
     settings: dict[str, Any] = {
-        **{name: value for name, value in options.settings(arguments).items() if name != "steps"},
+        **{name: value for name, value in chosen.items() if name != "steps"},
         "data": options.absolute(arguments.data),
         "text": corpus.name,
         "corpus": corpus.sha256,
     }
     # The search extends by itself: where it starts saves time and decides nothing.
-    centres = {name: LOG2_LR[name] for name in arguments.recipes}
+    centres = {name: log2_lr(name) for name in arguments.recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     seeds = tuple(range(arguments.seeds))
-    recipes, widths = tuple(arguments.recipes), tuple(arguments.widths)
-    return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
+    return SweepConfig(tuple(arguments.recipes), widths, seeds, arguments.steps, search, settings)
+
+
+def _widths(model: str) -> tuple[int, ...]:
+    return (PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS

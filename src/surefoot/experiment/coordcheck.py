@@ -23,7 +23,7 @@ from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
-from surefoot.experiment.training.run import VALIDATION_SEED, Run, build
+from surefoot.experiment.training.run import VALIDATION_SEED, Run, require_model
 from surefoot.monitor import activations
 from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms
@@ -97,7 +97,7 @@ def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) 
     if len(widths) < 2:
         raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
     for width in widths:
-        Plan.of(build(config.replace(width=width), corpus.vocab))
+        require_model(config.replace(width=width), corpus)
 
 
 def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -> Record:

@@ -3,7 +3,7 @@
 from surefoot.geometry.adaptive import Adaptive, DualScaled, RadialBrake, UpdateFloor
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
-from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm
+from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm, VectorMean
 from surefoot.geometry.history import NormalisedRows, Oblique
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
@@ -13,5 +13,5 @@ from surefoot.geometry.transposed import TransposedConvSpectral
 __all__ = [
     "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
     "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "TransposedConvSpectral",
-    "UpdateFloor", "check", "dual_norm",
+    "UpdateFloor", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

@@ -52,6 +52,11 @@ class Geometry(ABC):
     def couples(self) -> frozenset[int]:
         """The dimensions that one independent problem spans: {} sign, {-1} rows, {-2, -1} spectral."""
 
+    @property
+    def smoothness_exponent(self) -> float | None:
+        """The smoothness of a network of such layers grows as this power of the width, see `MeanOperator`; or None."""
+        return None
+
     @abstractmethod
     def norm(self, w: Tensor) -> Tensor:
         """`norm(w)` in natural units, shape `w.shape[:-ndim]`; float32 for half precision."""

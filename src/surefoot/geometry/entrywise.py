@@ -31,6 +31,43 @@ class MaxNorm(VectorGeometry):
 
 
 @dataclass(frozen=True)
+class VectorMean(VectorGeometry):
+    """Bias: `mean_q(b) = mean(|b|**q)**(1/q)`; RMS for q = 2, the largest entry for q = inf.
+
+    Args:
+        q: exponent of the mean, at least 1.
+
+    Raises:
+        ValueError: an exponent below 1.
+
+    Source: MOGA, Algorithm 1, the alternative rule for biases.
+
+    >>> VectorMean(4.0).norm(torch.tensor([2.0, 0.0, 0.0, 0.0]))  # 2 / 4**(1/4)
+    tensor(1.4142)
+    """
+
+    ndim = 1
+    q: float
+
+    def __post_init__(self) -> None:
+        if not self.q >= 1:
+            raise ValueError(f"VectorMean's exponent must be at least 1, not {self.q}")
+
+    @property
+    def exponent(self) -> float:
+        """q, the exponent of the mean."""
+        return self.q
+
+    def scale(self, shape: torch.Size) -> float:
+        """`n**(-1/q)`."""
+        return float(max(1, shape[-1]) ** (-1 / self.q))
+
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """0: a bias is added, whatever the input."""
+        return torch.zeros_like(lower), torch.zeros_like(upper)
+
+
+@dataclass(frozen=True)
 class RMS(VectorGeometry):
     """Bias: `rms(b)`, direction `g / rms(g)`, projection radial.
 

@@ -26,8 +26,10 @@ class MeanOperator(Geometry):
     | (1, inf) | `d_in * max |W_ij|` | `sign(G) / d_in` |
     | (2, 2) | `sqrt(d_in/d_out) sigma_max` | `sqrt(d_out/d_in) msign(G)` |
 
-    A network of such layers keeps a bounded smoothness at every width if `q >= 2p`; else it grows as
-    `width**max(0, 2/q - 1/p)`.
+    Since p <= q, `mean_p <= mean_q`: the output of one layer is an input of the next, and the norms of layers multiply.
+    The loss's smoothness under these norms, the Lipschitz constant of its gradient, grows as
+    `width**max(0, 2/q - 1/p)`: not at all if `q >= 2p`, as the root of the width under (2, 2). The exponent is that of
+    Hölder's inequality `mean_p(x * y) <= n**max(0, 2/q - 1/p) mean_q(x) mean_q(y)` for products entry by entry.
 
     Args:
         p: exponent of the input's mean, at least 1.
@@ -57,6 +59,11 @@ class MeanOperator(Geometry):
         if math.isinf(self.q):
             return _Rows(lp_balls.conjugate(self.p))
         return _Columns(self.q) if self.p == 1 else Spectral()
+
+    @property
+    def smoothness_exponent(self) -> float:
+        """`max(0, 2/q - 1/p)`."""
+        return max(0.0, 2 / self.q - 1 / self.p)
 
     @property
     def couples(self) -> frozenset[int]:

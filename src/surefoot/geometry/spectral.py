@@ -36,6 +36,7 @@ class ScaledSpectral(Geometry):
 
     couples = frozenset({-2, -1})
     costly = True
+    smoothness_exponent = 0.5  # that of `MeanOperator(2, 2)`
     method: str
 
     @abstractmethod

@@ -183,7 +183,8 @@ def test_the_printed_table():
     text = str(Plan.of(Language(), stabiliser=sf.PostClip(2.0)))
     lines = text.splitlines()
     assert lines[0].split()[:8] == ["name", "shape", "layout", "role", "fan", "in", "fan", "out"]
-    assert len(lines) == 6 + 4  # rows; heading, two rules, total
+    assert len(lines) == 6 + 5  # rows; heading, two rules, smoothness, total
+    assert lines[-2] == "Spectral: layers compose at every width, smoothness grows as width**0.5"
     head = next(line for line in lines if line.startswith("out.weight"))
     assert head.split()[:7] == ["out.weight", "50x8", "Matrix", "head", "8", "50", "HeadRMS"]
     assert "  16  " in head

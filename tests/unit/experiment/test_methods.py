@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.cli import options
 from surefoot.experiment.coordcheck import evaluate, measure
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.models import sizes
 from surefoot.experiment.models.decoder import REFERENCES, reference
 from surefoot.experiment.training import baselines, methods, names
 from surefoot.experiment.training.config import TrainConfig
@@ -28,7 +28,8 @@ def test_command_line_names_are_the_tables():
     assert tuple(n for n, m in methods.METHODS.items() if isinstance(m, methods.Steepest)) == names.RECIPES
     for name in names.RECIPES:
         assert methods.METHODS[name].recipe.name.split("(")[0] == name
-    assert tuple(REFERENCES) == options.MODELS
+    assert tuple(REFERENCES) == sizes.REFERENCES
+    assert set(names.VALUES) <= set(names.RECIPES)
 
 
 def test_unknown_method_lists_the_known():

@@ -156,11 +156,11 @@ def test_tie_survives_copies_and_moves():
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("gpt2_small", 124_439_808),
+        ("gpt2-small", 124_439_808),
         ("gpt2_medium", 354_823_168),
-        ("gpt2_large", 774_030_080),
-        ("gpt2_xl", 1_557_611_200),
-        ("llama_130m", 134_105_856),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama-130m", 134_105_856),
     ],
 )
 def test_published_parameter_counts(name, parameters):
@@ -188,7 +188,7 @@ def test_inner_width_of_llama(width, inner):
     ("build", "message"),
     [
         (lambda: reference("gtp", 64), "unknown reference model 'gtp'; choose from gpt, llama, qwen, moe, tied"),
-        (lambda: published("gpt3"), "gpt2_small, gpt2_medium"),
+        (lambda: published("gpt3"), "gpt2-small, gpt2-medium"),
         (lambda: reference("gpt", 0), "width must be at least 1, got 0"),
         (lambda: reference("gpt", 32, depth=0), "depth must be at least 1"),
         (lambda: reference("gpt", 32, head_dim=-16), "head_dim must be at least 1"),

@@ -8,7 +8,7 @@ from scripts import ROOT, importable, run, run_in_shell
 from surefoot.momentum import Momentum
 
 STUDIES = ("coordinates", "defaults", "paired", "stability", "transfer", "wiring")
-SCRIPTS = ["report.py", *(f"{name}/run.py" for name in STUDIES)]
+SCRIPTS = ["report.py", "moga.py", *(f"{name}/run.py" for name in STUDIES)]
 
 
 def test_the_pages_are_what_the_results_say():
@@ -38,6 +38,13 @@ def test_a_variant_of_momentum_overrides_a_method_that_exists():
     names = [name for name in vars(restless) if not name.startswith("_")]
     assert names
     assert all(hasattr(Momentum, name) for name in names)
+
+
+@pytest.mark.slow
+def test_the_table_of_moga_is_what_its_script_prints():
+    done = run("studies/moga.py")
+    assert done.code == 0
+    assert done.out.strip() in (ROOT / "docs" / "moga.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -1,62 +1,24 @@
-"""Configurations of the reference models, and published configurations by name."""
+"""Configurations of the reference models, and of published models at any width."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, final, get_args
 
 from surefoot.experiment.models.layers import Learned, Rope
 from surefoot.experiment.models.moe import Mixture
+from surefoot.experiment.models.sizes import PUBLISHED, Size, published_name
 
 Norm = Literal["pre", "in"]  # a norm before each half block, or an In-Norm in every linear layer
 Head = Literal["untied", "tied", "tied_scaled"]  # tied_scaled: logits times 1/width
 Biases = Literal["none", "all"]
 
+GPT2_CONTEXT = 1024  # learned positions
+
 
 def _check_choice(option: str, value: str, choices: object) -> None:
     if value not in get_args(choices):
         raise ValueError(f"{option}={value!r} is unknown; choose from {', '.join(get_args(choices))}")
-
-
-@final
-@dataclass(frozen=True)
-class Size:
-    """Size of a decoder, from which every shape follows.
-
-    Args:
-        width: features of the residual stream, a multiple of `head_dim`.
-        depth: number of residual blocks.
-        head_dim: features of an attention head.
-        vocab: number of tokens.
-
-    Raises:
-        ValueError: a number below 1, or a width that is no multiple of the head dimension.
-
-    >>> Size(width=64, depth=2, head_dim=16, vocab=256).heads
-    4
-    """
-
-    width: int
-    depth: int
-    head_dim: int
-    vocab: int
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth", "head_dim", "vocab"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.width % self.head_dim:
-            below = self.width // self.head_dim * self.head_dim
-            near = ", ".join(str(w) for w in (below, below + self.head_dim) if w > 0)
-            raise ValueError(
-                f"width {self.width} is not a multiple of the head dimension {self.head_dim}: "
-                f"take width {near}, or a head dimension that divides it"
-            )
-
-    @property
-    def heads(self) -> int:
-        """Number of attention heads."""
-        return self.width // self.head_dim
 
 
 def _check_rope(size: Size) -> None:
@@ -143,17 +105,29 @@ class LlamaConfig:
         return self.intermediate or max(8, round(self.size.width / 3) * 8)
 
 
-def _gpt2(width: int, depth: int) -> GPTConfig:
-    size = Size(width, depth, head_dim=64, vocab=50257)
-    return GPTConfig(size, positions=Learned(1024), biases="all", head="tied")
+def published_config(name: str, width: int | None = None) -> GPTConfig | LlamaConfig:
+    """The configuration of a published model.
 
+    Args:
+        name: of `sizes.PUBLISHED`; underscores may stand for hyphens.
+        width: in place of the published one, all else but the widths that follow from it being the same.
 
-PUBLISHED: dict[str, GPTConfig | LlamaConfig] = {
-    # Radford et al. 2019, https://huggingface.co/openai-community/gpt2
-    "gpt2_small": _gpt2(768, 12),
-    "gpt2_medium": _gpt2(1024, 24),
-    "gpt2_large": _gpt2(1280, 36),
-    "gpt2_xl": _gpt2(1600, 48),
-    # Lialin et al. 2023 (ReLoRA), https://github.com/Guitaricet/relora, configs/llama_130m.json
-    "llama_130m": LlamaConfig(Size(768, 12, head_dim=64, vocab=32000), intermediate=2048),
-}
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: an unknown name, or a width that is no multiple of the head dimension.
+
+    Source: Radford et al. 2019, https://huggingface.co/openai-community/gpt2; Lialin et al. 2023 (ReLoRA),
+    https://github.com/Guitaricet/relora, configs/llama_130m.json.
+
+    >>> published_config("llama-130m").inner
+    2048
+    """
+    name = published_name(name)
+    if name not in PUBLISHED:
+        raise ValueError(f"unknown published model {name!r}; choose from {', '.join(PUBLISHED)}")
+    size = PUBLISHED[name] if width is None else replace(PUBLISHED[name], width=width)
+    if name.startswith("llama"):
+        return LlamaConfig(size)
+    return GPTConfig(size, positions=Learned(GPT2_CONTEXT), biases="all", head="tied")

@@ -9,7 +9,7 @@ from typing import Any, Self, final
 
 from torch import Tensor, nn
 
-from surefoot.experiment.models.configs import PUBLISHED, Biases, GPTConfig, Head, LlamaConfig, Norm, Size
+from surefoot.experiment.models.configs import Biases, GPTConfig, Head, LlamaConfig, Norm, published_config
 from surefoot.experiment.models.layers import (
     MLP,
     Attention,
@@ -23,8 +23,9 @@ from surefoot.experiment.models.layers import (
     attention_scale,
 )
 from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
+from surefoot.experiment.models.sizes import Size
 
-__all__ = ["GPT", "PUBLISHED", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
+__all__ = ["GPT", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
 
 LAYER_NORM_EPS = 1e-5  # GPT-2's layer_norm_epsilon
 RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
@@ -217,26 +218,25 @@ def reference(
     return REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim)
 
 
-def published(name: str) -> Decoder:
+def published(name: str, width: int | None = None) -> Decoder:
     """Build a published configuration by name, with torch's initial values.
 
     Args:
-        name: a key of `PUBLISHED`.
+        name: see `published_config`.
+        width: see `published_config`.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or a width that does not fit.
 
     >>> import torch
     >>> with torch.device("meta"):
-    ...     sum(p.numel() for p in published("gpt2_small").parameters())
+    ...     sum(p.numel() for p in published("gpt2-small").parameters())
     124439808
     """
-    if name not in PUBLISHED:
-        raise ValueError(f"unknown published model {name!r}; choose from {', '.join(PUBLISHED)}")
-    config = PUBLISHED[name]
+    config = published_config(name, width)
     return GPT(config) if isinstance(config, GPTConfig) else Llama(config)
 
 

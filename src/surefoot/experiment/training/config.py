@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, final, get_args
 
-from surefoot.experiment.training.names import METHODS
+from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
+from surefoot.experiment.training.names import parse
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
@@ -63,15 +64,41 @@ class Settings:
                 raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
 
 
+_OF_THE_MODEL: Any = None
+"""Default of a size: a published model's own, else that of `_SIZE`."""
+
+_SIZE = {"width": 64, "depth": 2, "head_dim": 16}
+
+
+def _size(name: str, what: str) -> int:
+    help = f"{what} (default: {_SIZE[name]}, or the published model's)"
+    size: int = field(default=_OF_THE_MODEL, metadata={"help": help, "number": COUNT})
+    return size
+
+
 @final
 @dataclass(frozen=True)
 class Architecture(Settings):
-    """The model: a reference model and its size, or `module:function`, which is called with the width."""
+    """The model: a reference or a published model and its size, or `module:function`, called with the width.
 
-    model: str = field(default="gpt", metadata={"help": "reference model, or module:function that takes a width"})
-    width: int = field(default=64, metadata={"help": "model width", "number": COUNT})
-    depth: int = field(default=2, metadata={"help": "blocks of a reference model", "number": COUNT})
-    head_dim: int = field(default=16, metadata={"help": "dimension of an attention head", "number": COUNT})
+    Raises:
+        ValueError: a number below 1, or a depth or a head dimension that is not the published model's.
+    """
+
+    model: str = field(default="gpt", metadata={"help": "name of a model, or module:function that takes a width"})
+    width: int = _size("width", "model width")
+    depth: int = _size("depth", "blocks of a reference model")
+    head_dim: int = _size("head_dim", "dimension of an attention head")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", published_name(self.model))
+        if self.model in PUBLISHED:
+            refuse_other(self.model, depth=self.depth, head_dim=self.head_dim)
+        own = vars(PUBLISHED[self.model]) if self.model in PUBLISHED else _SIZE
+        for name in _SIZE:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own[name])
+        super().__post_init__()
 
 
 _STABILISER = {
@@ -85,9 +112,13 @@ _STABILISER = {
 class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
 
-    method: str = field(default="beyond_mup", metadata={"choices": METHODS})
+    method: str = "beyond_mup"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse(self.method)
 
 
 _WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
@@ -183,7 +214,7 @@ class TrainConfig(Settings):
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
-        return cls().replace(**settings)
+        return cls()._with(lambda part, changes: type(part)(**changes), settings)
 
     def replace(self, **settings: Any) -> TrainConfig:
         """The same configuration with other values of some settings.
@@ -198,8 +229,12 @@ class TrainConfig(Settings):
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
+        return self._with(lambda part, changes: dataclasses.replace(part, **changes), settings)
+
+    def _with(self, make: Callable[[Settings, dict[str, Any]], Settings], settings: dict[str, Any]) -> TrainConfig:
+        """The configuration with each part made anew of it and the settings that are its own."""
         parts: dict[str, Any] = {
-            name: dataclasses.replace(part, **{key: settings.pop(key) for key in vars(part) if key in settings})
+            name: make(part, {key: settings.pop(key) for key in vars(part) if key in settings})
             for name, part in vars(self).items()
             if isinstance(part, Settings)
         }

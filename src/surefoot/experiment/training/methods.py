@@ -178,6 +178,17 @@ METHODS: dict[str, Method] = {name: _OWN.get(name) or Steepest(getattr(recipes, 
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
 
+def _with_value(text: str) -> Method:
+    """The method of `name` or `name:value`."""
+    name, value = names.parse(text)
+    if value is None:
+        return METHODS[name]
+    try:
+        return Steepest(getattr(recipes, name)(value))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
 STABILISERS: dict[str, Callable[..., Stabiliser]] = {
     "free": stabilise.Free,
     "weight_decay": stabilise.WeightDecay,
@@ -222,21 +233,19 @@ def method(name: str, bound: str | None = None) -> Method:
     """A method by its name.
 
     Args:
-        name: of `METHODS`.
+        name: of `METHODS`; a value may follow, see `names.parse`.
         bound: a stabiliser for every role, as `stabiliser` reads it.
 
     Returns:
         The method.
 
     Raises:
-        ValueError: an unknown name; the message lists the known ones. Or a stabiliser for a baseline.
+        ValueError: an unknown name, or a value that it does not take. Or a stabiliser for a baseline.
 
     >>> method("adamw").clip
     1.0
     """
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    chosen = METHODS[name]
+    chosen = _with_value(name)
     if bound is None:
         return chosen
     if not isinstance(chosen, Steepest):

@@ -20,3 +20,45 @@ METHODS = tuple(LOG2_LR)
 BASELINES = ("adamw", "mup_adamw")
 """Methods that run torch's own optimizer; the others are recipes."""
 RECIPES = tuple(name for name in METHODS if name not in BASELINES)
+
+VALUES: dict[str, type[int] | type[float]] = {"moga_row": float, "moga_column": float}
+"""Recipes whose first argument may follow the name, as in `moga_row:1.5`, and how it is read."""
+
+
+def parse(text: str, names: tuple[str, ...] = METHODS) -> tuple[str, float | None]:
+    """A method's name and its value, from the text of the command line and of run directories.
+
+    Args:
+        text: a name, or `name:value` for one of `VALUES`.
+        names: the names to choose from.
+
+    Returns:
+        `(name, value)`; the value is None where there is none.
+
+    Raises:
+        ValueError: an unknown name, a value for a method that takes none, or a value that is no number.
+
+    >>> parse("moga_row:1.5"), parse("lion")
+    (('moga_row', 1.5), ('lion', None))
+    """
+    name, colon, value = text.partition(":")
+    if name not in names:
+        raise ValueError(f"unknown method {name!r}; choose one of {', '.join(names)}")
+    if not colon:
+        return name, None
+    if name not in VALUES:
+        raise ValueError(f"{text!r}: {name} takes no value; {', '.join(VALUES)} do, as in moga_row:1.5")
+    try:
+        return name, VALUES[name](value)
+    except ValueError:
+        kind = "whole number" if VALUES[name] is int else "number"
+        raise ValueError(f"{text!r}: {value!r} is no {kind}; write it as in moga_row:1.5") from None
+
+
+def log2_lr(text: str) -> float:
+    """The log2 of the learning rate of `LOG2_LR`, that of the name for a method with a value.
+
+    >>> log2_lr("moga_row:1.5")
+    -4.0
+    """
+    return LOG2_LR[parse(text)[0]]
