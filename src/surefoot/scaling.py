@@ -118,6 +118,32 @@ class FanIn(Scale):
 
 
 @dataclass(frozen=True)
+class RootFanIn(Scale):
+    """`sqrt(d_in)`: the step under `Frobenius()` then is `lr` times a matrix of RMS 1.
+
+    >>> RootFanIn()((10, 64))
+    8.0
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(d_in)`."""
+        return math.sqrt(shape[-1])
+
+
+@dataclass(frozen=True)
+class LongerSide(Scale):
+    """`sqrt(max(d_out, d_in))`: the step under `MeanOperator(2, inf)` then has rows of length `max(1, d_out/d_in)**.5`.
+
+    >>> LongerSide()((64, 16))
+    8.0
+    """
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(max(d_out, d_in))`."""
+        return math.sqrt(max(shape[-2:]))
+
+
+@dataclass(frozen=True)
 class LogRows(Scale):
     """`log V` of a table `(V, d)`, at least log 2: the unit of radii of LM heads and routers, whose logits they bound.
 

@@ -22,6 +22,16 @@ RATES = {
     "sign_sgd": 3e-3,
     "sign_natural": 0.05,
     "hyperball": 0.03,
+    "moonlight": 0.02,
+    "scale": 0.003,
+    "mano": 0.02,
+    "rmnp": 0.05,
+    "normalised_sgd": 0.01,
+    "signum": 3e-3,
+    "wion(5)": 0.03,
+    "normuon": 0.02,
+    "muon_squared": 0.02,
+    "shampoo_muon": 0.02,
 }
 RECIPES = [
     recipes.beyond_mup(),
@@ -35,6 +45,16 @@ RECIPES = [
     recipes.sign_sgd(),
     recipes.sign_natural(),
     recipes.hyperball(),
+    recipes.moonlight(),
+    recipes.scale(),
+    recipes.mano(),
+    recipes.rmnp(),
+    recipes.normalised_sgd(),
+    recipes.signum(),
+    recipes.wion(),
+    recipes.normuon(),
+    recipes.muon_squared(),
+    recipes.shampoo_muon(),
 ]
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 VOCAB, WIDTH = 16, 24

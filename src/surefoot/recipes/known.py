@@ -1,46 +1,15 @@
-"""Named recipes: a role table each. Known optimizers as points of one space."""
+"""Recipes of the sources, and published optimizers as points of one space."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from surefoot.geometry import RMS, Frobenius, Geometry, HeadRMS, Identity, MaxNorm, MeanOperator, RowMean, VectorMean
-from surefoot.momentum import Adam, Momentum, Smoothing
-from surefoot.roles import NATURAL, Role, derive
+from surefoot.momentum import Adam, Momentum
+from surefoot.recipes.table import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
 from surefoot.stabilise import DecoupledWeightDecay, Free, Normalise, Stabiliser, WeightDecay
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A role for each kind of parameter. Initial values are the natural ones, whatever the increment's norm.
-
-    Args:
-        name: for tables and records.
-        table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
-
-    >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
-    'experts'
-    """
-
-    name: str
-    table: Mapping[str, Role]
-
-    def role(self, kind: str) -> Role:
-        """The role of a kind; ValueError if there is none."""
-        return derive(kind, dict(self.table))
-
-
-def _recipe(name: str, momentum: Smoothing, **changes: Mapping[str, object]) -> Recipe:
-    table = {kind: replace(role, momentum=momentum) for kind, role in NATURAL.items()}
-    for kind, change in changes.items():
-        natural = table[kind].geometry
-        table[kind] = replace(table[kind], **change)  # type: ignore[arg-type]
-        if table[kind].geometry != natural:
-            table[kind] = replace(table[kind], weight_norm=natural)
-    return Recipe(name, table)
 
 
 def beyond_mup() -> Recipe:
@@ -54,7 +23,7 @@ def beyond_mup() -> Recipe:
     Spectral(method='auto')
     """
     quarter = {"lr_scale": Constant(0.25)}
-    return _recipe("beyond_mup", Momentum(0.9, 0.8), head={"lr_scale": Constant(16.0)}, gain=quarter, bias=quarter)
+    return build("beyond_mup", Momentum(0.9, 0.8), head={"lr_scale": Constant(16.0)}, gain=quarter, bias=quarter)
 
 
 def moga_row(p: float = 2.0, head_p: float = 2.0, bias_q: float = math.inf) -> Recipe:
@@ -96,7 +65,7 @@ def moga_column(q: float = 2.0, head_p: float = 2.0, bias_q: float = math.inf) -
 def _moga(name: str, linear: Geometry, embedding: Geometry, head_p: float, bias_q: float) -> Recipe:
     others = {"head_p": (head_p, 2.0), "bias_q": (bias_q, math.inf)}
     changed = [f", {key}={value:g}" for key, (value, usual) in others.items() if value != usual]
-    return _recipe(
+    return build(
         "".join([name, *changed, ")"]),
         Momentum(0.95, 0.9),
         linear={"geometry": linear},
@@ -134,7 +103,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     vector = {"geometry": Identity(), "momentum": Adam(), "lr_scale": ratio}
     matrix = vector | {"stabiliser": DecoupledWeightDecay(0.1, Constant())}
     hidden = {"lr_scale": scale, "momentum": Momentum(0.95, 0.95**2), "stabiliser": DecoupledWeightDecay(0.1, scale)}
-    return _recipe(
+    return build(
         f"muon({type(scale).__name__.lower()})",
         Momentum(0.95, 0.95**2),
         linear=hidden,
@@ -164,7 +133,7 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
     """
     body = {"lr_scale": Constant(radius), "stabiliser": WeightDecay(1 / radius)}
     head = {"lr_scale": Constant(head_radius), "stabiliser": WeightDecay(1 / head_radius)}
-    return _recipe(
+    return build(
         "scion",
         Momentum(0.9),
         linear=body,
@@ -213,9 +182,7 @@ def sign_natural() -> Recipe:
 
 def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
     matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
-    return _recipe(
-        name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxNorm()}
-    )
+    return build(name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxNorm()})
 
 
 def hyperball() -> Recipe:
@@ -227,4 +194,4 @@ def hyperball() -> Recipe:
     'Frobenius norm = initial'
     """
     sphere = {"stabiliser": Normalise(norm=Frobenius())}
-    return _recipe("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), sphere))
+    return build("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), sphere))

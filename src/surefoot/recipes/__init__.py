@@ -1,0 +1,31 @@
+"""Named recipes: a role table each. Known optimizers as points of one space."""
+
+from surefoot.recipes.known import (
+    beyond_mup,
+    hyperball,
+    lion,
+    moga_column,
+    moga_row,
+    muon,
+    scion,
+    sign_natural,
+    sign_sgd,
+)
+from surefoot.recipes.related import (
+    mano,
+    moonlight,
+    muon_squared,
+    normalised_sgd,
+    normuon,
+    rmnp,
+    scale,
+    shampoo_muon,
+    signum,
+    wion,
+)
+from surefoot.recipes.table import Recipe
+
+__all__ = [
+    "Recipe", "beyond_mup", "hyperball", "lion", "mano", "moga_column", "moga_row", "moonlight", "muon", "muon_squared",
+    "normalised_sgd", "normuon", "rmnp", "scale", "scion", "shampoo_muon", "sign_natural", "sign_sgd", "signum", "wion",
+]  # fmt: skip

@@ -1,0 +1,241 @@
+"""Recipes of related work, as published: each a point of the same space, or a direction of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MeanOperator, NormalisedRows, Oblique, Spectral
+from surefoot.momentum import Adam, Momentum, Smoothing
+from surefoot.preconditioning import Whitened
+from surefoot.recipes.known import beyond_mup, lion, muon
+from surefoot.recipes.table import Recipe, build
+from surefoot.scaling import Constant, FanIn, LongerSide, Moonlight, RootFanIn
+from surefoot.stabilise import DecoupledWeightDecay, Free, PostClip, Stabiliser, StreamingPostClip
+
+VECTORS = ("gain", "bias", "scalar")
+
+NESTEROV = Momentum(0.95, 0.95**2)
+"""`u = g + b buffer` with `buffer = b buffer + g`, up to its length."""
+
+
+def moonlight() -> Recipe:
+    """Muon under Moonlight's scale, as published: `muon(Moonlight())`.
+
+    Source: J. Liu et al., "Muon is scalable for LLM training", 2025, arXiv:2502.16982.
+
+    >>> moonlight().role("linear").lr_scale
+    Moonlight()
+    """
+    return Recipe("moonlight", muon(Moonlight()).table)
+
+
+def scale() -> Recipe:
+    """SCALE: every output's weights divided by their RMS, momentum on the LM head alone, no state elsewhere.
+
+    The paper's columns are rows here, its matrices being `(d_in, d_out)`; an embedding's are its features. Vectors by
+    AdamW (.9, .999).
+
+    Source: A. Glentis et al., "A minimalist optimizer design for LLM pretraining", 2025, arXiv:2506.16659; its
+    code.
+
+    >>> scale().role("linear").momentum, scale().role("head").momentum
+    (Momentum(beta=0.0, lookahead=None), Momentum(beta=0.9, lookahead=None))
+    """
+    rows = {"geometry": MeanOperator(2, math.inf), "lr_scale": FanIn()}
+    return build(
+        "scale",
+        Momentum(0.0),
+        linear=rows,
+        embedding=rows | {"geometry": MeanOperator(1, 2)},
+        head=rows | {"geometry": HeadRMS(), "momentum": Momentum(0.9)},
+        **{kind: change for kind, change in _adamw(beta2=0.999).items() if kind in VECTORS},
+    )
+
+
+def mano(weight_decay: float = 0.1) -> Recipe:
+    """Mano: hidden matrices by columns and rows in turn, tangent to the weight, see `Oblique`; AdamW on the rest.
+
+    Args:
+        weight_decay: a step takes `lr * weight_decay` of every parameter.
+
+    Returns:
+        The recipe `mano`.
+
+    Source: Y. Gu, Z. Xie, "Mano: restriking manifold optimization for LLM training", 2026, arXiv:2601.23000, and its
+    code.
+
+    >>> mano().role("linear").momentum
+    Momentum(beta=0.95, lookahead=None)
+    """
+    decay = DecoupledWeightDecay(weight_decay, Constant())
+    hidden = {"geometry": Oblique(), "stabiliser": decay}
+    return build("mano", Momentum(0.95), linear=hidden, **_adamw(decay, decay))
+
+
+def rmnp(weight_decay: float = 0.1) -> Recipe:
+    """RMNP: Muon with each row of the momentum normalised in place of the matrix sign; AdamW on the rest.
+
+    The step of a hidden matrix is `lr sqrt(max(1, d_out/d_in)) u_i / |u_i|` for each row, u by Nesterov .95.
+
+    Args:
+        weight_decay: a step takes `lr * weight_decay` of every matrix.
+
+    Returns:
+        The recipe `rmnp`.
+
+    Source: S. Deng et al., "RMNP: row-momentum normalized preconditioning for scalable matrix-based optimization",
+    2026, arXiv:2603.20527; its code.
+
+    >>> rmnp().role("linear").geometry
+    MeanOperator(p=2.0, q=inf)
+    """
+    hidden = {
+        "geometry": MeanOperator(2.0, math.inf),
+        "lr_scale": LongerSide(),
+        "stabiliser": DecoupledWeightDecay(weight_decay, LongerSide()),
+    }
+    decay = DecoupledWeightDecay(weight_decay, Constant())
+    return build("rmnp", NESTEROV, linear=hidden, **_adamw(decay))
+
+
+def normalised_sgd(beta: float = 0.9) -> Recipe:
+    """Every parameter's momentum divided by its RMS: `w - lr m / rms(m)`, no decay.
+
+    Args:
+        beta: kept fraction of the momentum.
+
+    Returns:
+        The recipe `normalised_sgd`.
+
+    Source: the RMS norm on everything in "Beyond MuP"; E. Hazan, K. Levy, S. Shalev-Shwartz, "Beyond convexity", 2015.
+
+    >>> normalised_sgd().role("head").geometry
+    Frobenius()
+    """
+    whole: dict[str, object] = {"geometry": Frobenius(), "lr_scale": RootFanIn()}
+    vector: dict[str, object] = {"geometry": RMS()}
+    matrices, vectors = dict.fromkeys(("linear", "embedding", "head"), whole), dict.fromkeys(("gain", "scalar"), vector)
+    return build("normalised_sgd", Momentum(beta), **matrices, **vectors)
+
+
+def signum(beta: float = 0.9, weight_decay: float = 0.1) -> Recipe:
+    """The sign of one momentum, with decay: what MOGA's slides call Lion; no width factor.
+
+    Args:
+        beta: kept fraction of the momentum.
+        weight_decay: a step takes `lr * weight_decay` of every matrix.
+
+    Returns:
+        The recipe `signum`.
+
+    Source: J. Bernstein et al., "signSGD", 2018, arXiv:1802.04434; MOGA's slides, "Lion".
+
+    >>> signum().role("linear").momentum
+    Momentum(beta=0.9, lookahead=None)
+    """
+    table = {kind: replace(role, momentum=Momentum(beta)) for kind, role in lion().table.items()}
+    decayed = DecoupledWeightDecay(weight_decay, FanIn())
+    for kind in ("linear", "embedding", "head"):
+        table[kind] = replace(table[kind], stabiliser=decayed)
+    return Recipe("signum", table)
+
+
+def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
+    """The default recipe with the leading singular value of each hidden matrix clipped after every step; near radius.
+
+    Embeddings, heads and vectors are clipped whole, to radius in their units.
+
+    Args:
+        radius: in natural units; 5 is the article's example.
+        vectors: how many singular values of a matrix are looked at.
+
+    Returns:
+        The recipe `wion(<radius>)`.
+
+    Source: "Beyond MuP 4", Post Clip of the leading term, which names R. Anil's "Wion".
+
+    >>> wion(2.0).role("linear").stabiliser
+    StreamingPostClip(radius=2.0, vectors=1)
+    """
+    clip: Stabiliser = PostClip(radius)
+    leading = StreamingPostClip(radius, vectors)
+    table = beyond_mup().table
+    bounded = {kind: replace(role, stabiliser=leading if kind == "linear" else clip) for kind, role in table.items()}
+    return Recipe(f"wion({radius:g})", bounded)
+
+
+def normuon(weight_decay: float = 0.1) -> Recipe:
+    """NorMuon: the rows of Muon's step divided by their own history, entries of RMS 0.2 lr; AdamW on the rest.
+
+    The published step has RMS 0.2 lr exactly; this one where the momentum has full rank.
+
+    Args:
+        weight_decay: a step takes `lr * weight_decay` of every matrix.
+
+    Returns:
+        The recipe `normuon`.
+
+    Source: Z. Li et al., "NorMuon: making Muon more efficient and scalable", 2025, arXiv:2510.05491.
+
+    >>> normuon().role("linear").geometry
+    NormalisedRows(norm_of=Spectral(method='auto'), beta=0.95)
+    """
+    return _muon_like("normuon", weight_decay, {"geometry": NormalisedRows()}, Momentum(0.95))
+
+
+def muon_squared(weight_decay: float = 0.1) -> Recipe:
+    """Adam's step made orthogonal: hidden matrices by the sign of `m_hat / sqrt(v_hat)`; AdamW on the rest.
+
+    Args:
+        weight_decay: a step takes `lr * weight_decay` of every matrix.
+
+    Returns:
+        The recipe `muon_squared`.
+
+    Source: "Muon^2": entries' second moments before the matrix sign.
+
+    >>> muon_squared().role("linear").momentum
+    Adam(beta1=0.9, beta2=0.95, eps=1e-08)
+    """
+    return _muon_like("muon_squared", weight_decay, {"geometry": Spectral()}, Adam())
+
+
+def shampoo_muon(weight_decay: float = 0.1) -> Recipe:
+    """Shampoo's whitening before Muon's matrix sign on hidden matrices, see `Whitened`; AdamW on the rest.
+
+    Args:
+        weight_decay: a step takes `lr * weight_decay` of every matrix.
+
+    Returns:
+        The recipe `shampoo_muon`.
+
+    Source: V. Gupta et al., "Shampoo", 2018, arXiv:1802.09568; "SOAP-Muon".
+
+    >>> shampoo_muon().role("linear").momentum.memory
+    0.95
+    """
+    return _muon_like("shampoo_muon", weight_decay, {"geometry": Spectral()}, Whitened(0.95, 0.95**2))
+
+
+def _muon_like(name: str, weight_decay: float, hidden: Mapping[str, object], momentum: Smoothing) -> Recipe:
+    """Moonlight's conventions around another direction."""
+    scaled: dict[str, object] = {
+        "lr_scale": Moonlight(),
+        "momentum": momentum,
+        "stabiliser": DecoupledWeightDecay(weight_decay, Moonlight()),
+    }
+    decay = DecoupledWeightDecay(weight_decay, Constant())
+    return build(name, momentum, linear=scaled | dict(hidden), **_adamw(decay))
+
+
+def _adamw(
+    matrices: Stabiliser = Free(),
+    vectors: Stabiliser = Free(),
+    beta2: float = 0.95,  # noqa: B008
+) -> dict[str, dict[str, object]]:
+    """AdamW on all but hidden matrices, with the decay of matrices and of vectors."""
+    adam: dict[str, object] = {"geometry": Identity(), "momentum": Adam(beta2=beta2), "lr_scale": Constant()}
+    tables = dict.fromkeys(("embedding", "head"), adam | {"stabiliser": matrices})
+    return tables | dict.fromkeys(VECTORS, adam | {"stabiliser": vectors})
