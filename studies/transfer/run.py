@@ -33,7 +33,7 @@ from surefoot.experiment.sweep.summary import transfer_rate
 from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest, moonlight
+from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest, moonlight_tuned
 from surefoot.experiment.training.run import Run
 from surefoot.scaling import Keller, Moonlight, Natural
 
@@ -47,7 +47,7 @@ METHODS: dict[str, tuple[Method, float]] = {
     "adamw": (AdamW(), -6.5),
     "muon_keller": (Steepest(recipes.muon(Keller())), -3.0),
     "muon_moonlight": (Steepest(recipes.muon(Moonlight())), -6.0),
-    "muon_moonlight_tuned": (Steepest(moonlight()), -5.0),
+    "muon_moonlight_tuned": (Steepest(moonlight_tuned()), -5.0),
     "muon_natural": (Steepest(recipes.muon(Natural())), -3.0),
     "moga_row_2": (Steepest(recipes.moga_row(2.0)), -4.0),
     "scion": (Steepest(recipes.scion()), -10.0),

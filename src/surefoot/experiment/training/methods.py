@@ -164,15 +164,15 @@ MOONLIGHT_MOMENTUM = Momentum(0.8, 0.6)
 MOONLIGHT_EMBEDDING = 4.0  # factor on the embedding's rate
 
 
-def moonlight() -> Recipe:
+def moonlight_tuned() -> Recipe:
     """Muon under Moonlight's scale, with a shorter momentum on hidden matrices and a faster embedding."""
     table = dict(recipes.muon(Moonlight()).table)
     table["linear"] = replace(table["linear"], momentum=MOONLIGHT_MOMENTUM)
     table["embedding"] = replace(table["embedding"], lr_scale=Constant(MOONLIGHT_EMBEDDING))
-    return Recipe("moonlight", table)
+    return Recipe("moonlight_tuned", table)
 
 
-_OWN: dict[str, Method] = {"moonlight": Steepest(moonlight()), "adamw": AdamW(), "mup_adamw": MupAdamW()}
+_OWN: dict[str, Method] = {"moonlight_tuned": Steepest(moonlight_tuned()), "adamw": AdamW(), "mup_adamw": MupAdamW()}
 
 METHODS: dict[str, Method] = {name: _OWN.get(name) or Steepest(getattr(recipes, name)()) for name in names.METHODS}
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""

@@ -5,12 +5,22 @@ LOG2_LR = {
     "moga_row": -4.0,
     "moga_column": -4.0,
     "muon": -2.0,
-    "moonlight": -5.0,
+    "moonlight": -6.0,
+    "moonlight_tuned": -5.0,
     "scion": -11.0,
     "lion": -7.0,
     "sign_sgd": -7.0,
     "sign_natural": -4.0,
     "hyperball": -3.0,
+    "wion": -4.0,
+    "normalised_sgd": -8.0,
+    "signum": -8.0,
+    "scale": -9.0,
+    "mano": -6.0,
+    "rmnp": -5.0,
+    "normuon": -6.0,
+    "muon_squared": -6.0,
+    "shampoo_muon": -6.0,
     "adamw": -6.0,
     "mup_adamw": -6.0,
 }
@@ -21,7 +31,7 @@ BASELINES = ("adamw", "mup_adamw")
 """Methods that run torch's own optimizer; the others are recipes."""
 RECIPES = tuple(name for name in METHODS if name not in BASELINES)
 
-VALUES: dict[str, type[int] | type[float]] = {"moga_row": float, "moga_column": float}
+VALUES: dict[str, type[int] | type[float]] = {"moga_row": float, "moga_column": float, "wion": float}
 """Recipes whose first argument may follow the name, as in `moga_row:1.5`, and how it is read."""
 
 
