@@ -6,7 +6,7 @@ from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
-from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
+from surefoot.initialise import AsBuilt, ExactNorm, Fill, HeadNormal, Initial, LinearNormal, Orthogonal, UnitNormal
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Adam, Momentum, Smoothing
@@ -17,17 +17,18 @@ from surefoot.plan import Placement, Plan
 from surefoot.preconditioning import RowAdam, Whitened
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.scaling import Constant, FanIn, Keller, LogRows, Moonlight, Natural, Scale
+from surefoot.scaling import Constant, FanIn, Keller, LogRows, LongerSide, Moonlight, Natural, RootFanIn, Scale
 from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "Adaptive", "AsBuilt", "Constant", "DecoupledWeightDecay", "DualScaled", "FanIn", "Fill", "Free",
-    "Frobenius", "Geometry", "HeadNormal", "HeadRMS", "Identity", "Initial", "Keller", "LinearNormal", "LogRows",
-    "LogitControl", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",
-    "NormalisedRows", "Oblique", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
-    "Rescale", "Role", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting", "Smoothing",
-    "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
+    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "Constant", "DecoupledWeightDecay", "DualScaled",
+    "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS", "Identity",
+    "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl", "LongerSide",
+    "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise", "NormalisedRows",
+    "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
+    "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting",
+    "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
     "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean",
     "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
     "measure", "msign", "per_head", "recipes", "scale_attention_", "views",

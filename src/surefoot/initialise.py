@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from surefoot.geometry import Geometry, Spectral
+from surefoot.geometry.base import expand
 
 
 class Initial(ABC):
@@ -118,6 +121,62 @@ class HeadNormal(NormalInitial):
     def std(self, shape: tuple[int, ...]) -> float:
         """`1/d`, d being the last dimension of the shape."""
         return 1 / max(1, shape[-1])
+
+
+@dataclass(frozen=True)
+class Orthogonal(Initial):
+    """`sqrt(d_out/d_in)` times a random matrix with orthonormal rows or columns: every singular value has norm 1.
+
+    Uniform among such matrices: the polar factor of a normal matrix, by QR in float64.
+
+    >>> w = torch.empty(1, 2, 8)
+    >>> Orthogonal().fill_(w, torch.Generator().manual_seed(0))
+    >>> (w[0] @ w[0].T * 4 + 0).round(decimals=5).abs()  # singular values sqrt(2/8)
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """The text "orthogonal"."""
+        return "orthogonal"
+
+    def fill_(self, block: Tensor, generator: torch.Generator) -> None:
+        """Draw normal values on the CPU, orthonormalise their longer side."""
+        d_out, d_in = block.shape[-2:]
+        values = torch.empty(block.shape, dtype=torch.float64, device="cpu").normal_(generator=generator)
+        q, r = torch.linalg.qr(values if d_out >= d_in else values.mT)
+        signs = r.diagonal(dim1=-2, dim2=-1).sign()  # without them the distribution is not uniform
+        q = q * torch.where(signs == 0, 1, signs)[..., None, :]
+        block.copy_((q if d_out >= d_in else q.mT) * math.sqrt(d_out / max(1, d_in)))
+
+
+@dataclass(frozen=True)
+class ExactNorm(Initial):
+    """Other initial values, scaled so that a norm is exactly 1 where theirs is about 1.
+
+    Args:
+        initial: the values.
+        norm: default the spectral norm in natural units.
+
+    >>> w = torch.empty(1, 4, 4)
+    >>> ExactNorm(LinearNormal()).fill_(w, torch.Generator().manual_seed(0))
+    >>> round(float(torch.linalg.matrix_norm(w[0], 2)), 5)
+    1.0
+    """
+
+    initial: Initial
+    norm: Geometry = field(default_factory=Spectral)
+
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """The norm, for example "Spectral norm 1"."""
+        return f"{type(self.norm).__name__} norm 1"
+
+    def fill_(self, block: Tensor, generator: torch.Generator) -> None:
+        """Fill with the values, then divide by the norm of each matrix; zeros stay."""
+        self.initial.fill_(block, generator)
+        wide = block.to(torch.promote_types(block.dtype, torch.float32))
+        norm = expand(self.norm.norm(wide), self.norm)
+        block.copy_(wide / torch.where(norm == 0, 1, norm))
 
 
 @dataclass(frozen=True)

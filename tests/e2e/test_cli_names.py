@@ -125,5 +125,5 @@ def test_help_lists_the_names(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "moga_row, moga_column may take a value, as in moga_row:1.5" in out
+    assert "moga_row, moga_column, wion may take a value, as in moga_row:1.5" in out
     assert ", ".join(SIZES).replace("-", "") in out.replace("- ", "").replace("-", "")  # wrapped at hyphens

@@ -14,6 +14,7 @@ from surefoot.recipes.table import Recipe, build
 from surefoot.scaling import Constant, FanIn, LongerSide, Moonlight, RootFanIn
 from surefoot.stabilise import DecoupledWeightDecay, Free, PostClip, Stabiliser, StreamingPostClip
 
+FREE = Free()
 VECTORS = ("gain", "bias", "scalar")
 
 NESTEROV = Momentum(0.95, 0.95**2)
@@ -231,9 +232,7 @@ def _muon_like(name: str, weight_decay: float, hidden: Mapping[str, object], mom
 
 
 def _adamw(
-    matrices: Stabiliser = Free(),
-    vectors: Stabiliser = Free(),
-    beta2: float = 0.95,  # noqa: B008
+    matrices: Stabiliser = FREE, vectors: Stabiliser = FREE, beta2: float = 0.95
 ) -> dict[str, dict[str, object]]:
     """AdamW on all but hidden matrices, with the decay of matrices and of vectors."""
     adam: dict[str, object] = {"geometry": Identity(), "momentum": Adam(beta2=beta2), "lr_scale": Constant()}

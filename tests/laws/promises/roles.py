@@ -26,6 +26,8 @@ SCHEMES = (
     sf.Normalise(norm=Frobenius()),
     sf.SpectralSphere(2.0),
     sf.Stiefel(1.0),
+    sf.CautiousDecay(0.5),
+    sf.IndependentDecay(0.02),
 )
 RECIPES = (
     recipes.beyond_mup(),
@@ -39,6 +41,11 @@ RECIPES = (
     recipes.sign_sgd(),
     recipes.sign_natural(),
     recipes.hyperball(),
+    recipes.mano(),
+    recipes.rmnp(),
+    recipes.scale(),
+    recipes.normuon(),
+    recipes.normalised_sgd(),
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "lion": 0.003, "sign_sgd": 0.003}

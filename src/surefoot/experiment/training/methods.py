@@ -192,6 +192,8 @@ def _with_value(text: str) -> Method:
 STABILISERS: dict[str, Callable[..., Stabiliser]] = {
     "free": stabilise.Free,
     "weight_decay": stabilise.WeightDecay,
+    "cautious_decay": stabilise.CautiousDecay,
+    "independent_decay": stabilise.IndependentDecay,
     "post_clip": stabilise.PostClip,
     "pre_decay": stabilise.PreDecay,
     "streaming_post_clip": stabilise.StreamingPostClip,

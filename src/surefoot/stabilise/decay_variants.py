@@ -1,0 +1,117 @@
+"""Weight decay that waits for the step's agreement, or that knows no learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.sizes import Sizes
+from surefoot.linalg import device
+from surefoot.stabilise.base import Known, Moved, Stabiliser, along, remaining, require_positive
+
+
+@dataclass(frozen=True)
+class CautiousDecay(Stabiliser):
+    """`w - eta d - eta rate w [d w >= 0]`: decay of the entries that the step makes smaller, or leaves alone.
+
+    No bound follows: an entry that every step makes larger is never decayed.
+
+    Args:
+        rate: decay per unit of eta; `eta * rate` is capped at 1.
+
+    Raises:
+        ValueError: a rate that is not positive and finite.
+
+    Source: L. Chen et al., "Cautious weight decay", 2025, arXiv:2510.12402.
+
+    >>> from surefoot.geometry import MaxNorm
+    >>> w, g = torch.tensor([1.0, 1.0]), torch.tensor([1.0, -1.0])
+    >>> CautiousDecay(0.5).move(w, g, 0.5, MaxNorm(), MaxNorm())[0]
+    tensor([0.2500, 1.5000])
+    """
+
+    independent: ClassVar[bool] = True
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_positive("CautiousDecay's rate", self.rate)
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+        """The decay of some entries, then the step."""
+        d = geometry.direction(m)
+        decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
+        return along(decayed, d, eta), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> CautiousDecay:
+        """Rate over unit."""
+        return CautiousDecay(self.rate / unit)
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the decay of any entries: their norm follows from the weight's plain sizes."""
+        part, shape = min(1.0, eta * self.rate), tuple(w.shape[-ball.ndim :])
+        change = torch.full_like(known.upper, eta * known.longest(ball))
+        if not w.numel():
+            return change
+        rows = float(torch.linalg.vector_norm(w, dim=-1).max())
+        columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else math.inf
+        whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
+        sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
+        return change + part * ball.norm_bound(sizes, shape) * (1 + 1e-5)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """The decay; no bound."""
+        return f"decay by {self.rate:.4g} eta of entries that the step shrinks, no bound"
+
+
+@dataclass(frozen=True)
+class IndependentDecay(Stabiliser):
+    """`(1 - rate) w - eta d`: the same part of the weight at every step, whatever the learning rate and its schedule.
+
+    `norm(w) <= max(norm(w0), eta / rate)` for the largest eta of the run, by the triangle inequality.
+
+    Args:
+        rate: part of the weight that a step takes, at most 1.
+
+    Raises:
+        ValueError: a rate that is not positive, or above 1.
+
+    Source: M. Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023,
+    arXiv:2309.14322, where the schedule still multiplies it.
+
+    >>> IndependentDecay(0.01).promise
+    'norm <= max(initial, 100 eta) by decay'
+    """
+
+    independent: ClassVar[bool] = True
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_positive("IndependentDecay's rate", self.rate)
+        if self.rate > 1:
+            raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+        """Decay, then step."""
+        d = geometry.direction(m)
+        return along(w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype)), d, eta), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> IndependentDecay:
+        """Itself: the part has no unit."""
+        return self
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """`eta longest + rate norm(w)`."""
+        return eta * known.longest(ball) + self.rate * known.upper
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`norm <= max(initial, longest eta / rate)`."""
+        if not math.isfinite(longest):
+            return f"decay by {self.rate:.4g} a step, no bound: steps of unknown norm"
+        return f"{norm} <= max(initial, {longest / self.rate:.4g} eta) by decay"
