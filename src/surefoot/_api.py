@@ -1,6 +1,6 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
-from surefoot import geometry, recipes, views
+from surefoot import geometry, layers, recipes, views
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
@@ -27,6 +27,6 @@ __all__ = [
     "Plan", "PostClip", "PreDecay", "Precision", "Recipe", "Rescale", "Role", "RoundToNearest", "RowMean",
     "RowRMS", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral",
-    "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers",
+    "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip
