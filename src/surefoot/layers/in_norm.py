@@ -83,8 +83,8 @@ class InNormLinear(nn.Linear):
 class OutNormLinear(nn.Linear):
     """Out Norm: a linear layer whose output is normalised, `y = Norm(W x + b)`; 0 where `W x + b` is 0.
 
-    Stability numbers: forward 1, whatever the input and the weight; dependency and update have no bound but 2, since
-    Norm is not continuous at 0.
+    Stability numbers, whatever the input and the weight: forward 1, update at most 2. Norm is not continuous at 0, so
+    that the dependency has no bound.
 
     Args:
         d_in: features of the input.
