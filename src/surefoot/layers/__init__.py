@@ -2,9 +2,10 @@
 
 from surefoot.layers.attention import Attention, Heads, Rope, attention_scale
 from surefoot.layers.in_norm import InNormLinear, OutNormLinear, rms_norm
+from surefoot.layers.reparametrise import normalise_
 from surefoot.layers.residual import PostInNorm, PostNorm, PreNorm
 
 __all__ = [
     "Attention", "Heads", "InNormLinear", "OutNormLinear", "PostInNorm", "PostNorm", "PreNorm", "Rope",
-    "attention_scale", "rms_norm",
+    "attention_scale", "normalise_", "rms_norm",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # type of MultiheadAttention.out_proj
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from surefoot.geometry import HeadRMS, Spectral
 from surefoot.layers import InNormLinear, rms_norm
@@ -58,11 +59,13 @@ def linear(layer: object) -> Linear | None:
     >>> linear(nn.Linear(3, 5)).weight.shape
     torch.Size([5, 3])
     """
-    transposed = type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
-    if type(layer) not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
+    if not isinstance(layer, nn.Module):
         return None
-    assert isinstance(layer, nn.Module)
-    weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
+    kind = type_before_parametrizations(layer)
+    transposed = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    if kind not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
+        return None
+    weight, bias = layer.weight.detach(), layer.bias  # type: ignore[operator]
     wide = (weight.mT if transposed else weight).to(torch.promote_types(weight.dtype, torch.float32))
-    zero_or_bias = wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype)
-    return Linear(wide, zero_or_bias, type(layer) is InNormLinear)
+    zeros_or_bias = wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype)  # type: ignore[operator]
+    return Linear(wide, zeros_or_bias, kind is InNormLinear)
