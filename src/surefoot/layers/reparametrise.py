@@ -30,8 +30,7 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
         plan: of this model.
         radius: tau, in natural units, times the role's `radius_unit`: 1 for linear layers, log V for the LM head. With
             `plan.relative_to(model)` it is in units of the present norms.
-        names: parameters to normalise; default all matrices and tables. A zero parameter (a bias, LoRA's B) stays zero
-            until its first step and has norm tau behind it.
+        names: parameters to normalise; default all matrices and tables. Zeros (LoRA's B) last until the first step.
 
     Returns:
         The same plan under the new names.

@@ -99,6 +99,15 @@ def test_a_block_is_bounded_whatever_the_length_of_its_input(name):
     assert 0 < bounds.get("update_bound", 1) < math.inf
 
 
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_what_stands_before_an_in_norm_layer_changes_nothing(factor):
+    torch.manual_seed(0)
+    first, layer = nn.Linear(6, 9), InNormLinear(9, 4, bias=True)
+    first.weight.data *= factor
+    alone, behind = (block_bounds(f, None, None, None)["forward_bound"] for f in (layer, nn.Sequential(first, layer)))
+    assert behind == alone
+
+
 def test_a_pre_norm_block_adds_the_skip_connection():
     torch.manual_seed(0)
     old = PreNorm(nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6))).double()

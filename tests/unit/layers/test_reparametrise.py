@@ -180,6 +180,16 @@ def test_a_tied_table_stays_tied():
     assert torch.equal(model.head.weight, model.embedding.weight)
 
 
+def test_a_tied_head_is_found_among_others_of_its_shape():
+    model = nn.ModuleDict({"tokens": nn.Embedding(9, 4), "other": nn.Linear(4, 9), "out": nn.Linear(4, 9)})
+    model["out"].weight = model["tokens"].weight
+    plan = normalise_(model, sf.Plan.of(model))
+    again = sf.Plan.of(model)
+    assert again.hash == plan.hash
+    assert again["tokens.parametrizations.weight.original"].role.name == "head"
+    assert again["other.parametrizations.weight.original"].role.name == "linear"
+
+
 def test_named_parameters_present_norms_and_the_way_back():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
