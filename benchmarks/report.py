@@ -15,6 +15,7 @@ from typing import Any
 
 import bounds
 import elementwise
+import layers
 import loop
 import memory
 import msign
@@ -42,6 +43,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "msign": ("msign.json", "rows", msign.COLUMNS),
     "elementwise": ("elementwise.json", "rows", elementwise.COLUMNS),
     "share": ("share.json", "rows", share.COLUMNS),
+    "layers": ("layers.json", "rows", layers.COLUMNS),
     "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
 }

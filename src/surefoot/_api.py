@@ -1,6 +1,6 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
-from surefoot import geometry, recipes, views
+from surefoot import geometry, layers, recipes, views
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
@@ -30,6 +30,6 @@ __all__ = [
     "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting",
     "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
     "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean",
-    "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers",
+    "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

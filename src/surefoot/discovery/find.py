@@ -20,6 +20,7 @@ from torch import nn
 
 from surefoot.discovery.added_tables import added_kinds
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
+from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
 from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
 from surefoot.roles import Role
@@ -58,11 +59,12 @@ def find_kinds(
     for path, module in model.named_modules():
         wiring.register(module)
         kinds = wiring.kinds_of(module)
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in own_parameters(module).items():
             kind = kinds[name] if name in kinds else kind_by_shape(module, parameter)
             if name == "weight" and module in heads:
                 kind = Kind("head", heads[module])
-            uses[id(parameter)].append((f"{path}.{name}" if path else name, kind))
+            inside = path_of(module, name)
+            uses[id(parameter)].append((f"{path}.{inside}" if path else inside, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
     found = {name: _resolve_uses(model, uses[id(p)], name in changes, tied) for name, p in trainable.items()}
@@ -112,11 +114,11 @@ class _Wiring:
 
 def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
     """Sibling modules of a stack of E experts whose weight is a matrix `(E, d)`, with the kind of that weight."""
-    children = [module for module in owner.children() if next(module.parameters(recurse=False), None) is not None]
+    children = [module for module in owner.children() if own_parameters(module)]
     counts = {_expert_count(module) for module in children} - {0}
     for module in children if counts else ():
         other_kind = not isinstance(module, nn.Linear) and kinds_by_type(module)
-        weight = None if other_kind else module._parameters.get("weight")
+        weight = None if other_kind else own_parameters(module).get("weight")
         if weight is not None and weight.ndim == 2 and weight.shape[0] in counts:
             yield module, Kind("router", f"router {type(module).__name__} beside {weight.shape[0]} experts")
 
@@ -124,7 +126,7 @@ def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:
 def _expert_count(module: nn.Module) -> int:
     """Number of experts whose matrices a module stacks; 0 if it stacks none."""
     kinds = kinds_by_class(module) or kinds_by_type(module)
-    own = module.named_parameters(recurse=False)
+    own = own_parameters(module).items()
     return next((p.shape[0] for name, p in own if name in kinds and kinds[name].name == "experts"), 0)
 
 
@@ -178,7 +180,7 @@ def _refuse_overlaps(parameters: dict[str, nn.Parameter]) -> None:
 
 def _require_weight(source: str, module: nn.Module) -> None:
     """Raise ValueError if the module that `source` gives as the head has no weight of its own."""
-    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+    if "weight" not in own_parameters(module):
         raise ValueError(
             f"{source} is a {type(module).__name__} without a weight of its own; name the layer inside it with "
             "head='path.to.layer'"
@@ -201,8 +203,10 @@ def _find_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.M
         return {module: "LM head, by get_output_embeddings()"}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-    weights = {id(table.weight) for table in tables}
-    tied: dict[nn.Module, str] = {m: "LM head, tied" for m in linears.values() if id(m.weight) in weights}
+    weights = {id(own_parameters(table).get("weight")) for table in tables} - {id(None)}
+    tied: dict[nn.Module, str] = {
+        m: "LM head, tied" for m in linears.values() if id(own_parameters(m).get("weight")) in weights
+    }
     if tied or declared or not tables or not linears:
         return tied
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from surefoot.discovery.normalised import own_parameters
 from surefoot.geometry import Spectral, TransposedConvSpectral
 from surefoot.initialise import AsBuilt, Initial, LinearNormal
 from surefoot.roles import Role
@@ -121,7 +122,7 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
     name = type(module).__name__
     gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
     kinds = {}
-    for key, parameter in module.named_parameters(recurse=False):
+    for key, parameter in own_parameters(module).items():
         if key.startswith("weight_hr"):
             kinds[key] = Kind("linear", f"projection of {name}")
         elif parameter.ndim == 2:

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.discovery.normalised import own_parameters
 from surefoot.geometry import HeadRMS
 from surefoot.monitor.block_bounds import block_bounds
 from surefoot.monitor.maxima import largest_ratio, largest_rms
@@ -102,7 +103,7 @@ def owners(model: nn.Module) -> list[str]:
     Returns:
         The names, in the order of `model.named_modules()`.
     """
-    return [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+    return [name for name, module in model.named_modules() if own_parameters(module)]
 
 
 def lm_heads(model: nn.Module, plan: Plan) -> set[str]:
@@ -118,14 +119,16 @@ def lm_heads(model: nn.Module, plan: Plan) -> set[str]:
     Raises:
         ValueError: a trainable parameter that the plan lacks.
     """
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables = {
+        id(own_parameters(module).get("weight")) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = {id(p) for name, p in trained if plan[name].role.name == "head"} | tables
     modules = [(name, model.get_submodule(name)) for name in owners(model)]
     return {
         name
         for name, module in modules
-        if id(getattr(module, "weight", None)) in weights and not isinstance(module, nn.Embedding)
+        if id(own_parameters(module).get("weight")) in weights - {id(None)} and not isinstance(module, nn.Embedding)
     }
 
 
@@ -226,10 +229,10 @@ def _observe(
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:
     if getattr(module, "bias", None) is not None:
         return {}
-    weight = module.get_parameter("weight")
+    weight: Tensor = module.weight  # type: ignore[assignment]
     r = multiplier * float(HeadRMS().norm(weight))
     bounds = {"loss_forward_bound": math.log(len(weight)) + 2 * r, "loss_dependency_bound": 4 * r}
     if old is not None:
-        step = weight - old.get_parameter("weight")
+        step = weight - old.weight  # type: ignore[operator]
         bounds["loss_update_bound"] = 2 * multiplier * float(HeadRMS().norm(step))
     return bounds

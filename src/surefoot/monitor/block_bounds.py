@@ -12,7 +12,9 @@ output entry, both for inputs of RMS 1, and L the activation's largest slope, ov
 - attention: each head's output is a mean of values, so that forward is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` a
   head's rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. Its dependency grows with the logits and with the
   number of positions, and has no bound here.
-- RMSNorm, LayerNorm: forward alone, `max |gain| + rms(b)` whatever the input.
+- RMSNorm, LayerNorm: forward `max |gain| + rms(b)`, update `max |dgain| + rms(db)`, whatever the input; no dependency.
+- `surefoot.layers`: In Norm is a norm without a gain and a linear layer; Out Norm and Post Norm have forward 1; the
+  residual blocks that of the block, plus 1 of the skip connection.
 
 Source: "Beyond MuP" 1 to 3, whose bounds of linear layers these are, composed.
 """
@@ -27,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
 from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.linear_layers import Linear, linear
 from surefoot.monitor.maxima import rms
@@ -87,12 +90,25 @@ class Bounds:
 
     def then(self, new: Linear, old: Linear) -> Bounds:
         """With a linear layer behind."""
-        update = new.slope() * self.update + (new - old).rms(self.before)
-        return Bounds(new.rms(self.forward), old.rms(self.before), new.slope() * self.dependency, update)
+        update = _times(new.slope(), self.update) + (new - old).rms(self.before)
+        return Bounds(new.rms(self.forward), old.rms(self.before), _times(new.slope(), self.dependency), update)
 
     def times(self, slope: float) -> Bounds:
         """With a function behind that is 0 at 0 and has this slope at most."""
-        return Bounds(*(slope * bound for bound in vars(self).values()))
+        return Bounds(*(_times(slope, bound) for bound in vars(self).values()))
+
+    def normed(self, forward: float, before: float, change: float) -> Bounds:
+        """With a norm behind, whose output has these RMS at most and changes by so much for one input."""
+        return Bounds(forward, before, math.inf, math.inf if self.update else change)
+
+    def added(self, other: Bounds) -> Bounds:
+        """Of the sum of two functions of one input."""
+        return Bounds(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def _times(slope: float, bound: float) -> float:
+    """The product of which either factor may be infinite: 0 where the other is 0."""
+    return slope * bound if slope and bound else 0.0
 
 
 MLP = tuple[Linear | None, Linear, Linear]
@@ -138,14 +154,26 @@ def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | Non
     if layer is not None and old_layer is not None:
         return bounds.then(layer, old_layer)
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
-        return Bounds(_largest_normed(module), _largest_normed(old), math.inf, math.inf)
+        return bounds.normed(_largest_normed(module), _largest_normed(old), _largest_normed(module, old))
+    if isinstance(module, OutNormLinear | PostNorm):
+        return Bounds(1.0, 1.0, math.inf, 2.0)
+    if isinstance(module, PreNorm | PostInNorm):
+        assert isinstance(old, PreNorm | PostInNorm)
+        inside = _sequence(bounds.normed(1.0, 1.0, 0.0), module.block, old.block)
+        skip = bounds if isinstance(module, PreNorm) else bounds.normed(1.0, 1.0, 0.0)
+        return None if inside is None else skip.added(inside)
     return bounds.times(LIPSCHITZ[type(module)]) if type(module) in LIPSCHITZ else None
 
 
-def _largest_normed(norm: nn.Module) -> float:
-    """The largest RMS of a norm's output."""
-    gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    return (1.0 if gain is None else float(gain.abs().max())) + (0.0 if bias is None else rms(bias))
+def _largest_normed(norm: nn.Module, old: nn.Module | None = None) -> float:
+    """The largest RMS of a norm's output, or of its difference from the older norm's for the same input."""
+
+    def of(name: str, missing: float) -> Tensor:
+        values = [getattr(module, name, None) for module in (norm, old) if module is not None]
+        new, *before = [torch.tensor([missing]) if x is None else x.detach() for x in values]
+        return new - before[0] if before else new
+
+    return float(of("weight", 1.0).abs().max()) + rms(of("bias", 0.0))
 
 
 def _mlp(module: nn.Module, old: nn.Module, x: Tensor | None, y: Tensor | None) -> Bounds | None:
@@ -168,7 +196,8 @@ def _product(new: MLP, old: MLP) -> Bounds:
         return min(a.rms() * b.largest(), a.largest() * b.rms())
 
     gate_alone, up_alone = (Linear(layer.weight, torch.zeros_like(layer.bias)) for layer in (gate, up))
-    dependency = product(gate, up_alone) + product(gate_alone, up)
+    normed = gate.normed or up.normed
+    dependency = math.inf if normed else product(gate, up_alone) + product(gate_alone, up)
     update = product(gate, up - old_up) + product(gate - old_gate, old_up)
     return Bounds(product(gate, up), product(old_gate, old_up), dependency, update)
 
@@ -181,7 +210,7 @@ def _layers(module: nn.Module) -> MLP | None:
             *gate, up, down = found
             if names in _TWO_IN_ONE:
                 halves = zip(up.weight.chunk(2), up.bias.chunk(2), strict=True)
-                gated, up = (Linear(*half) for half in halves)
+                gated, up = (Linear(*half, up.normed) for half in halves)
                 return gated, up, down
             return gate[0] if gate else None, up, down
     return None

@@ -14,11 +14,13 @@ OPTIONS = {
     "msign": ["--rounds", "2"],
     "elementwise": ["--rounds", "2"],
     "share": ["--rounds", "2", "--tokens", "32", "--length", "16"],
+    "layers": ["--rounds", "2"],
     "loop": ["--rounds", "2"],
     "memory": [],
     "pages": ["--rounds", "1"],
 }
 PEERS = {"step": "torch Muon", "msign": "newton_schulz", "elementwise": "torch AdamW, fused"}
+PEERS["layers"] = "nn.RMSNorm, nn.Linear"
 PEERS["loop"] = "plain AdamW loop"
 PEERS["share"] = PEERS["elementwise"]
 

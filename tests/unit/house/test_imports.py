@@ -19,6 +19,7 @@ LAYERS = (
     ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
     ("plan",),
+    ("layers",),
     ("monitor", "step"),
     ("optim",),
     ("attention",),

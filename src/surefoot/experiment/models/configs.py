@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, final, get_args
 
-from surefoot.experiment.models.layers import Learned, Rope
+from surefoot.experiment.models.layers import Learned
 from surefoot.experiment.models.moe import Mixture
 from surefoot.experiment.models.sizes import PUBLISHED, Size, published_name
+from surefoot.layers import Rope
 
 Norm = Literal["pre", "in"]  # a norm before each half block, or an In-Norm in every linear layer
 Head = Literal["untied", "tied", "tied_scaled"]  # tied_scaled: logits times 1/width

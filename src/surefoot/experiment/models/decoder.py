@@ -10,20 +10,11 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 
 from surefoot.experiment.models.configs import Biases, GPTConfig, Head, LlamaConfig, Norm, published_config
-from surefoot.experiment.models.layers import (
-    MLP,
-    Attention,
-    Block,
-    GatedMLP,
-    Heads,
-    InNormLinear,
-    Learned,
-    MakeLinear,
-    Rope,
-    attention_scale,
-)
+from surefoot.experiment.models.layers import MLP, Block, GatedMLP, Learned
 from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
 from surefoot.experiment.models.sizes import Size
+from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
+from surefoot.layers.attention import MakeLinear
 
 __all__ = ["GPT", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
 

@@ -1,103 +1,14 @@
-"""The layers of the reference decoders: In-Norm linear, rotary positions, attention, feed-forward, block."""
+"""The layers of the reference decoders that are not public: learned positions, feed-forward, block."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MakeLinear = Callable[[int, int], nn.Linear]  # (in, out) -> layer, In-Norm or plain, with biases or without
-
-
-@final
-class InNormLinear(nn.Linear):
-    """Linear layer of an RMS-normalised input: `y = (W x) / rms(x) + b`, which is `W (x / rms(x)) + b`.
-
-    The product and the RMS are independent of each other; the division comes last. As in `nn.RMSNorm`, float32's
-    machine epsilon is added to the mean square, so a zero input gives a zero product. The RMS is taken in
-    float32 or better, whatever the dtype of `x`. The constructor is that of `nn.Linear`.
-
-    Source: Beyond MuP 2, linear layers and steepest descent.
-
-    >>> layer = InNormLinear(4, 2, bias=False)
-    >>> x = torch.ones(1, 4)
-    >>> torch.allclose(layer(1000 * x), layer(x), atol=1e-5)  # only the direction of the input matters
-    True
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `(W x) / rms(x) + b`, shape `(..., out_features)`, for `x` of shape `(..., in_features)`."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
-        product = F.linear(x, self.weight)
-        y = (product * inverse_rms).to(product.dtype)
-        return y if self.bias is None else y + self.bias
-
-
-def attention_scale(head_dim: int, base_head_dim: int | None = None) -> float:
-    """Compute the scale of the attention logits, `1/sqrt(d0) * d0/d`: inverse in `d`, the usual one at `d = d0`.
-
-    Args:
-        head_dim: head dimension `d` of this model.
-        base_head_dim: head dimension `d0` of the base model; None means `d`, hence `1/sqrt(d)`.
-
-    Returns:
-        The factor on `q . k`.
-
-    Raises:
-        ValueError: a head dimension below 1.
-
-    >>> attention_scale(64), attention_scale(64, base_head_dim=16)
-    (0.125, 0.0625)
-    """
-    base = head_dim if base_head_dim is None else base_head_dim
-    if head_dim <= 0 or base <= 0:
-        raise ValueError(f"head dimensions must be positive, got {head_dim} and base {base}")
-    return 1 / math.sqrt(base) * (base / head_dim)
-
-
-@final
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions: the feature pair `j` of a query or key at position `t` turns by `t * base**(-2j/d)`.
-
-    Pairs are `(j, j + d/2)`, the layout of LLaMA's published weights in transformers.
-
-    Source: Su et al. 2021, https://arxiv.org/abs/2104.09864 (base 10,000).
-
-    Args:
-        base: above 1; the slowest pair turns by about `1/base` per position.
-
-    Raises:
-        ValueError: a base of 1 or less.
-
-    >>> q = torch.ones(1, 1, 3, 2)
-    >>> Rope().rotate(q, *Rope().angles(3, 2, q.device))[0, 0, 0].tolist()  # position 0 does not turn
-    [1.0, 1.0]
-    """
-
-    base: float = 10000.0
-
-    def __post_init__(self) -> None:
-        if not self.base > 1:
-            raise ValueError(f"the base of rotary positions must be above 1, got {self.base}")
-
-    def angles(self, length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the cosines and the sines of all angles, both `(length, head_dim / 2)` in float32."""
-        pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
-        position = torch.arange(length, device=device, dtype=torch.float32)
-        angle = position[:, None] * self.base ** (-pairs / head_dim)
-        return angle.cos(), angle.sin()
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return `x` of shape `(..., length, head_dim)` with its pairs turned, in the dtype of `x`."""
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+from surefoot.layers.attention import Attention, MakeLinear
 
 
 @final
@@ -117,72 +28,6 @@ class Learned:
     def __post_init__(self) -> None:
         if self.context <= 0:
             raise ValueError(f"the context of learned positions must be positive, got {self.context}")
-
-
-@final
-@dataclass(frozen=True)
-class Heads:
-    """Shape of an attention layer.
-
-    Args:
-        count: number of query heads.
-        dim: features of a head.
-        kv_count: number of key-value heads, a divisor of `count`; below it, query heads share them (grouped queries).
-        scale: factor on the attention logits.
-
-    Raises:
-        ValueError: `kv_count` does not divide `count`.
-    """
-
-    count: int
-    dim: int
-    kv_count: int
-    scale: float
-
-    def __post_init__(self) -> None:
-        if self.kv_count <= 0 or self.count % self.kv_count:
-            divisors = [k for k in range(1, self.count + 1) if self.count % k == 0]
-            raise ValueError(
-                f"{self.kv_count} key-value heads cannot be shared by {self.count} heads; take one of {divisors}"
-            )
-
-
-@final
-class Attention(nn.Module):
-    """Causal self-attention with four separate matrices: query, key, value and output.
-
-    Args:
-        heads: number and dimension of the heads; grouped when there are fewer key-value heads.
-        rope: turns queries and keys; None leaves positions to the embedding.
-        linear: builds a linear layer from its input and output features.
-        norm: builds the norm of a head's queries, and that of its keys, from the head dimension; None: no norm.
-    """
-
-    def __init__(
-        self, heads: Heads, rope: Rope | None, linear: MakeLinear, norm: Callable[[int], nn.Module] | None = None
-    ) -> None:
-        super().__init__()
-        width, kv_width = heads.count * heads.dim, heads.kv_count * heads.dim
-        self.heads, self.rope = heads, rope
-        self.query = linear(width, width)
-        self.key = linear(width, kv_width)
-        self.value = linear(width, kv_width)
-        self.output = linear(width, width)
-        self.query_norm, self.key_norm = (nn.Identity() if norm is None else norm(heads.dim) for _ in "qk")
-
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, None without `rope`."""
-        heads = self.heads
-        split = (*x.shape[:2], -1, heads.dim)
-        q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))  # (B, h, T, d)
-        q, k = (norm(y.to(x.dtype)).to(y.dtype) for norm, y in ((self.query_norm, q), (self.key_norm, k)))
-        if self.rope is not None:
-            assert turn is not None
-            q, k = self.rope.rotate(q, *turn), self.rope.rotate(k, *turn)
-        grouped = heads.kv_count != heads.count
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=grouped)
-        out: Tensor = self.output(y.transpose(1, 2).reshape(x.shape))
-        return out
 
 
 @final

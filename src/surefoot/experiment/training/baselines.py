@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from surefoot.experiment.models.layers import MLP, Attention, Block, GatedMLP
+from surefoot.experiment.models.layers import MLP, Block, GatedMLP
 from surefoot.initialise import generator_for
+from surefoot.layers import Attention
 from surefoot.plan import Plan
 
 

@@ -1,6 +1,6 @@
 """Losses of 30 float32 steps under every recipe and stabiliser, to the last bit: run it on two trees and compare.
 
-    python benchmarks/trajectories.py > here; PYTHONPATH=../other/src python benchmarks/trajectories.py | diff here -
+    python tools/trajectories.py > here; PYTHONPATH=../other/src python tools/trajectories.py | diff here -
 
 A change that should change no number shows no difference. The model has every kind of parameter: a table, positions,
 fused projections, norms, experts, a router, a convolution, a head; several of each, so that batches are cut.

@@ -1,43 +1,12 @@
-"""The layers: In-Norm, rotary positions and attention against their formulas."""
+"""Rotary positions and attention against their formulas."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
-from surefoot.experiment.models.layers import InNormLinear, Rope, attention_scale
-
-# --- In-Norm -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_in_norm_equals_normalising_first(bias):
-    torch.manual_seed(0)
-    layer = InNormLinear(24, 7, bias=bias, dtype=torch.float64)
-    x = 30 * torch.randn(5, 3, 24, dtype=torch.float64)
-    first = x / x.square().mean(-1, keepdim=True).sqrt()
-    assert torch.allclose(layer(x), F.linear(first, layer.weight, layer.bias), atol=1e-7)
-    assert not torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=0.1)
-
-
-def test_in_norm_bounds_the_output_by_the_spectral_norm():
-    layer = InNormLinear(16, 64, bias=False)
-    x = torch.linalg.svd(layer.weight).Vh[0] * 123  # the worst input
-    bound = math.sqrt(16 / 64) * torch.linalg.matrix_norm(layer.weight, 2).item()
-    assert layer(x).square().mean().sqrt().item() == pytest.approx(bound, rel=1e-5)
-
-
-def test_in_norm_of_zero_is_zero_with_a_finite_gradient():
-    layer, x = InNormLinear(8, 4, bias=False), torch.zeros(2, 8, requires_grad=True)
-    y = layer(x)
-    y.sum().backward()
-    assert not y.any()
-    assert x.grad.isfinite().all()
-
-
-# --- positions and attention -------------------------------------------------------------------------------
+from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
 
 
 def test_rope_products_depend_on_the_distance_only():
@@ -88,3 +57,18 @@ def test_attention_equals_the_formula_head_by_head(kv_heads):
         kh, vh = Rope().rotate(k[:, 8 * g : 8 * g + 8], *turn), v[:, 8 * g : 8 * g + 8]
         heads.append((qh @ kh.T * (2 / math.sqrt(2) / 8) + mask).softmax(-1) @ vh)
     assert torch.allclose(attention(x, turn)[0], attention.output(torch.cat(heads, -1)), atol=1e-5)
+
+
+def test_attention_alone_is_that_of_the_reference_models():
+    """Its own angles, plain layers without biases; In Norm on request."""
+    torch.manual_seed(0)
+    heads = Heads(count=4, dim=8, kv_count=2, scale=attention_scale(8))
+    attention, x = Attention(heads, Rope()), torch.randn(2, 6, 32)
+    turn = Rope().angles(6, 8, x.device)
+    assert torch.equal(attention(x), attention(x, turn))
+    assert not torch.allclose(attention(x), Attention(heads)(x))
+    assert [tuple(p.shape) for p in attention.parameters()] == [(32, 32), (16, 32), (16, 32), (32, 32)]
+    normed = Attention(heads, linear=InNormLinear)
+    assert torch.allclose(normed(1e-12 * x), normed(x), atol=1e-5)
+    with pytest.raises(ValueError, match="3 key-value heads cannot be shared by 4 heads"):
+        Heads(4, 8, 3, 1.0)
