@@ -53,7 +53,7 @@ class CautiousDecay(Stabiliser):
         return CautiousDecay(self.rate / unit)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step, and the decay of any entries: their norm follows from the weight's plain sizes."""
+        """The step, and the decay of any entries, bounded by way of lengths; loose for a spectral norm."""
         part, shape = min(1.0, eta * self.rate), tuple(w.shape[-ball.ndim :])
         change = torch.full_like(known.upper, eta * known.longest(ball))
         if not w.numel():
