@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mutation_table import MUTATIONS, Mutation
+from mutation_table import Mutation
+from mutation_table_more import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 

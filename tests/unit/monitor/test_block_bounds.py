@@ -204,3 +204,15 @@ def test_a_linear_layer_with_a_bias():
     update = largest(lambda x: rms_of(layer(x) - before(x)), x)
     assert largest_rms(layer(unit(x))) <= numbers["forward_bound"]
     assert 0.7 * numbers["update_bound"] <= update <= numbers["update_bound"]
+
+
+def test_heads_of_different_size_count_by_their_mean_square():
+    """A head that doubles half of the input and one that returns nothing: an input in the first's span is doubled."""
+    layer = nn.MultiheadAttention(4, 2, bias=False, batch_first=True)
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.cat([torch.eye(4), torch.eye(4), torch.diag(torch.tensor([2.0, 2.0, 0, 0]))]))
+        layer.out_proj.weight.copy_(torch.eye(4))
+    x = math.sqrt(2) * torch.tensor([[[1.0, 1.0, 0.0, 0.0]]])
+    numbers = sf.measure(layer, {"query": x, "key": x, "value": x}, plan=sf.Plan.of(layer))[""]
+    assert numbers["forward"] == pytest.approx(2.0)
+    assert numbers["forward_bound"] == pytest.approx(2.0)

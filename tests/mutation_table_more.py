@@ -1,0 +1,53 @@
+"""More of `mutation_table.py`: layers, blocks, recipes of related work, adaptive directions."""
+
+from mutation_table import MUTATIONS as CORE
+from mutation_table import Mutation
+
+RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/test_adaptive.py"
+BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/test_decay_variants.py"
+
+MUTATIONS = (
+    *CORE,
+    Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
+    Mutation("rows before columns", "geometry/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
+    Mutation(
+        "a head without momentum",
+        "recipes/related.py",
+        '"momentum": Momentum(0.9)}',
+        '"momentum": Momentum(0)}',
+        RELATED,
+    ),
+    Mutation("a brake on what shortens", "geometry/adaptive.py", "outward = -(d * w)", "outward = (d * w)", ADAPTIVE),
+    Mutation(
+        "a direction's memory of a matrix that rests",
+        "geometry/history.py",
+        "rate = (1 - self.beta) * active",
+        "rate = 1 - self.beta",
+        ADAPTIVE,
+    ),
+    Mutation("the whitening's root", "preconditioning.py", "** -0.25", "** -0.5", ADAPTIVE),
+    Mutation(
+        "a row's sum of squares",
+        "preconditioning.py",
+        ".mean(-1, keepdim=True), rate)",
+        ".sum(-1, keepdim=True), rate)",
+        ADAPTIVE,
+    ),
+    Mutation("decay without caution", "stabilise/decay_variants.py", "d * w >= 0", "d * w <= 0", DECAYS),
+    Mutation("a block's bound without biases", "monitor/linear_layers.py", " + rms(self.bias)\n", "\n", BLOCKS),
+    Mutation("the bound of one head", "monitor/attention_bound.py", ".square().mean())", ".square().amin())", BLOCKS),
+    Mutation(
+        "an epsilon in In Norm",
+        "layers/in_norm.py",
+        "    size = _rms(x)\n    return",
+        "    size = _rms(x) + 1e-6\n    return",
+        "tests/unit/layers/test_in_norm.py",
+    ),
+    Mutation(
+        "smoothness without q",
+        "geometry/mean_operator.py",
+        "2 / self.q - 1 / self.p",
+        "1 / self.q - 1 / self.p",
+        "tests/oracle/test_smoothness.py",
+    ),
+)
