@@ -28,7 +28,7 @@ __all__ = [
     "NormalisedRows", "Oblique", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
     "Rescale", "Role", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting", "Smoothing",
     "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
-    "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "WeightDecay",
-    "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip", "measure", "msign",
-    "per_head", "recipes", "scale_attention_", "views",
+    "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
+    "UpdateFloor", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw",
+    "geometry", "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

@@ -27,6 +27,8 @@ SCHEMES = (
     sf.SpectralSphere(2.0),
     sf.Stiefel(1.0),
 )
+_TABLE = recipes.beyond_mup().table
+STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = (
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
@@ -39,6 +41,7 @@ RECIPES = (
     recipes.sign_sgd(),
     recipes.sign_natural(),
     recipes.hyperball(),
+    STREAMING,
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "lion": 0.003, "sign_sgd": 0.003}
