@@ -104,6 +104,24 @@ def test_it_nears_the_exact_direction_on_a_gradient_that_stays():
         torch.testing.assert_close(d, geometry.norm_of.direction(m), atol=1e-3, rtol=0)
 
 
+def test_no_step_is_longer_than_its_bound():
+    """Gradients that turn, vanish, are of rank one, of extreme size: the direction's norm, and the update number."""
+    for shape in ((6, 4), (4, 9), (32, 8), (1, 5)):
+        p, geometry = nn.Parameter(torch.randn(shape)), sf.StreamingSpectral()
+        optimizer, memory = optimizer_of([p]), geometry.init_memory(p[None])
+        bound = geometry.direction_norm_bound(sf.Spectral("svd"), shape)
+        assert bound <= 1.002
+        for step in range(30):
+            g = torch.randn(shape, generator=torch.Generator().manual_seed(step))
+            g = (g, g**9, g[:, :1] * g[:1], g.sign() * 1e-30, g * 1e20)[step % 5]
+            d, memory = geometry.take(p[None], g[None], 1.0, memory)
+            assert float(sf.Spectral("svd").norm(d.double())) <= bound
+            allowed, before = optimizer.stability()["w0"]["update_upper"], p.detach().clone()
+            p.grad = g
+            optimizer.step()
+            assert optimizer.stability({"w0": before})["w0"]["update_measured"] <= allowed * (1 + 1e-4)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="of a spectral norm, not of RowRMS"):
         sf.StreamingSpectral(sf.RowRMS())
