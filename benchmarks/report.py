@@ -26,6 +26,8 @@ from surefoot.experiment.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
+from streaming import run as streaming  # noqa: E402
+
 from paired import run as paired  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -41,6 +43,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "post_clip": ("step-bf16-units.json", "post_clip", bounds.COLUMNS),
     "bounds": ("bounds.json", "rows", bounds.COLUMNS),
     "msign": ("msign.json", "rows", msign.COLUMNS),
+    "msign_streaming": ("streaming.json", "rows", msign.COLUMNS),
     "elementwise": ("elementwise.json", "rows", elementwise.COLUMNS),
     "share": ("share.json", "rows", share.COLUMNS),
     "layers": ("layers.json", "rows", layers.COLUMNS),
@@ -70,6 +73,8 @@ def part(mark: str) -> str:
     """Format a marked part: the table and the conditions of its run."""
     if mark in paired.STUDIES:
         return paired.table(mark) + "\n"
+    if mark == "streaming":
+        return streaming.table() + "\n"
     file, key, columns = TABLES[mark]
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     lines = [table(results[key], columns), "", about(results["environment"])]

@@ -3,8 +3,8 @@
 from mutation_table import MUTATIONS as CORE
 from mutation_table import Mutation
 
-RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/test_adaptive.py"
-BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/test_decay_variants.py"
+RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_adaptive.py"
+BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
 
 MUTATIONS = (
     *CORE,

@@ -29,7 +29,8 @@ __all__ = [
     "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
     "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting",
     "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
-    "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean",
-    "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers",
-    "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
+    "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm",
+    "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_",
+    "views",
 ]  # fmt: skip

@@ -88,6 +88,7 @@ def compiled(**options: Any) -> Step:
     def run(
         role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
     ) -> tuple[Tensor, State]:
+        assert not role.smoothed & role.remembered  # both are cached here: their lock cannot be part of a graph
         with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
             return graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)
 

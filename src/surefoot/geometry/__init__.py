@@ -8,10 +8,11 @@ from surefoot.geometry.history import NormalisedRows, Oblique
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.streaming import StreamingSpectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
     "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
-    "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "TransposedConvSpectral",
-    "UpdateFloor", "VectorMean", "check", "dual_norm",
+    "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "StreamingSpectral",
+    "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

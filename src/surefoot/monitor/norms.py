@@ -106,11 +106,18 @@ def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list
 
 
 def join_blocks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The inverse of `split_by_block`."""
+    """The inverse of `split_by_block`; matrices of unequal sizes are padded with zeros to the largest."""
     several = len(states) > 1
     return {
-        name: torch.cat([state[name] for state in states]) if several and x.ndim else x for name, x in states[0].items()
+        name: _joined([state[name] for state in states]) if several and x.ndim else x for name, x in states[0].items()
     }
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenated along the first dimension."""
+    largest = [max(sizes) for sizes in zip(*(x.shape[1:] for x in parts), strict=True)]
+    margins = ([m for a, b in zip(largest, x.shape[1:], strict=True) for m in (a - b, 0)][::-1] for x in parts)
+    return torch.cat([torch.nn.functional.pad(x, m) if any(m) else x for x, m in zip(parts, margins, strict=True)])
 
 
 def _of_block(

@@ -29,6 +29,8 @@ SCHEMES = (
     sf.CautiousDecay(0.5),
     sf.IndependentDecay(0.02),
 )
+_TABLE = recipes.beyond_mup().table
+STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = (
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
@@ -46,9 +48,10 @@ RECIPES = (
     recipes.scale(),
     recipes.normuon(),
     recipes.normalised_sgd(),
+    STREAMING,
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
-RATES = {"scion": 0.0005, "lion": 0.003, "sign_sgd": 0.003}
+RATES = {"scion": 0.0005, "scale": 0.0005, "lion": 0.003, "sign_sgd": 0.003}
 PULLS = ("constant", "random", "aligned", "in and out", "rank one", "one column")
 
 

@@ -7,7 +7,7 @@ from scripts import ROOT, importable, run, run_in_shell
 
 from surefoot.momentum import Momentum
 
-STUDIES = ("coordinates", "defaults", "paired", "stability", "transfer", "wiring")
+STUDIES = ("coordinates", "defaults", "paired", "stability", "streaming", "transfer", "wiring")
 SCRIPTS = ["report.py", "moga.py", *(f"{name}/run.py" for name in STUDIES)]
 
 

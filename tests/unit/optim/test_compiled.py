@@ -1,5 +1,7 @@
 """`compiled()`: the steps of eager optimizers, in graphs that run, one for each role and shape."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from optim_helpers import Layers
@@ -11,11 +13,19 @@ from surefoot import recipes
 from surefoot.linalg import device
 from surefoot.step import step
 
+_TABLE = recipes.beyond_mup().table
+STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = [
     recipes.beyond_mup(), recipes.moga_row(), recipes.moga_column(3.0), recipes.muon(), recipes.scion(), recipes.lion(),
-    recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(),
+    recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(), STREAMING,
 ]  # fmt: skip
-BY_DEFAULT = ("beyond_mup", "moga_column(3)", "lion", "hyperball")  # norms of every kind, no momentum's average twice
+BY_DEFAULT = (
+    "beyond_mup",
+    "moga_column(3)",
+    "lion",
+    "hyperball",
+    "streaming",
+)  # norms of every kind, no momentum's average twice
 
 
 class Backend:

@@ -9,7 +9,8 @@ from torch import nn
 
 import surefoot as sf
 from comparisons import same_bits, weights
-from surefoot import Plan, SteepestDescent, recipes
+from surefoot import Plan, SteepestDescent
+from surefoot.roles import NATURAL
 
 
 def test_the_three_ways_to_build_it_are_the_same():
@@ -56,7 +57,7 @@ def test_a_named_role_has_natural_scale_and_no_bound():
 
 
 def test_a_role_object_in_a_group():
-    own = sf.Role("mine", sf.MaxNorm(), view=recipes.NATURAL["gain"].view, lr_scale=sf.Constant(3.0))
+    own = sf.Role("mine", sf.MaxNorm(), view=NATURAL["gain"].view, lr_scale=sf.Constant(3.0))
     w, optimizer = one(own, torch.zeros(2, 2))
     w.grad = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
     optimizer.step()
@@ -229,6 +230,6 @@ def test_refused_group_leaves_the_optimizer_as_it_was(role):
 
 
 def test_add_param_group_does_not_write_to_its_argument():
-    group = {"params": [nn.Parameter(torch.zeros(4))], "role": recipes.NATURAL["gain"]}
+    group = {"params": [nn.Parameter(torch.zeros(4))], "role": NATURAL["gain"]}
     one("gain", torch.zeros(4))[1].add_param_group(group)
-    assert group["role"] is recipes.NATURAL["gain"]
+    assert group["role"] is NATURAL["gain"]

@@ -10,7 +10,8 @@ from torch import nn
 
 import surefoot as sf
 from comparisons import bits
-from surefoot import Plan, SteepestDescent, recipes
+from surefoot import Plan, SteepestDescent
+from surefoot.roles import NATURAL
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -18,7 +19,7 @@ from surefoot import Plan, SteepestDescent, recipes
 @pytest.mark.parametrize("role", ROLES)
 def test_momentum_is_the_average_of_the_gradients(role, lookahead, dtype):
     """Normalising must not write to it, whatever the direction is computed from (torch's Muon did, in bfloat16)."""
-    rule = dataclasses.replace(recipes.NATURAL[role], momentum=sf.Momentum(0.9, lookahead))
+    rule = dataclasses.replace(NATURAL[role], momentum=sf.Momentum(0.9, lookahead))
     w, optimizer = one(rule, noise(*ROLES[role]).to(dtype))
     average = torch.zeros(ROLES[role], dtype=torch.float64)
     for seed in range(6):
@@ -30,7 +31,7 @@ def test_momentum_is_the_average_of_the_gradients(role, lookahead, dtype):
 
 
 def test_lookahead_uses_the_old_momentum():
-    rule = sf.Role("own", sf.RMS(), view=recipes.NATURAL["bias"].view, momentum=sf.Momentum(0.9, 0.5))
+    rule = sf.Role("own", sf.RMS(), view=NATURAL["bias"].view, momentum=sf.Momentum(0.9, 0.5))
     w, optimizer = one(rule, torch.zeros(4), lr=1.0)
     gradients = [noise(4, seed=s) for s in (1, 2)]
     for g in gradients:

@@ -5,6 +5,8 @@ raises there, a branch, `item`, a boolean index, a copy from host memory. Operat
 they converged are refused by name.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from optim_helpers import Layers
@@ -68,10 +70,12 @@ def steps(recipe, stabiliser=None, precision=None, dtype=torch.float32):
     assert all(p.device.type == NAME for p in parameters.values())
 
 
+_TABLE = recipes.beyond_mup().table
+STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = [
     recipes.beyond_mup(), recipes.moga_row(), recipes.moga_row(3.0), recipes.moga_column(), recipes.moga_column(4.0),
     recipes.muon(), recipes.muon(sf.Moonlight()), recipes.scion(), recipes.lion(), recipes.sign_sgd(),
-    recipes.sign_natural(), recipes.hyperball(),
+    recipes.sign_natural(), recipes.hyperball(), STREAMING,
 ]  # fmt: skip
 
 
