@@ -21,12 +21,13 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "AsBuilt", "Constant", "DecoupledWeightDecay", "FanIn", "Fill", "Free", "Frobenius", "Geometry",
-    "HeadNormal", "HeadRMS", "Identity", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
-    "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise", "Placement",
-    "Plan", "PostClip", "PreDecay", "Precision", "Recipe", "Rescale", "Role", "RoundToNearest", "RowMean",
-    "RowRMS", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
-    "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral",
-    "UnitNormal", "WeightDecay", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip",
-    "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
+    "RMS", "Adam", "AsBuilt", "ColumnSphere", "Constant", "DecoupledWeightDecay", "FanIn", "Fill", "Free",
+    "Frobenius", "Geometry", "HeadNormal", "HeadRMS", "Hyperball", "Identity", "Initial", "Keller",
+    "LinearNormal", "LogRows", "LogitControl", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",
+    "Moonlight", "Natural", "Normalise", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "Recipe",
+    "Rescale", "Role", "RoundToNearest", "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing",
+    "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
+    "StreamingPostClip", "StreamingPreDecay", "TransposedConvSpectral", "UnitNormal", "WeightDecay", "check",
+    "compiled", "convert", "dual_norm", "from_adamw", "geometry", "mclip", "measure", "msign", "per_head",
+    "recipes", "scale_attention_", "views",
 ]  # fmt: skip
