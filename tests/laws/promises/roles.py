@@ -26,6 +26,11 @@ SCHEMES = (
     sf.Normalise(norm=Frobenius()),
     sf.SpectralSphere(2.0),
     sf.Stiefel(1.0),
+    sf.RowSphere(),
+    sf.RowSphere(1.0),
+    sf.ColumnSphere(),
+    sf.ColumnSphere(1.0),
+    sf.Hyperball(),
 )
 RECIPES = (
     recipes.beyond_mup(),
@@ -39,6 +44,7 @@ RECIPES = (
     recipes.sign_sgd(),
     recipes.sign_natural(),
     recipes.hyperball(),
+    recipes.frobenius_sphere(),
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "lion": 0.003, "sign_sgd": 0.003}

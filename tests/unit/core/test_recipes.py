@@ -21,6 +21,7 @@ RATES = {
     "sign_sgd": 3e-3,
     "sign_natural": 0.05,
     "hyperball": 0.03,
+    "frobenius_sphere": 0.03,
 }
 RECIPES = [
     recipes.beyond_mup(),
@@ -33,6 +34,7 @@ RECIPES = [
     recipes.sign_sgd(),
     recipes.sign_natural(),
     recipes.hyperball(),
+    recipes.frobenius_sphere(),
 ]
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 VOCAB, WIDTH = 16, 24

@@ -13,7 +13,7 @@ from surefoot.step import step
 
 RECIPES = [
     recipes.beyond_mup(), recipes.moga_row(), recipes.moga_column(3.0), recipes.muon(), recipes.scion(), recipes.lion(),
-    recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(),
+    recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(), recipes.frobenius_sphere(),
 ]  # fmt: skip
 BY_DEFAULT = ("beyond_mup", "moga_column(3)", "lion", "hyperball")  # norms of every kind, no momentum's average twice
 

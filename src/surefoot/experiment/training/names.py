@@ -11,6 +11,7 @@ LOG2_LR = {
     "sign_sgd": -7.0,
     "sign_natural": -4.0,
     "hyperball": -3.0,
+    "frobenius_sphere": -3.0,
     "adamw": -6.0,
     "mup_adamw": -6.0,
 }
