@@ -18,6 +18,8 @@ CHANGE, PROMISES = "tests/laws/promises/test_change.py", "tests/laws/promises/te
 ADDED, EDGES = "tests/unit/discovery/test_added_tables.py", "tests/unit/core/test_plan_edges.py"
 CHECK = "tests/laws/test_check.py"
 TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
+MANIFOLDS = "tests/laws/linalg/test_manifolds.py"
+HYPERBALL = "tests/oracle/test_hyperball.py"
 VIEWS = "tests/unit/core/test_views.py"
 IDENTITY = "tests/unit/core/test_identity.py"
 SWEEP = "tests/unit/experiment/test_sweep.py"
@@ -206,7 +208,7 @@ MUTATIONS = (
         CHANGE,
     ),
     Mutation(
-        "orthogonal by a fast direction", "stabilise/sphere.py", "ball.retract(step(", "ball.direction(step(", PROMISES
+        "orthogonal by a fast one", "stabilise/manifolds.py", "ball.retract(along(", "ball.direction(along(", PROMISES
     ),
     Mutation("positions keep RMS 1", "discovery/find.py", "found | added_kinds(model, tables, found)", "found", ADDED),
     Mutation("a DTensor is whole", "optim/param_groups.py", 'if hasattr(p, "device_mesh") and', "if False and", EDGES),
@@ -224,16 +226,18 @@ MUTATIONS = (
         "longest = ball.direction_norm_bound(ball,",
         STABILISERS,
     ),
-    Mutation(
-        "sphere's multiplier of the wrong sign", "linalg/spectral_sphere.py", "x - step * h", "x + step * h", TANGENT
-    ),
+    Mutation("sphere's multiplier of the wrong sign", "linalg/tangent.py", "x - step * h", "x + step * h", TANGENT),
     Mutation(
         "sphere's ends not mixed",
-        "linalg/spectral_sphere.py",
+        "linalg/tangent.py",
         "return torch.lerp(low.d, high.d,",
         "return torch.lerp(low.d, low.d,",
         TANGENT,
     ),
+    Mutation("turn that stretches", "linalg/tangent.py", "(turn - turn.mT,", "(turn + turn.mT,", MANIFOLDS),
+    Mutation("fixed multipliers", "linalg/tangent.py", "x = torch.lerp(x, best,", "x = torch.lerp(x, x,", MANIFOLDS),
+    Mutation("step by noise", "linalg/tangent.py", "amax(dims, keepdim=True) > least", "amax() >= 0", MANIFOLDS),
+    Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(
         "unequal projections by one scale",
         "optim/optimizer.py",

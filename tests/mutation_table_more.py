@@ -9,7 +9,7 @@ BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive
 MUTATIONS = (
     *CORE,
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
-    Mutation("rows before columns", "geometry/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
+    Mutation("rows before columns", "geometry/adaptive/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",
         "recipes/related.py",
@@ -17,10 +17,12 @@ MUTATIONS = (
         '"momentum": Momentum(0)}',
         RELATED,
     ),
-    Mutation("a brake on what shortens", "geometry/adaptive.py", "outward = -(d * w)", "outward = (d * w)", ADAPTIVE),
+    Mutation(
+        "a brake on what shortens", "geometry/adaptive/base.py", "outward = -(d * w)", "outward = (d * w)", ADAPTIVE
+    ),
     Mutation(
         "a direction's memory of a matrix that rests",
-        "geometry/history.py",
+        "geometry/adaptive/history.py",
         "rate = (1 - self.beta) * active",
         "rate = 1 - self.beta",
         ADAPTIVE,

@@ -75,6 +75,7 @@ RECIPES = {
     "sign_sgd": sf.recipes.sign_sgd(),
     "sign_natural": sf.recipes.sign_natural(),
     "hyperball": sf.recipes.hyperball(),
+    "frobenius_sphere": sf.recipes.frobenius_sphere(),
 }
 STABILISERS: dict[str, sf.Stabiliser | None] = {
     "own": None,
@@ -86,6 +87,10 @@ STABILISERS: dict[str, sf.Stabiliser | None] = {
     "rescale": sf.Rescale(1.2),
     "normalise": sf.Normalise(1.0),
     "spectral_sphere": sf.SpectralSphere(1.0),
+    "stiefel": sf.Stiefel(1.0),
+    "row_sphere": sf.RowSphere(),
+    "column_sphere": sf.ColumnSphere(),
+    "hyperball_on_all": sf.Hyperball(),
     "streaming_post_clip": sf.StreamingPostClip(1.2, vectors=2),
     "streaming_pre_decay": sf.StreamingPreDecay(0.7),
 }

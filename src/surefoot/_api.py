@@ -22,15 +22,15 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "Constant", "DecoupledWeightDecay", "DualScaled",
-    "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS", "Identity",
-    "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl", "LongerSide",
-    "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise", "NormalisedRows",
-    "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RadialBrake", "Recipe",
-    "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "Scale", "Setting",
-    "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
-    "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
-    "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm",
-    "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_",
-    "views",
+    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
+    "DualScaled", "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS",
+    "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
+    "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",
+    "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision",
+    "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS",
+    "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
+    "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral",
+    "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check",
+    "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head",
+    "recipes", "scale_attention_", "views",
 ]  # fmt: skip

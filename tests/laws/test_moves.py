@@ -7,12 +7,23 @@ import torch
 import surefoot
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MeanOperator, RowRMS, Spectral
 from surefoot.momentum import Momentum
-from surefoot.stabilise import Free, Normalise, PostClip, PreDecay, Rescale, SpectralSphere, Stiefel, WeightDecay
+from surefoot.stabilise import (
+    ColumnSphere,
+    Free,
+    Normalise,
+    PostClip,
+    PreDecay,
+    Rescale,
+    RowSphere,
+    SpectralSphere,
+    Stiefel,
+    WeightDecay,
+)
 
 from . import oracle
 from .cases import Case
 from .inputs import exact, gaussian
-from .schemes import BOUNDED, DECAYING, RADIUS, SPHERES, all_geometries, all_schemes, case_of, moved
+from .schemes import BOUNDED, DECAYING, MANIFOLDS, RADIUS, SPHERES, all_geometries, all_schemes, case_of, fitted, moved
 
 
 def formulas(case: Case, w: np.ndarray, d: np.ndarray, eta: float) -> dict[object, np.ndarray]:
@@ -111,13 +122,14 @@ def test_rows_with_eta_zero_stay(scheme, geometry):
 def test_zero_weight_zero_gradient_and_empty(scheme, geometry):
     shape = (2, 6, 4) if geometry.ndim == 2 else (2, 24)
     zero, m = torch.zeros(shape), gaussian(shape, 1)
+    scheme, sphere = fitted(scheme, geometry), scheme in (*SPHERES, *MANIFOLDS)
     still, _ = scheme.move(zero.clone(), zero, 0.1, geometry, geometry)
     assert torch.equal(still, zero)
     grown, _ = scheme.move(zero.clone(), m, 0.1, geometry, geometry)
     assert torch.isfinite(grown).all()
-    if scheme in SPHERES:
+    if sphere:
         assert torch.equal(grown, zero)  # a zero weight has no place on a sphere
-    elif not isinstance(scheme, Stiefel):
+    else:
         torch.testing.assert_close(grown, -0.1 * geometry.direction(m))
     for empty in ((0, 4), (4, 0), (2, 0, 3)):
         new, _ = scheme.move(torch.zeros(empty), torch.zeros(empty), 0.1, geometry, geometry)
@@ -133,7 +145,7 @@ def test_arguments_are_untouched_and_results_are_new(scheme, geometry):
     some, every = (torch.tensor(x)[(..., *(None,) * geometry.ndim)] for x in ([0.0, 0.1, 5.0], [0.1, 0.1, 5.0]))
     before = [x.clone() for x in (m, some, every)]
     for eta in (some, every, 0.0, 0.1):
-        scheme.move(w.clone(), m, eta, geometry, geometry)[0].fill_(7)
+        fitted(scheme, geometry).move(w.clone(), m, eta, geometry, geometry)[0].fill_(7)
     assert all(torch.equal(x, y) for x, y in zip(before, (m, some, every), strict=True))
 
 
@@ -169,7 +181,9 @@ def test_post_clip_touches_only_what_is_outside():
     assert float(clipped[:, 3].norm()) == pytest.approx((6 / 4) ** 0.5)
 
 
-@pytest.mark.parametrize("scheme", [WeightDecay, PostClip, PreDecay, Rescale, Normalise, SpectralSphere, Stiefel])
+@pytest.mark.parametrize(
+    "scheme", [WeightDecay, PostClip, PreDecay, Rescale, Normalise, SpectralSphere, RowSphere, ColumnSphere, Stiefel]
+)
 def test_bad_numbers_are_refused(scheme):
     for value in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="must be positive"):

@@ -279,8 +279,8 @@ def test_beyond_mup_is_the_role_table():
     compare(ours, {n: w for n, w in theirs.items() if n in HIDDEN}, atol=2e-3)
 
 
-def test_hyperball_keeps_the_frobenius_norm_of_every_matrix():
-    start, ours = dict(Tower().double().named_parameters()), run(recipes.hyperball(), 0.1)
+def test_the_frobenius_sphere_keeps_that_norm_of_every_matrix():
+    start, ours = dict(Tower().double().named_parameters()), run(recipes.frobenius_sphere(), 0.1)
 
     def update(name, w, state, g, t):
         m = state["m"] = 0.95 * state.get("m", torch.zeros_like(g)) + 0.05 * g

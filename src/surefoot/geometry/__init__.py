@@ -1,14 +1,20 @@
 """Norms in natural units, one file each; a new one is a `Geometry` with four methods."""
 
-from surefoot.geometry.adaptive import Adaptive, DualScaled, RadialBrake, UpdateFloor
+from surefoot.geometry.adaptive import (
+    Adaptive,
+    DualScaled,
+    NormalisedRows,
+    Oblique,
+    RadialBrake,
+    StreamingSpectral,
+    UpdateFloor,
+)
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm, VectorMean
-from surefoot.geometry.history import NormalisedRows, Oblique
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral
-from surefoot.geometry.streaming import StreamingSpectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
 
@@ -132,13 +133,41 @@ class Geometry(ABC):
         """`(w clipped to the radius on the span of the cached vectors, cache)`; `project` where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
-    def init_tangent(self, w: Tensor) -> dict[str, Tensor]:
-        """Initial cache of `tangent` for weights like w; empty where `tangent` is `direction`."""
+    def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
+        """Initial cache of `tangent` for weights like w; empty where nothing is kept from step to step."""
         return {}
 
-    def tangent(self, w: Tensor, m: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """`(best direction that keeps norm(w) to first order, cache)`; by default `direction(m)`."""
-        return self.direction(m), cache
+    def tangent(
+        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`(d, cache)`: the maximiser of `<m, d>` over `norm(d) <= 1` that meets the constraint at w.
+
+        By default the tangent part of the direction of m's tangent part, scaled to norm 1 at most: the maximiser under
+        Euclidean norms (of the whole, or of the vectors that the constraint is of), less than that under others. The
+        plain direction for `SameNorm`.
+
+        Args:
+            w: weights.
+            m: smoothed gradient, w's shape.
+            constraint: what the step keeps to first order.
+            cache: what the last step returned, at first `init_tangent`.
+
+        Returns:
+            `(d, cache)`.
+        """
+        if isinstance(constraint, SameNorm):
+            return self.direction(m), cache
+        d = constraint.project(w, self.direction(constraint.project(w, m)))
+        return d / expand(self.norm(d), self).clamp_min(1).to(d.dtype), cache
+
+    def extremes(self, radius: float, shape: torch.Size) -> Constraint:
+        """What a step from `radius * retract(w)`, w of this shape, keeps of such points; by default the norm."""
+        return SameNorm()
+
+    def root_square(self, shape: torch.Size) -> float:
+        """`|w|_F` of a weight of size 1 all over, by default one of equal entries and norm 1."""
+        entries = torch.ones(shape[-self.ndim :])
+        return math.sqrt(entries.numel()) / max(float(self.norm(entries)), 1e-30) if entries.numel() else 0.0
 
     def init_memory(self, w: Tensor) -> dict[str, Tensor]:
         """What a direction remembers before the first step; empty but for `geometry.adaptive`."""

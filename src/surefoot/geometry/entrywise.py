@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import ROUNDED, VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
@@ -160,6 +161,17 @@ class Identity(Geometry):
     def direction(self, g: Tensor) -> Tensor:
         """g itself, unchanged."""
         return g
+
+    def tangent(
+        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The tangent part of m, scaled so that no entry exceeds m's largest."""
+        d = constraint.project(w, m)
+        if d is m or not m.numel():
+            return d, cache
+        dims = tuple(range(-min(2, m.ndim), 0))
+        before, after = (x.abs().amax(dims, keepdim=True) for x in (m, d))
+        return d * torch.where(after > before, before / after, 1), cache
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Entries clamped to the radius."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.max_abs import max_abs
@@ -80,6 +81,32 @@ class VectorGeometry(Geometry):
         """`clipped_change` where the nearest point is radial or an entry's, else the triangle inequality."""
         radial = self.exponent in (2, math.inf)
         return clipped_change(excess, reach) if radial else super().clip_change_bound(excess, reach)
+
+    def tangent(
+        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The maximiser for vectors of fixed length, along `dim` or, where the norm's exponent is 2, across it."""
+        s = self.exponent
+        if not isinstance(constraint, SameLengths) or (s == 2 and constraint.dim == self.dim):
+            return super().tangent(w, m, constraint, cache)
+        unit = constraint.unit(w)
+        part = constraint.project(w, m.to(unit.dtype))
+        if math.isinf(s) or constraint.dim == self.dim:  # the largest entry's norm has no dimension of its own
+            d = lp_balls.tangent(part, unit, s, constraint.dim, 1 / self.scale(m.shape))
+        elif s == 2:
+            d = lp_balls.tangent_across(part, unit, self.dim, constraint.dim) / self.scale(m.shape)
+        else:
+            return super().tangent(w, m, constraint, cache)
+        return d.to(m.dtype), cache
+
+    def extremes(self, radius: float, shape: torch.Size) -> Constraint:
+        """The lengths of the vectors, where the norm is of Euclidean ones."""
+        return SameLengths(self.dim) if self.ndim == 2 and self.exponent == 2 else SameNorm()
+
+    def root_square(self, shape: torch.Size) -> float:
+        """Of equal entries, as by default."""
+        length = max(1, shape[self.dim]) ** (1 / self.exponent)
+        return float(math.sqrt(math.prod(shape[-self.ndim :])) / (length * self.scale(shape)))
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""

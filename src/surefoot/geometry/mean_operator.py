@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
@@ -95,6 +96,24 @@ class MeanOperator(Geometry):
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The form's."""
         return self._form.norm_bound(sizes, shape)
+
+    def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
+        """The form's."""
+        return self._form.init_tangent(w, constraint)
+
+    def tangent(
+        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The form's."""
+        return self._form.tangent(w, m, constraint, cache)
+
+    def extremes(self, radius: float, shape: torch.Size) -> Constraint:
+        """The form's."""
+        return self._form.extremes(radius, shape)
+
+    def root_square(self, shape: torch.Size) -> float:
+        """The form's."""
+        return self._form.root_square(shape)
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """The form's."""

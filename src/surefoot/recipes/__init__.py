@@ -2,6 +2,7 @@
 
 from surefoot.recipes.known import (
     beyond_mup,
+    frobenius_sphere,
     hyperball,
     lion,
     moga_column,
@@ -26,6 +27,6 @@ from surefoot.recipes.related import (
 from surefoot.recipes.table import Recipe
 
 __all__ = [
-    "Recipe", "beyond_mup", "hyperball", "lion", "mano", "moga_column", "moga_row", "moonlight", "muon", "muon_squared",
+    "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column", "moga_row", "moonlight", "muon", "muon_squared",
     "normalised_sgd", "normuon", "rmnp", "scale", "scion", "shampoo_muon", "sign_natural", "sign_sgd", "signum", "wion",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from surefoot.geometry import RMS, Frobenius, Geometry, HeadRMS, Identity, MaxNo
 from surefoot.momentum import Adam, Momentum
 from surefoot.recipes.table import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
-from surefoot.stabilise import DecoupledWeightDecay, Free, Normalise, Stabiliser, WeightDecay
+from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, Normalise, Stabiliser, WeightDecay
 
 
 def beyond_mup() -> Recipe:
@@ -186,12 +186,29 @@ def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) 
 
 
 def hyperball() -> Recipe:
-    """The role table's directions with Nesterov .95, every matrix kept at its initial Frobenius norm.
+    """Hyperball as published on the role table's directions: every matrix keeps its initial Frobenius norm R.
 
-    Source: "Hyperball" (K. Wen et al., 2025), as "Beyond MuP 4" describes it.
+    `W <- R n(W - eta R n(d))`, `n(x) = x / |x|_F`: the learning rate is relative to each matrix. Nesterov .95.
+
+    Source: K. Wen et al., "Fantastic pretraining optimizers and where to find them II: Hyperball", arXiv 2606.16899.
 
     >>> hyperball().role("linear").stabiliser.promise
+    'Frobenius norm = initial, by steps of eta of it'
+    """
+    return _on_matrices("hyperball", Hyperball())
+
+
+def frobenius_sphere() -> Recipe:
+    """Hyperball's sphere under steps in natural units: `W - eta d`, rescaled to its initial Frobenius norm.
+
+    Here the step has norm eta in natural units; under `hyperball` it has Frobenius norm eta times the weight's.
+
+    >>> frobenius_sphere().role("linear").stabiliser.promise
     'Frobenius norm = initial'
     """
-    sphere = {"stabiliser": Normalise(norm=Frobenius())}
-    return build("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), sphere))
+    return _on_matrices("frobenius_sphere", Normalise(norm=Frobenius()))
+
+
+def _on_matrices(name: str, stabiliser: Stabiliser) -> Recipe:
+    change = {"stabiliser": stabiliser}
+    return build(name, Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), change))

@@ -121,7 +121,7 @@ class Ball(Stabiliser):
     def __post_init__(self) -> None:
         require_positive(f"{type(self).__name__}'s radius", self.radius)
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """Radius times unit."""
         return replace(self, radius=self.radius * unit)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.constraints import SameNorm
+from surefoot.geometry.sizes import Sizes
 from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
 
 
@@ -49,10 +52,8 @@ class Normalise(Stabiliser):
             return _back_to_sphere(w, reach, self.radius, ball)
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
-        least, most = target / (now + own), target / (now - own).clamp_min(0)
-        change = torch.maximum(1 - least, most - 1) * known.upper + most * reach
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
-        return torch.where(now == 0, 0, torch.minimum(change, both))
+        return torch.minimum(_back_to_other(now, own, target, reach, known.upper), both)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`; of its own norm if it has one."""
@@ -66,11 +67,49 @@ class Normalise(Stabiliser):
 
 
 @dataclass(frozen=True)
+class Hyperball(Stabiliser):
+    """`w <- R n(w - eta R n(d))` with `n(x) = x / |x|_F` and `R = |w|_F`: a step turns the weight by about eta radians.
+
+    R is the initial length, since every step keeps it. The direction d may be any optimizer's; its length is of no
+    consequence, and eta is relative to the weight. A zero weight stays zero.
+
+    Source: K. Wen et al., "Fantastic pretraining optimizers and where to find them II: Hyperball", arXiv 2606.16899.
+
+    >>> from surefoot.geometry import RMS
+    >>> w, m = torch.tensor([3.0, 4.0]), torch.tensor([4.0, -3.0])
+    >>> Hyperball().move(w, m, 1.0, RMS(), RMS())[0]  # from (3, 4) half way to (-4, 3)
+    tensor([-0.7071,  4.9497])
+    """
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+        """Step by eta of the weight's length, then rescale."""
+        d = geometry.direction(m)
+        share = _length(w, ball) / torch.where((size := _length(d, ball)) == 0, 1, size)
+        stepped = w - eta * (d * share).to(w.dtype)
+        return scaled_to(stepped, w, _length(stepped, ball), _length(w, ball)), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Hyperball:
+        """Itself: it has neither radius nor rate."""
+        return self
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, which may be of rank one, and the way back; at most both weights."""
+        now = _length(w, ball).flatten(-ball.ndim)[..., 0].to(known.upper.dtype)
+        longest = ball.norm_bound(Sizes(whole=1.0).within(tuple(w.shape[-ball.ndim :])), tuple(w.shape)) * now
+        change = _back_to_other(now, eta * now, now, eta * longest, known.upper)
+        return torch.minimum(change, known.upper + longest)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """The Frobenius norm stays."""
+        return "Frobenius norm = initial, by steps of eta of it"
+
+
+@dataclass(frozen=True)
 class SpectralSphere(Ball):
     """Steepest descent on the sphere `norm(w) = radius`: the best direction that keeps the norm, then a rescaling.
 
     The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being the leading singular pair
-    of w as two vectors kept from step to step estimate it; see `linalg.spectral_sphere`. Where the step's norm is
+    of w as two vectors kept from step to step estimate it; see `linalg.tangent`. Where the step's norm is
     another than the weight's, and under norms other than the spectral one, it equals `Normalise(radius)`.
 
     Cost: about 2 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
@@ -89,12 +128,12 @@ class SpectralSphere(Ball):
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """The leading vectors and the multiplier, where the step is along the weight's own sphere."""
-        return geometry.init_tangent(w) if geometry is ball else {}
+        return geometry.init_tangent(w, SameNorm()) if geometry is ball else {}
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step along the sphere, then back onto it."""
         cache = self.init_state(w, geometry, ball) if cache is None else cache
-        d, cache = geometry.tangent(w, m, cache) if geometry is ball else (geometry.direction(m), cache)
+        d, cache = geometry.tangent(w, m, SameNorm(), cache) if geometry is ball else (geometry.direction(m), cache)
         return _rescaled(along(w, d, eta), w, ball, self.radius), cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
@@ -106,42 +145,20 @@ class SpectralSphere(Ball):
         return f"{norm} = {self.radius:.4g}, or 0 where it is 0"
 
 
-@dataclass(frozen=True)
-class Stiefel(Ball):
-    """`radius * direction(w - eta d)`: every singular value becomes radius; every row of a table has norm radius.
-
-    For a matrix the nearest one with orthogonal rows or columns, times radius. The entries of a gain would all
-    be +-radius: for matrices and tables only.
-
-    Args:
-        radius: in the unit of the role.
-
-    Raises:
-        ValueError: a radius that is not positive and finite.
-
-    >>> Stiefel(1.0).promise
-    'orthogonal, norm = 1'
-    """
-
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
-        """Step, then the polar factor."""
-        return ball.retract(step(w, m, eta, geometry)) * self.radius, cache
-
-    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step and the way back, which is the shortest one; at most both norms together."""
-        away = ball.norm(ball.retract(w) * self.radius - w)
-        return torch.minimum(2 * eta * known.longest(ball) + away, known.upper + self.radius * (1 + 1e-4))
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """Orthogonal, of norm radius."""
-        return f"orthogonal, {norm} = {self.radius:.4g}"
-
-
 def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
     """Bound on the change by a step of norm reach and a rescaling; a zero weight stays."""
     lower, upper, _ = ball.bounds(w)
     off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
     return torch.where(upper == 0, 0, off + 2 * reach)
+
+
+def _back_to_other(now: Tensor, own: Tensor | float, target: Tensor, reach: Tensor | float, upper: Tensor) -> Tensor:
+    """Bound in the weight's norm on the change by a step of norm reach and a rescaling of another norm to target.
+
+    In that norm the weight has now, the step own; in its own the weight has upper.
+    """
+    least, most = target / (now + own), target / (now - own).clamp_min(0)
+    return torch.where(now == 0, 0, torch.maximum(1 - least, most - 1) * upper + most * reach)
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
@@ -151,6 +168,17 @@ def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None
         target = expand(sphere.norm(w), sphere)
     else:
         target = radius * (w != 0).any(tuple(range(-sphere.ndim, 0)), keepdim=True).to(after.dtype)
+    return scaled_to(stepped, w, after, target)
+
+
+def scaled_to(stepped: Tensor, w: Tensor, after: Tensor, target: Tensor) -> Tensor:
+    """`stepped * target / after`; w where either is 0."""
     legal = (target > 0) & (after > 0)
-    scaled = stepped * (target / torch.where(legal, after, 1)).to(w.dtype)
-    return torch.where(legal, scaled, w)
+    return torch.where(legal, stepped * (target / torch.where(legal, after, 1)).to(w.dtype), w)
+
+
+def _length(x: Tensor, ball: Geometry) -> Tensor:
+    """The Euclidean length of each of the ball's problems, which stay as dimensions of size 1."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    whole = lp_balls.length(x.flatten(-ball.ndim), 2, -1)
+    return whole[..., None] if ball.ndim == 2 else whole

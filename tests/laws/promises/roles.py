@@ -28,6 +28,11 @@ SCHEMES = (
     sf.Stiefel(1.0),
     sf.CautiousDecay(0.5),
     sf.IndependentDecay(0.02),
+    sf.RowSphere(),
+    sf.RowSphere(1.0),
+    sf.ColumnSphere(),
+    sf.ColumnSphere(1.0),
+    sf.Hyperball(),
 )
 _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
@@ -49,6 +54,7 @@ RECIPES = (
     recipes.normuon(),
     recipes.normalised_sgd(),
     STREAMING,
+    recipes.frobenius_sphere(),
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "scale": 0.0005, "lion": 0.003, "sign_sgd": 0.003}

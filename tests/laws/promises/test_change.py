@@ -145,9 +145,18 @@ def test_a_clips_change_is_below_the_formula_and_close_to_it(excess):
     assert (0.9 if excess > 1 else 0.6) * bound <= worst <= bound * (1 + 1e-9), worst / bound
 
 
-SPHERES = (sf.Normalise(), sf.Normalise(2.0), sf.SpectralSphere(2.0), sf.Stiefel(1.0))
-LOOSE = (sf.Normalise(norm=Frobenius()), sf.CautiousDecay(0.5))
+LOOSE = (sf.Normalise(norm=Frobenius()), sf.Hyperball(), sf.CautiousDecay(0.5))
 """Bounded by way of another norm than the weight's."""
+SPHERES = (
+    sf.Normalise(),
+    sf.Normalise(2.0),
+    sf.SpectralSphere(2.0),
+    sf.Stiefel(1.0),
+    sf.RowSphere(),
+    sf.RowSphere(1.0),
+    sf.ColumnSphere(),
+    sf.ColumnSphere(1.0),
+)
 EXACT = (sf.PostClip(2.0, 1), sf.Rescale(2.0), *SPHERES)
 
 
@@ -186,8 +195,6 @@ def test_what_streaming_decay_reports_is_what_a_gradient_could_do():
     kind=list(KINDS),
 )
 def test_no_step_changes_a_weight_by_more_than_was_reported(recipe, scheme, kind):
-    if isinstance(scheme, sf.Stiefel) and len(KINDS[kind]) < 2:
-        pytest.skip("for matrices and tables only")
     natural, largest, furthest = (recipe.name, kind) == ("beyond_mup", "linear"), 0.0, 0.0
     for gradients in PULLS:
         steps = 160 if natural and gradients == "constant" else 40
@@ -222,6 +229,10 @@ def test_on_an_accelerator_the_bound_holds_too(accelerator):
         "streaming_pre_decay:0.7",
         "normalise:1.2",
         "spectral_sphere:1.2",
+        "row_sphere",
+        "column_sphere:1",
+        "stiefel:1",
+        "hyperball",
     ],
     method=["beyond_mup", "moga_row", "muon", "lion"],
 )

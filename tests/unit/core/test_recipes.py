@@ -32,6 +32,7 @@ RATES = {
     "normuon": 0.02,
     "muon_squared": 0.02,
     "shampoo_muon": 0.02,
+    "frobenius_sphere": 0.03,
 }
 RECIPES = [
     recipes.beyond_mup(),
@@ -55,6 +56,7 @@ RECIPES = [
     recipes.normuon(),
     recipes.muon_squared(),
     recipes.shampoo_muon(),
+    recipes.frobenius_sphere(),
 ]
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 VOCAB, WIDTH = 16, 24

@@ -127,10 +127,10 @@ def test_natural_recipes_pass_over_eight_times_the_width(name):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.parametrize(
-    ("name", "least"), [("adamw", 1.0), ("lion", 1.0), ("sign_sgd", 1.0), ("muon", 0.3), ("hyperball", 0.2)]
+    ("name", "least"), [("adamw", 1.0), ("lion", 1.0), ("sign_sgd", 1.0), ("muon", 0.3), ("frobenius_sphere", 0.2)]
 )
 def test_published_recipes_that_do_not(name, least):
-    """Muon by its AdamW head, Hyperball by its Frobenius norm: updates of low rank leave more of it as it widens."""
+    """Muon by its AdamW head, the Frobenius sphere by that norm: updates of low rank leave more of it as it widens."""
     assert worst(slopes_of(name, load(), ALL, seeds=2, depth=2))[1] > least
 
 

@@ -212,6 +212,8 @@ def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
         (stabilise.Normalise(3.0, Frobenius()), np.inf),
         (stabilise.SpectralSphere(3.0), 3.0),
         (stabilise.Stiefel(3.0), 3.0),
+        (stabilise.RowSphere(3.0), np.inf),
+        (stabilise.Hyperball(), np.inf),
     ],
     ids=repr,
 )

@@ -24,6 +24,10 @@ STABILISERS = [
     sf.Rescale(0.5),
     sf.Normalise(0.5),
     sf.SpectralSphere(0.5),
+    sf.Stiefel(0.5),
+    sf.RowSphere(),
+    sf.ColumnSphere(0.5),
+    sf.Hyperball(),
 ]
 ROLES = {"linear": (6, 4), "embedding": (9, 4), "head": (9, 4), "gain": (7,), "bias": (7,), "scalar": ()}
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

@@ -201,10 +201,13 @@ STABILISERS: dict[str, Callable[..., Stabiliser]] = {
     "rescale": stabilise.Rescale,
     "normalise": stabilise.Normalise,
     "spectral_sphere": stabilise.SpectralSphere,
+    "row_sphere": stabilise.RowSphere,
+    "column_sphere": stabilise.ColumnSphere,
     "stiefel": stabilise.Stiefel,
+    "hyperball": stabilise.Hyperball,
 }
 """Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
-may follow, `post_clip:2:8`."""
+may follow, `post_clip:2:8`; `row_sphere`, without a value, keeps what the weights start with."""
 
 
 def stabiliser(text: str) -> Stabiliser:

@@ -21,6 +21,7 @@ LOG2_LR = {
     "normuon": -6.0,
     "muon_squared": -6.0,
     "shampoo_muon": -6.0,
+    "frobenius_sphere": -3.0,
     "adamw": -6.0,
     "mup_adamw": -6.0,
 }

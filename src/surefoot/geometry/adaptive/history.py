@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.geometry.adaptive import Adaptive, Taken
+from surefoot.geometry.adaptive.base import Adaptive, Taken
 from surefoot.geometry.base import Geometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral

@@ -1,0 +1,9 @@
+"""Directions that depend on more than the smoothed gradient: on what they remember, or on the weight."""
+
+from surefoot.geometry.adaptive.base import Adaptive, DualScaled, Given, RadialBrake, UpdateFloor
+from surefoot.geometry.adaptive.history import NormalisedRows, Oblique
+from surefoot.geometry.adaptive.streaming import StreamingSpectral
+
+__all__ = [
+    "Adaptive", "DualScaled", "Given", "NormalisedRows", "Oblique", "RadialBrake", "StreamingSpectral", "UpdateFloor",
+]  # fmt: skip

@@ -1,0 +1,191 @@
+"""Training on manifolds of matrices: rows or columns of fixed length, orthogonal matrices; steps along them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry import MeanOperator, RowRMS, lp_balls
+from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.constraints import SameLengths
+from surefoot.geometry.sizes import Sizes
+from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
+from surefoot.stabilise.sphere import Normalise, scaled_to
+
+
+@dataclass(frozen=True)
+class _Lengths(Stabiliser):
+    """Vectors along `dim` of fixed length: the best step that keeps them to first order, then each is rescaled."""
+
+    radius: float | None = None
+    dim: ClassVar[int]
+    vector: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.radius is not None:
+            require_positive(f"{type(self).__name__}'s radius", self.radius)
+
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+        """A multiplier for each vector where the step is spectral; else nothing."""
+        return geometry.init_tangent(w, SameLengths(self.dim))
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+        """Step along the spheres, then back onto them."""
+        cache = self.init_state(w, geometry, ball) if cache is None else cache
+        d, cache = geometry.tangent(w, m, SameLengths(self.dim), cache)
+        stepped = along(w, d, eta)
+        return scaled_to(stepped, w, _lengths(stepped, self.dim), self._target(w, ball)), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
+        """Radius times unit; a vector is one row: `Normalise`."""
+        radius = None if self.radius is None else self.radius * unit
+        return type(self)(radius) if len(shape) > 2 else Normalise(radius)
+
+    def _target(self, w: Tensor, ball: Geometry) -> Tensor:
+        now = _lengths(w, self.dim)
+        if self.radius is None:
+            return now
+        vectors = max(1, w.shape[-3 - self.dim])  # rows for -1, columns for -2
+        return torch.where(now > 0, self.radius * ball.root_square(w.shape) / math.sqrt(vectors), 0)
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, orthogonal to the vectors, and the way back: by their factors, or by the lengths that they lose."""
+        now, target = _lengths(w, self.dim).flatten(-2), self._target(w, ball).flatten(-2)
+        shape, rows = tuple(w.shape[-2:]), self.dim == -1
+        if rows:
+            one, step = Sizes(row=1.0), eta * known.longest(RowRMS()) * math.sqrt(shape[1])
+        else:
+            one, step = (
+                Sizes(column=1.0),
+                eta * known.longest(MeanOperator(1, 2)) * math.sqrt(shape[0]) / max(1, shape[1]),
+            )
+        ends = torch.stack([now, torch.where(now > 0, now.hypot(torch.full_like(now, step)), 0)])
+        gap, factor = (ends - target).abs().amax(0), torch.where(ends > 0, (target / ends - 1).abs(), 0).amax(0)
+        reach = eta * known.longest(ball)
+        ways = (
+            _largest(factor) * (known.upper + reach),
+            _largest(gap) * ball.norm_bound(one.within(shape), shape),
+            gap.square().sum(-1).sqrt() * ball.norm_bound(Sizes(whole=1.0).within(shape), shape),
+        )
+        return reach + torch.stack(ways).amin(0)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """Of each row or column."""
+        if self.radius is None:
+            return f"each {self.vector}'s length = initial"
+        return f"each {self.vector}'s length = {self.radius:.4g} in the role's unit, or 0 where it is 0"
+
+
+@dataclass(frozen=True)
+class RowSphere(_Lengths):
+    """Each row keeps its Euclidean length: the best step with `<w_i, d_i> = 0` for every row i, then a rescaling.
+
+    The step maximises `<m, d>` over `norm(d) <= 1`. Under norms of rows (row RMS, LM head, MOGA's rows, signs) each row
+    has a closed form or one equation; under the spectral norm the multipliers are found by `linalg.tangent.rows_msign`,
+    to within 3 % of the best, with one number a row kept from step to step: 4 `d_out` bytes a matrix. Under MOGA's
+    column norms with q = 2 it is near the best likewise; under others it is the tangent part of the plain direction,
+    scaled to norm 1. A vector (a gain, a bias) is one row, under its own norm: `Normalise`.
+
+    Args:
+        radius: the length in the unit of the role: a row's RMS output on isotropic inputs of RMS 1 for a linear layer,
+            its RMS for an embedding, `d` times that for a head. None keeps the length that the row has. A zero row
+            stays zero.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    Source: Y. Fu et al., "Nemotron-Flash", 2025, which rescales without the tangent step; "Beyond MuP 4" names it.
+
+    >>> RowSphere().promise, RowSphere(2.0).scaled(1.0, (1, 8)).promise
+    ("each row's length = initial", 'norm = 2, or 0 where it is 0')
+    >>> from surefoot.geometry import RowRMS
+    >>> w, m = torch.tensor([[3.0, 4.0]]), torch.tensor([[-4.0, 13.0]])
+    >>> RowSphere().move(w, m, 5 / 2**0.5, RowRMS(), RowRMS())[0]  # m less its part along w is (-8, 6)
+    tensor([[4.9497, 0.7071]])
+    """
+
+    dim: ClassVar[int] = -1
+    vector: ClassVar[str] = "row"
+
+
+@dataclass(frozen=True)
+class ColumnSphere(_Lengths):
+    """Each column keeps its Euclidean length: as `RowSphere`, with one number a column under the spectral norm.
+
+    Args:
+        radius: the length in the unit of the role, such that the whole is as large as one of `RowSphere(radius)`; None
+            keeps the length that the column has. A zero column stays zero.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    Source: Y. Fu et al., "Nemotron-Flash", 2025.
+
+    >>> ColumnSphere().promise
+    "each column's length = initial"
+    """
+
+    dim: ClassVar[int] = -2
+    vector: ClassVar[str] = "column"
+
+
+@dataclass(frozen=True)
+class Stiefel(Ball):
+    """Orthogonal matrices: the best step along them, then the nearest one; every singular value is radius.
+
+    The step maximises `<m, d>` over `norm(d) <= 1` with `wᵀ d` skew, or `w dᵀ` for a wide w. Under the spectral norm it
+    is `msign(m wᵀ - w mᵀ) w`, for rectangular w too (`linalg.tangent.stiefel_msign`); under others the tangent part of
+    the plain direction, which is not the best. The rows of a table have norm radius instead; a vector is one row, under
+    its own norm: `Normalise`. A zero weight stays zero.
+
+    Cost: about 3 directions a step: an msign of the skew matrix, at most twice the smaller side, and one of the result.
+
+    Args:
+        radius: in the unit of the role.
+
+    Raises:
+        ValueError: a radius that is not positive and finite.
+
+    Source: J. Bernstein, "Modular manifolds", 2025; the closed form is ours.
+
+    >>> Stiefel(1.0).promise, Stiefel(1.0).scaled(1.0, (1, 8)).promise
+    ('orthogonal, norm = 1, or 0 where it is 0', 'norm = 1, or 0 where it is 0')
+    """
+
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+        """A multiplier for each row of a table whose steps are spectral; else nothing."""
+        return geometry.init_tangent(w, ball.extremes(self.radius, w.shape))
+
+    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+        """Step along the manifold, then the nearest point of it."""
+        cache = self.init_state(w, geometry, ball) if cache is None else cache
+        d, cache = geometry.tangent(w, m, ball.extremes(self.radius, w.shape), cache)
+        there = ball.retract(along(w, d, eta)) * self.radius
+        return torch.where((w != 0).any(tuple(range(-ball.ndim, 0)), keepdim=True), there, w), cache
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
+        """Radius times unit; a vector is one row: `Normalise`."""
+        return type(self)(self.radius * unit) if len(shape) > 2 else Normalise(self.radius * unit)
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step and the way back, which is the shortest one; at most both norms together."""
+        away = ball.norm(ball.retract(w) * self.radius - w)
+        reach = eta * known.longest(ball) * (1 + away / self.radius)  # the closed form turns w as it is
+        change = torch.minimum(2 * reach + away, known.upper + self.radius * (1 + 1e-4))
+        return torch.where(known.upper == 0, 0, change)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """Orthogonal, of norm radius."""
+        return f"orthogonal, {norm} = {self.radius:.4g}, or 0 where it is 0"
+
+
+def _largest(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x, (1, 0)).amax(-1)
+
+
+def _lengths(w: Tensor, dim: int) -> Tensor:
+    return lp_balls.length(w.to(torch.promote_types(w.dtype, torch.float32)), 2, dim)
