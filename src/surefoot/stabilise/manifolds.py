@@ -13,7 +13,8 @@ from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.geometry.constraints import SameLengths
 from surefoot.geometry.sizes import Sizes
-from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
+from surefoot.linalg import device
+from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, all_move, along, require_positive
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
 
@@ -36,7 +37,11 @@ class _Lengths(Stabiliser):
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step along the spheres, then back onto them."""
         cache = self.init_state(w, geometry, ball) if cache is None else cache
-        d, cache = geometry.tangent(w, m, SameLengths(self.dim), cache)
+        at, g = w, m
+        if not all_move(eta, w):  # entries that rest have no part in what a vector's step keeps
+            moving = device.scalar_like(eta, w) > 0
+            at, g = torch.where(moving, w, 0), torch.where(moving, m, 0)
+        d, cache = geometry.tangent(at, g, SameLengths(self.dim), cache)
         stepped = along(w, d, eta)
         return scaled_to(stepped, w, _lengths(stepped, self.dim), self._target(w, ball)), cache
 

@@ -195,3 +195,19 @@ def test_a_short_vector_does_not_loosen_the_reported_change(scheme, kind):
         reported = run.optimizer.stability()["weight"]["update_upper"]
         (before, after), *_ = run.steps(1)
         assert float(run.role.weight_geometry.norm((after - before).reshape(block))) <= reported <= 2.2 * reach
+
+
+@pytest.mark.parametrize("geometry", [RowRMS(), sf.MeanOperator(1.0, math.inf), sf.Identity()], ids=repr)
+@pytest.mark.parametrize("scheme", [sf.RowSphere(), sf.ColumnSphere()], ids=repr)
+def test_problems_that_rest_do_not_bend_the_step_of_the_others(geometry, scheme):
+    """An absent token's row, an entry without gradient: the step of what moves is orthogonal by itself."""
+    w, m = gaussian((8, 6), 1, torch.float64), gaussian((8, 6), 2, torch.float64)
+    eta = torch.full_like(w, 1e-4)
+    if geometry == RowRMS():
+        eta[::2] = 0
+    else:
+        eta[gaussian((8, 6), 3) > 0] = 0
+    new, _ = scheme.move(w.clone(), m, eta, geometry, RowRMS())
+    step, dim = (new - w) / 1e-4, -1 if isinstance(scheme, sf.RowSphere) else -2
+    assert float((step * w).sum(dim).abs().max()) <= 1e-3
+    assert float(step[eta == 0].abs().max()) <= 1e-3 < 0.1 < float(step[eta > 0].abs().mean())
