@@ -60,7 +60,7 @@ class RowAdam(Smoothing):
         count = state["step"].reshape(-1, *(1,) * (g.ndim - 1)) + active
         first = torch.lerp(state["exp_avg"], g, (1 - self.beta1) * active)
         rate = (1 - self.beta2) * active
-        second = torch.lerp(state["row_sq"][..., None], g.square().mean(-1, keepdim=True), rate)
+        second = torch.lerp(state["row_sq"][..., : g.shape[-2], None], g.square().mean(-1, keepdim=True), rate)
         root = (second / (1 - self.beta2 ** count.clamp_min(1))).sqrt() * (1 - self.beta1 ** count.clamp_min(1))
         smoothed = first / torch.where(root == 0, 1, root)
         kept = {"exp_avg": first, "row_sq": second[..., 0], "step": count.reshape(state["step"].shape)}
@@ -76,8 +76,8 @@ class Whitened(Momentum):
 
     Cost: two eigendecompositions a matrix and step. Squares of float32 gradients below 1e-19 are 0, and whiten nothing.
     State: 4 bytes a parameter for the momentum, and `4 (d_out^2 + d_in^2)` bytes a matrix, 8 a parameter of a square
-    one. The factors belong to the rank that owns the matrix. For matrices, and for fused projections whose parts have
-    one shape.
+    one; the factors of unequal blocks of one parameter are stored at the largest one's size. They belong to the rank
+    that owns the matrix.
 
     Args:
         beta: as in `Momentum`.
@@ -120,7 +120,8 @@ class Whitened(Momentum):
         kept, m = super().__call__(state, g, active)
         rate = (1 - self.memory) * active
         with full_precision(g.device):
-            left, right = torch.lerp(state["left"], g @ g.mT, rate), torch.lerp(state["right"], g.mT @ g, rate)
+            old = (state["left"][..., : g.shape[-2], : g.shape[-2]], state["right"][..., : g.shape[-1], : g.shape[-1]])
+            left, right = torch.lerp(old[0], g @ g.mT, rate), torch.lerp(old[1], g.mT @ g, rate)
             white = self._root(left) @ m @ self._root(right)
         return {**kept, "left": left, "right": right}, white
 

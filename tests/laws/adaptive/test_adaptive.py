@@ -19,6 +19,7 @@ ADAPTIVE = (
     sf.UpdateFloor(sf.Spectral("svd"), 0.5),
     sf.NormalisedRows(sf.Spectral("svd"), 0.5),
     sf.Oblique(),
+    sf.StreamingSpectral(),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
 MOMENTA = (sf.RowAdam(), sf.RowAdam(0.5, 0.3), sf.Whitened(0.9, 0.8, memory=0.5))
@@ -157,7 +158,7 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.plain, self.fused = nn.Linear(6, 4), nn.Linear(6, 12)
+        self.plain, self.fused, self.grouped = nn.Linear(6, 4), nn.Linear(6, 12), nn.Linear(6, 10)
         self.stack = nn.Parameter(torch.zeros(3, 4, 6))
 
 
@@ -172,6 +173,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(change, tmp_path):
     if isinstance(change.get("momentum"), sf.RowAdam):
         role = replace(role, geometry=sf.Identity(), weight_norm=sf.RowRMS())
     overrides = [("plain.weight", role), ("fused.weight", replace(role, view=sf.views.Fused(3)))]
+    overrides.append(("grouped.weight", replace(role, view=sf.views.Projections((6, 2, 2)))))
     overrides.append(("stack", replace(role, view=sf.views.Stack())))
 
     def build():

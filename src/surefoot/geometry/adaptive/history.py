@@ -54,7 +54,7 @@ class NormalisedRows(Adaptive):
         """The direction over the root of its rows' history, at its own Frobenius norm."""
         d = self.norm_of.direction(m)
         rate = (1 - self.beta) * active
-        history = torch.lerp(memory["row_mean"][..., None], d.square().mean(-1, keepdim=True), rate)
+        history = torch.lerp(memory["row_mean"][..., : m.shape[-2], None], d.square().mean(-1, keepdim=True), rate)
         even = d / torch.where(history == 0, 1, history).sqrt()
         before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (d, even))
         return even * (before / torch.where(after == 0, 1, after)), {"row_mean": history[..., 0]}
