@@ -106,7 +106,7 @@ def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list
 
 
 def join_blocks(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The inverse of `split_by_block`; matrices of unequal sizes are padded with zeros to the largest."""
+    """The inverse of `split_by_block`; rows and matrices of unequal sizes are padded with zeros to the largest."""
     several = len(states) > 1
     return {
         name: _joined([state[name] for state in states]) if several and x.ndim else x for name, x in states[0].items()
