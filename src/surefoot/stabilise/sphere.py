@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.geometry import lp_balls
+from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.constraints import SameNorm
 from surefoot.geometry.sizes import Sizes
@@ -53,7 +53,11 @@ class Normalise(Stabiliser):
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
-        return torch.minimum(_back_to_other(now, own, target, reach, known.upper), both)
+        along_w = torch.full_like(now, own)
+        if isinstance(self.norm, Frobenius | RMS):  # `<w, d>` is at most the dual norm, which may be less than lengths
+            square = _length(w, ball).flatten(-ball.ndim)[..., 0].square()
+            along_w = along_w.minimum(now * reach * ball.dual(w) / torch.where(square == 0, 1, square))
+        return torch.minimum(_back_to_other(now, own, along_w, target, reach, known.upper), both)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`; of its own norm if it has one."""
@@ -93,11 +97,11 @@ class Hyperball(Stabiliser):
         return self
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step, which may be of rank one, and the way back; at most both weights."""
+        """The chord of the largest angle, `asin(eta)`, on the sphere, which may be of rank one; at most both weights."""
         now = _length(w, ball).flatten(-ball.ndim)[..., 0].to(known.upper.dtype)
         longest = ball.norm_bound(Sizes(whole=1.0).within(tuple(w.shape[-ball.ndim :])), tuple(w.shape)) * now
-        change = _back_to_other(now, eta * now, now, eta * longest, known.upper)
-        return torch.minimum(change, known.upper + longest)
+        chord = 2 * math.sin(math.asin(eta) / 2) if eta < 1 else 2.0
+        return torch.minimum(chord * longest, known.upper + longest)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """The Frobenius norm stays."""
@@ -152,12 +156,15 @@ def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometr
     return torch.where(upper == 0, 0, off + 2 * reach)
 
 
-def _back_to_other(now: Tensor, own: Tensor | float, target: Tensor, reach: Tensor | float, upper: Tensor) -> Tensor:
+def _back_to_other(
+    now: Tensor, own: float, along_w: Tensor, target: Tensor, reach: Tensor | float, upper: Tensor
+) -> Tensor:
     """Bound in the weight's norm on the change by a step of norm reach and a rescaling of another norm to target.
 
-    In that norm the weight has now, the step own; in its own the weight has upper.
+    In that norm the weight has now, the step own, its part along the weight along_w; in its own the weight has upper.
     """
-    least, most = target / (now + own), target / (now - own).clamp_min(0)
+    least = target / (now + own).minimum((now.square() + 2 * now * along_w + own**2).sqrt())
+    most = target / (now - along_w).clamp_min(0)
     return torch.where(now == 0, 0, torch.maximum(1 - least, most - 1) * upper + most * reach)
 
 
