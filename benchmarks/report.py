@@ -26,9 +26,8 @@ from surefoot.experiment.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
-from streaming import run as streaming  # noqa: E402
-
 from paired import run as paired  # noqa: E402
+from streaming import run as streaming  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"

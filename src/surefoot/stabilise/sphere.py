@@ -97,7 +97,7 @@ class Hyperball(Stabiliser):
         return self
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The chord of the largest angle, `asin(eta)`, on the sphere, which may be of rank one; at most both weights."""
+        """The chord of the largest angle, `asin(eta)`, which may be of rank one; at most both weights."""
         now = _length(w, ball).flatten(-ball.ndim)[..., 0].to(known.upper.dtype)
         longest = ball.norm_bound(Sizes(whole=1.0).within(tuple(w.shape[-ball.ndim :])), tuple(w.shape)) * now
         chord = 2 * math.sin(math.asin(eta) / 2) if eta < 1 else 2.0

@@ -202,3 +202,36 @@ def test_a_resumed_run_goes_on_bit_for_bit(change, tmp_path):
     go(other, resumed, range(4, 8))
     for name, p in model.named_parameters():
         assert torch.equal(p, other.get_parameter(name)), name
+
+
+def plain(**change):
+    return replace(recipes.beyond_mup().role("linear"), momentum=sf.Momentum(0.0), **change)
+
+
+@pytest.mark.parametrize(
+    ("role", "numbers"),
+    [
+        (recipes.beyond_mup().role("linear"), lambda m, n: m * n),
+        (plain(geometry=sf.NormalisedRows()), lambda m, n: m),
+        (plain(geometry=sf.Oblique()), lambda m, n: 1),
+        (plain(geometry=sf.DualScaled()), lambda m, n: 0),
+        (plain(geometry=sf.RadialBrake()), lambda m, n: 0),
+        (plain(geometry=sf.UpdateFloor()), lambda m, n: 0),
+        (plain(geometry=sf.StreamingSpectral()), lambda m, n: min(m, n) ** 2),
+        (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
+        (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
+        (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
+        (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
+        (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
+    ],
+    ids=lambda value: "" if callable(value) else repr(value)[:60],
+)
+def test_the_state_is_what_the_docs_say(role, numbers):
+    for m, n in ((6, 4), (4, 10)):
+        p = nn.Parameter(torch.randn(m, n, generator=seeded()))
+        p.grad = torch.randn(m, n, generator=seeded(1))
+        optimizer = sf.SteepestDescent([{"params": [("weight", p)], "role": role}], lr=0.1)
+        optimizer.step()
+        kept = [x for name, x in optimizer.state[p].items() if name != "skipped"]
+        assert sum(x.numel() for x in kept) == numbers(m, n)
+        assert all(x.element_size() == 4 for x in kept)

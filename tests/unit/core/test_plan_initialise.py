@@ -1,5 +1,6 @@
 """The plan's initial values: their norms, and what they depend on and do not."""
 
+import dataclasses
 import math
 
 import pytest
@@ -155,3 +156,31 @@ def test_initialisation_leaves_frozen_parameters_and_buffers():
 def test_initialising_another_model_raises(other, message):
     with pytest.raises(ValueError, match=message):
         Plan.of(nn.Linear(4, 4)).initialise_(other)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 4), (1, 4, 6), (2, 5, 5), (1, 1, 7), (1, 0, 4)], ids=str)
+def test_orthogonal_values_have_singular_values_of_norm_1(shape):
+    w, again = torch.empty(shape), torch.empty(shape)
+    sf.Orthogonal().fill_(w, torch.Generator().manual_seed(3))
+    sf.Orthogonal().fill_(again, torch.Generator().manual_seed(3))
+    assert torch.equal(w, again)
+    natural = torch.linalg.svdvals(w.double()) * (shape[-1] / max(1, shape[-2])) ** 0.5
+    torch.testing.assert_close(natural, torch.ones_like(natural), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [sf.Spectral(), sf.RowRMS(), sf.HeadRMS()], ids=repr)
+def test_exactly_scaled_values_have_norm_1(norm):
+    w = torch.empty(3, 6, 4)
+    sf.ExactNorm(sf.LinearNormal(), norm).fill_(w, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(norm.norm(w), torch.ones(3), rtol=0, atol=1e-5)
+    sf.ExactNorm(sf.Fill(0.0), norm).fill_(w, torch.Generator())
+    assert not w.any()
+
+
+def test_a_plan_fills_with_them():
+    model = nn.Linear(8, 4, bias=False)
+    role = dataclasses.replace(sf.recipes.beyond_mup().role("linear"), initial=sf.Orthogonal())
+    plan = sf.Plan.of(model, overrides=[("weight", role)])
+    plan.initialise_(model, seed=0)
+    assert float(sf.Spectral().norm(model.weight.detach())) == pytest.approx(1, abs=1e-5)
+    assert "orthogonal" in str(plan)
