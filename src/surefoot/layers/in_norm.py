@@ -33,8 +33,22 @@ def rms_norm(x: Tensor) -> Tensor:
     return (x.to(size.dtype) / size).to(x.dtype)
 
 
+class _Unbiased(nn.Linear):
+    """`nn.Linear` without a bias by default."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(d_in, d_out, bias, device, dtype)
+
+
 @final
-class InNormLinear(nn.Linear):
+class InNormLinear(_Unbiased):
     """In Norm: a linear layer of a normalised input, `y = W Norm(x) = (W x) / rms(x)`, plus a bias if it has one.
 
     It takes the place of an RMS norm and the linear layer behind it. A norm's gain is folded into the weight: gain g
@@ -63,16 +77,6 @@ class InNormLinear(nn.Linear):
     True
     """
 
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(d_in, d_out, bias, device, dtype)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return `(W x) / rms(x) + b`, shape `(..., d_out)`, for `x` of shape `(..., d_in)`."""
         y: Tensor = _InNorm.apply(*_autocast(x, self.weight))  # type: ignore[no-untyped-call]
@@ -80,7 +84,7 @@ class InNormLinear(nn.Linear):
 
 
 @final
-class OutNormLinear(nn.Linear):
+class OutNormLinear(_Unbiased):
     """Out Norm: a linear layer whose output is normalised, `y = Norm(W x + b)`; 0 where `W x + b` is 0.
 
     Stability numbers, whatever the input and the weight: forward 1, update at most 2. Norm is not continuous at 0, so
@@ -99,16 +103,6 @@ class OutNormLinear(nn.Linear):
     >>> torch.allclose(y.square().mean(-1), torch.ones(3))
     True
     """
-
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(d_in, d_out, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `Norm(W x + b)`, shape `(..., d_out)`, for `x` of shape `(..., d_in)`."""
