@@ -22,7 +22,7 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
+    "RMS", "RMSScaled", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
     "DualScaled", "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS",
     "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
     "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",

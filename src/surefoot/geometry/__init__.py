@@ -6,6 +6,7 @@ from surefoot.geometry.adaptive import (
     NormalisedRows,
     Oblique,
     RadialBrake,
+    RMSScaled,
     StreamingSpectral,
     UpdateFloor,
 )
@@ -18,7 +19,7 @@ from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
-    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
+    "RMS", "RMSScaled", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
     "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "StreamingSpectral",
     "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

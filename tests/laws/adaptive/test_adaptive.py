@@ -15,6 +15,9 @@ from surefoot.momentum import Adam
 
 ADAPTIVE = (
     sf.DualScaled(sf.Spectral("svd")),
+    sf.RMSScaled(sf.HeadRMS()),
+    sf.RMSScaled(sf.MeanOperator(1, math.inf)),
+    sf.RMSScaled(sf.Spectral("svd")),
     sf.RadialBrake(sf.Spectral("svd"), 0.25),
     sf.UpdateFloor(sf.Spectral("svd"), 0.5),
     sf.NormalisedRows(sf.Spectral("svd"), 0.5),
@@ -130,6 +133,33 @@ def test_no_row_of_row_adam_is_longer_than_its_bound(betas):
     assert max(float(m.norm(dim=1).max()) for m in history(momentum, noise)) <= bound
     assert 0.95 * bound <= highest <= bound * (1 + 1e-9)
     assert bound == pytest.approx(Adam(*betas).largest * math.sqrt(8))
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.5, 0.3), (0.0, 0.9)])
+@pytest.mark.parametrize(
+    "norm", [sf.RowRMS(), sf.HeadRMS(), sf.RowMean(math.inf), sf.MeanOperator(1, math.inf)], ids=repr
+)
+def test_a_step_scaled_by_its_rms_is_no_longer_than_cauchy_schwarz_says(norm, betas):
+    """`(1-b1)/sqrt((1-b2)(1-b1^2/b2))`: approached as gradients grow by b2/b1 a step, exceeded by none."""
+    b1, b2 = betas
+    bound = max(1.0, (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)))
+    momentum = sf.RowAdam(*betas) if norm.couples else Adam(*betas, eps=0.0)
+    role = replace(recipes.beyond_mup().role("head"), geometry=sf.RMSScaled(norm), momentum=momentum)
+    assert role.step_norm_bound((1, 3, 8), norm) == pytest.approx(bound, rel=1e-3)
+    noise = [normal((3, 8), seed) for seed in range(60)]
+    growing = [(b2 / b1 if b1 else 9.0) ** (t - 200 if b1 else t - 20) * normal((3, 8)) for t in range(200)]
+    longest = [
+        max(float(norm.norm(role.geometry.take(m, m, 1.0, {})[0])) for m in history(momentum, gradients))
+        for gradients in (noise, growing)
+    ]
+    assert max(longest) <= bound * (1 + 1e-9)
+    assert longest[1] >= 0.95 * bound
+
+
+def test_a_step_scaled_by_its_rms_is_the_gradient_over_its_history_in_natural_units():
+    m = normal((2, 3, 8))
+    for norm, unit in ((sf.RowRMS(), 1), (sf.HeadRMS(), 1 / 8), (sf.MeanOperator(1, math.inf), 1 / 8)):
+        torch.testing.assert_close(sf.RMSScaled(norm).take(m, m, 1.0, {})[0], m * unit, rtol=1e-12, atol=1e-12)
 
 
 def test_whitening_is_between_the_roots_of_both_factors():

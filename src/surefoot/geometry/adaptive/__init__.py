@@ -1,9 +1,10 @@
 """Directions that depend on more than the smoothed gradient: on what they remember, or on the weight."""
 
-from surefoot.geometry.adaptive.base import Adaptive, DualScaled, Given, RadialBrake, UpdateFloor
+from surefoot.geometry.adaptive.base import Adaptive, DualScaled, Given, RadialBrake, RMSScaled, UpdateFloor
 from surefoot.geometry.adaptive.history import NormalisedRows, Oblique
 from surefoot.geometry.adaptive.streaming import StreamingSpectral
 
 __all__ = [
-    "Adaptive", "DualScaled", "Given", "NormalisedRows", "Oblique", "RadialBrake", "StreamingSpectral", "UpdateFloor",
+    "Adaptive", "DualScaled", "Given", "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "StreamingSpectral",
+    "UpdateFloor",
 ]  # fmt: skip

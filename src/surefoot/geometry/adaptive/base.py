@@ -12,6 +12,9 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Geometry, expand
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
+from surefoot.linalg.max_abs import max_abs
+
+ROUNDED = 1 + 1e-5
 
 Taken = tuple[Tensor, dict[str, Tensor]]
 """A direction, and what it remembers for the next step."""
@@ -126,6 +129,44 @@ class DualScaled(Adaptive):
         d = self.norm_of.direction(m)
         attained = (m * d).sum(tuple(range(-self.norm_of.ndim, 0)))
         return d * expand(attained, self.norm_of), memory
+
+
+@dataclass(frozen=True)
+class RMSScaled(Adaptive):
+    """The direction times the RMS of the smoothed gradient, over each problem (a row, an entry) on its own.
+
+    `d = rms(m) direction(m)`: m over the root of its own history, as `RowAdam` and `Adam` give it, has an RMS of at most
+    `L = (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))` and of less where gradients change from step to step. So noise shortens
+    the steps, and none is longer than L in the norm.
+
+    Args:
+        norm_of: the norm.
+
+    Source: Cauchy-Schwarz, see `Adam.largest`.
+
+    >>> import surefoot as sf
+    >>> RMSScaled(sf.HeadRMS()).take(torch.zeros(1, 2), torch.tensor([[0.6, -0.8]]), 1.0, {})[0]  # m / d
+    tensor([[ 0.3000, -0.4000]])
+    """
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """The direction times `rms(m)`, of entries `|m|`."""
+        d, dims = self.norm_of.direction(m), tuple(self.norm_of.couples)
+        if not dims or not m.numel():
+            return d * m.abs(), memory
+        peak = max_abs(m, dims)
+        square = (m / torch.where(peak == 0, 1, peak)).square().mean(dims, keepdim=True)
+        return d * (peak * square.sqrt()), memory
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
+        """The direction's times the largest RMS; inf where the smoothed gradient has no bound."""
+        known, dims = smoothed.within(shape), self.norm_of.couples
+        columns, rows = max(1, shape[-1]), max(1, math.prod(shape))
+        over = {frozenset[int](): known.entry, frozenset({-1}): known.row / math.sqrt(columns)}
+        length = over.get(dims, known.whole / math.sqrt(rows))
+        return ROUNDED * length * self.norm_of.direction_norm_bound(norm, shape) if math.prod(shape) else 0.0
 
 
 @dataclass(frozen=True)
