@@ -22,12 +22,12 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "RMSScaled", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
+    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
     "DualScaled", "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS",
     "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
     "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",
     "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision",
-    "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS",
+    "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS",
     "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral",
     "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check",

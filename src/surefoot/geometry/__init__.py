@@ -19,7 +19,7 @@ from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
-    "RMS", "RMSScaled", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
-    "NormalisedRows", "Oblique", "RadialBrake", "RowMean", "RowRMS", "Spectral", "StreamingSpectral",
+    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
+    "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "RowMean", "RowRMS", "Spectral", "StreamingSpectral",
     "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.spectral import Spectral
 from surefoot.linalg import device
 from surefoot.stabilise.base import Known, Moved, Stabiliser, along, remaining, require_positive
 
@@ -53,7 +54,11 @@ class CautiousDecay(Stabiliser):
         return CautiousDecay(self.rate / unit)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step, and the decay of any entries, bounded by way of lengths; loose for a spectral norm."""
+        """The step, and the decay of any entries.
+
+        Rows, columns and entries are no longer without some of their entries. A spectral norm may be: what is taken
+        along a and b is at most the sum of the positive terms of `a^T w b`, `(|a|^T |w| |b| + a^T w b) / 2`.
+        """
         part, shape = min(1.0, eta * self.rate), tuple(w.shape[-ball.ndim :])
         change = torch.full_like(known.upper, eta * known.longest(ball))
         if not w.numel():
@@ -62,7 +67,10 @@ class CautiousDecay(Stabiliser):
         columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else math.inf
         whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
-        return change + part * ball.norm_bound(sizes, shape) * (1 + 1e-5)
+        decayed = torch.full_like(change, ball.norm_bound(sizes, shape))
+        if isinstance(ball, Spectral):
+            decayed = decayed.minimum((ball.bounds(w.abs())[1] + known.upper) / 2)
+        return change + part * decayed * (1 + 1e-5)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """The decay; no bound."""

@@ -12,7 +12,9 @@ from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.constraints import SameNorm
 from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.spectral import Spectral
 from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
+from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Normalise(Stabiliser):
         """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way."""
         reach = eta * known.longest(ball)
         if self.norm is None or self.norm == ball:
-            return _back_to_sphere(w, reach, self.radius, ball)
+            return back_to_sphere(w, reach, self.radius, ball)
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
@@ -57,7 +59,12 @@ class Normalise(Stabiliser):
         if isinstance(self.norm, Frobenius | RMS):  # `<w, d>` is at most the dual norm, which may be less than lengths
             square = _length(w, ball).flatten(-ball.ndim)[..., 0].square()
             along_w = along_w.minimum(now * reach * ball.dual(w) / torch.where(square == 0, 1, square))
-        return torch.minimum(_back_to_other(now, own, along_w, target, reach, known.upper), both)
+        change = back_to_other(now, own, along_w, target, reach, known.upper).minimum(both)
+        if isinstance(self.norm, Frobenius) and isinstance(ball, Spectral):
+            unit, share = ball.unit(w.shape), target / torch.where(now == 0, 1, now)
+            sharper = back_to_frobenius(torch.linalg.svdvals(w) / unit, reach).to(now.dtype)
+            change = change.minimum(share * sharper + (share - 1).abs() * known.upper)
+        return change
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`; of its own norm if it has one."""
@@ -142,30 +149,11 @@ class SpectralSphere(Ball):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the way back."""
-        return _back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
+        return back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`."""
         return f"{norm} = {self.radius:.4g}, or 0 where it is 0"
-
-
-def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
-    """Bound on the change by a step of norm reach and a rescaling; a zero weight stays."""
-    lower, upper, _ = ball.bounds(w)
-    off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
-    return torch.where(upper == 0, 0, off + 2 * reach)
-
-
-def _back_to_other(
-    now: Tensor, own: float, along_w: Tensor, target: Tensor, reach: Tensor | float, upper: Tensor
-) -> Tensor:
-    """Bound in the weight's norm on the change by a step of norm reach and a rescaling of another norm to target.
-
-    In that norm the weight has now, the step own, its part along the weight along_w; in its own the weight has upper.
-    """
-    least = target / (now + own).minimum((now.square() + 2 * now * along_w + own**2).sqrt())
-    most = target / (now - along_w).clamp_min(0)
-    return torch.where(now == 0, 0, torch.maximum(1 - least, most - 1) * upper + most * reach)
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:

@@ -135,9 +135,9 @@ class DualScaled(Adaptive):
 class RMSScaled(Adaptive):
     """The direction times the RMS of the smoothed gradient, over each problem (a row, an entry) on its own.
 
-    `d = rms(m) direction(m)`: m over the root of its own history, as `RowAdam` and `Adam` give it, has an RMS of at most
-    `L = (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))` and of less where gradients change from step to step. So noise shortens
-    the steps, and none is longer than L in the norm.
+    `d = rms(m) direction(m)`. What `RowAdam` and `Adam` give, m over the root of its own history, has an RMS of at most
+    `L = (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))`, and of less where gradients change from step to step. So noise
+    shortens the steps, and none is longer than L in the norm.
 
     Args:
         norm_of: the norm.
