@@ -62,7 +62,8 @@ def optimizers(model: nn.Module) -> dict[str, Callable[[], object]]:
     return {
         PEER: torch.optim.AdamW(model.parameters(), lr=LR, fused=True).step,
         "torch Muon, AdamW for the rest": lambda: (muon.step(), beside.step()),
-        "surefoot, default plan": sf.SteepestDescent(model, lr=LR).step,
+        "surefoot, beyond_mup": sf.SteepestDescent(model, sf.Plan.of(model, sf.recipes.beyond_mup()), lr=LR).step,
+        "surefoot, steady": sf.SteepestDescent(model, lr=LR).step,
     }
 
 

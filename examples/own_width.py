@@ -1,6 +1,6 @@
 """A model of your own as a function of its width, for the search of its best learning rate at several widths.
 
-surefoot transfer --model examples.own_width:build --recipe beyond_mup --widths 32 64 --data my_texts/
+surefoot transfer --model examples.own_width:build --recipes steady --widths 32 64 --data my_texts/
 """
 
 from torch import nn

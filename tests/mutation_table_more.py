@@ -5,6 +5,7 @@ from mutation_table import Mutation
 
 RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_adaptive.py"
 BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
+WORST = "tests/laws/promises/test_worst_change.py"
 
 MUTATIONS = (
     *CORE,
@@ -51,5 +52,32 @@ MUTATIONS = (
         "2 / self.q - 1 / self.p",
         "1 / self.q - 1 / self.p",
         "tests/oracle/test_smoothness.py",
+    ),
+    Mutation(
+        "rows not scaled to the norm's unit",
+        "geometry/adaptive/base.py",
+        "m * (1 / (norm.scale(",
+        "m * (1 / (2 * norm.scale(",
+        ADAPTIVE,
+    ),
+    Mutation(
+        "entries without their size",
+        "geometry/adaptive/base.py",
+        "return d * m.abs(), memory",
+        "return d, memory",
+        ADAPTIVE,
+    ),
+    Mutation(
+        "the leading part kept and lost at once", "stabilise/way_back.py", "* (2 * low - 1))", "* (2 * low))", WORST
+    ),
+    Mutation(
+        "no way back inwards",
+        "stabilise/way_back.py",
+        "1 - reach * nuclear / unit",
+        "1 + reach * nuclear / unit",
+        WORST,
+    ),
+    Mutation(
+        "any entries, or half", "stabilise/decay_variants.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST
     ),
 )

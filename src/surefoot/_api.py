@@ -17,20 +17,31 @@ from surefoot.plan import Placement, Plan
 from surefoot.preconditioning import RowAdam, Whitened
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.scaling import Constant, FanIn, Keller, LogRows, LongerSide, Moonlight, Natural, RootFanIn, Scale
+from surefoot.scaling import (
+    Constant,
+    FanIn,
+    FanRatio,
+    Keller,
+    LogRows,
+    LongerSide,
+    Moonlight,
+    Natural,
+    RootFanIn,
+    Scale,
+)
 from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
     "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
-    "DualScaled", "ExactNorm", "FanIn", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal", "HeadRMS",
-    "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows", "LogitControl",
-    "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise",
-    "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay", "Precision",
-    "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean",
-    "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
-    "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral",
-    "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check",
-    "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head",
-    "recipes", "scale_attention_", "views",
+    "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal",
+    "HeadRMS", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows",
+    "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural",
+    "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay",
+    "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam",
+    "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser",
+    "SteepestDescent", "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay",
+    "StreamingSpectral", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay",
+    "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers", "mclip", "measure",
+    "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip

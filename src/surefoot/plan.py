@@ -16,7 +16,7 @@ from surefoot.discovery.overrides import Override, decide, match
 from surefoot.discovery.torch_layers import remedy
 from surefoot.identity import digest, label
 from surefoot.initialise import generator_for
-from surefoot.recipes import Recipe, beyond_mup
+from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
@@ -95,8 +95,8 @@ class Plan:
         recipe: the recipe's name.
         placements: parameter name -> placement.
 
-    >>> print(Plan.of(nn.Linear(4, 2, bias=False))["weight"].promise)
-    free
+    >>> print(Plan.of(nn.Linear(4, 2, bias=False))["weight"].why)
+    weight of Linear(4, 2)
     """
 
     recipe: str
@@ -119,7 +119,7 @@ class Plan:
 
         Args:
             model: any module, on any device, the meta device included.
-            recipe: the role table; default `recipes.beyond_mup()`.
+            recipe: the role table; default `recipes.steady()`.
             stabiliser: for every role, its radius in the role's unit (log V for the head); a Role or a function
                 given in an override keeps its own.
             overrides: `(where, change)` pairs, see `Override`.
@@ -139,7 +139,7 @@ class Plan:
         >>> [placement.role.name for placement in plan.placements.values()]
         ['linear', 'bias', 'linear', 'bias']
         """
-        recipe = recipe or beyond_mup()
+        recipe = recipe or steady()
         changes = match(model, overrides)
         placements: dict[str, Placement] = {}
         unplaced: list[str] = []

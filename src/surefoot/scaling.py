@@ -118,6 +118,34 @@ class FanIn(Scale):
 
 
 @dataclass(frozen=True)
+class FanRatio(Scale):
+    """`max(1, d_in/d_out)`, at most 4: the factor of matrices that narrow, such as an MLP's projection down.
+
+    Entries of a spectral step then have RMS `1/sqrt(min(d_in, d_out))`, the same up and down. The limit is for matrices
+    one of whose sides does not grow with the width (classes, a low rank): their factor is constant from 4 times on.
+
+    Args:
+        most: the limit.
+
+    Raises:
+        ValueError: a limit below 1.
+
+    >>> FanRatio()((128, 512)), FanRatio()((512, 128)), FanRatio()((10, 4096))
+    (4.0, 1.0, 4.0)
+    """
+
+    most: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.most >= 1:
+            raise ValueError(f"FanRatio's limit must be at least 1, not {self.most}")
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`min(most, max(1, d_in/d_out))`."""
+        return min(self.most, max(1.0, shape[-1] / max(1, shape[-2])))
+
+
+@dataclass(frozen=True)
 class RootFanIn(Scale):
     """`sqrt(d_in)`: the step under `Frobenius()` then is `lr` times a matrix of RMS 1.
 

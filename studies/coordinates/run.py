@@ -4,7 +4,7 @@
     python studies/coordinates/run.py --table    # from the committed results, as in docs/stability.md
 
 The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as in `surefoot coordcheck`), and the
-default recipe on the other reference models; ten steps at each method's own rate, three seeds or ten.
+default and `beyond_mup` on the other reference models; ten steps at each method's own rate, three seeds or ten.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from surefoot.experiment.training.names import LOG2_LR
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
-WIDER = ("beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw", "mup_adamw")
+WIDER = ("steady", "beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw", "mup_adamw")
 TEN = tuple(range(10))
 PARTS = {
     name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS, TEN if name == "mup_adamw" else SEEDS)
     for name in LOG2_LR
 } | {
-    f"beyond_mup_{model}": ("beyond_mup", model, (*WIDTHS, 512), range(seeds))
+    f"{name}_{model}": (name, model, (*WIDTHS, 512), range(seeds))
+    for name in ("steady", "beyond_mup")
     for model, seeds in (("llama", 10), ("qwen", 10), ("moe", 10), ("tied", 3))
 }
 """Directory -> method, model, widths, seeds: more where three cannot tell the slope from the edge of the band."""

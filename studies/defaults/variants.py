@@ -89,7 +89,7 @@ def beyond_mup_base() -> recipes.Recipe:
 
 
 def beyond_mup() -> Variants:
-    """Return variants of the default recipe."""
+    """Return variants of `beyond_mup`."""
     base = beyond_mup_base()
 
     def scaled(kind: str, scale: float) -> Method:

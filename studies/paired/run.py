@@ -4,7 +4,7 @@
     python studies/paired/run.py directions    # how accurate a matrix sign has to be; 15 minutes
     python studies/paired/run.py storage --table    # from the committed results, as docs/performance.md has it
 
-The default recipe at lr 2^-4. An interrupted run resumes; the results are written beside this file.
+`beyond_mup` at lr 2^-4. An interrupted run resumes; the results are written beside this file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def zolotarev(x: Tensor, ops: Ops) -> Tensor:
 
 @dataclass(frozen=True)
 class Stored(Method):
-    """The default recipe with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
+    """`beyond_mup` with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
 
     dtype: torch.dtype
     storage: sf.Precision
@@ -75,12 +75,12 @@ class Stored(Method):
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """Initialised by the plan, then rounded to `dtype`."""
-        sf.Plan.of(model).initialise_(model, seed)
+        sf.Plan.of(model, recipes.beyond_mup()).initialise_(model, seed)
         model.to(self.dtype)
 
     def optimizer(self, model: nn.Module, lr: float) -> sf.SteepestDescent:
         """The optimizer, with `storage` as its precision."""
-        return sf.SteepestDescent(model, lr=lr, precision=self.storage)
+        return sf.SteepestDescent(model, sf.Plan.of(model, recipes.beyond_mup()), lr=lr, precision=self.storage)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ SIGNS = {
 
 
 def signed(name: str, geometry: sf.Spectral) -> Steepest:
-    """The default recipe, the hidden matrices' directions computed by this geometry."""
+    """`beyond_mup`, the hidden matrices' directions computed by this geometry."""
     table = recipes.beyond_mup().table
     linear = replace(table["linear"], geometry=geometry)
     return Steepest(recipes.Recipe(f"msign by {name}", {**table, "linear": linear}))

@@ -4,7 +4,7 @@
     python studies/stability/run.py --time     # milliseconds a step of every scheme; on an idle machine
     python studies/stability/run.py --table    # from the committed results, as in docs/stability.md
 
-The demo's model at width 64 under the default recipe, 300 steps, radius 2 in natural units (weight decay and Pre Decay
+The demo's model at width 64 under `beyond_mup`, 300 steps, radius 2 in natural units (weight decay and Pre Decay
 with the rate 1/2, which promises the same). Every norm is measured exactly after every step.
 """
 
@@ -60,7 +60,7 @@ ALL = "all roles: "
 
 
 def hidden(stabiliser: sf.Stabiliser) -> Steepest:
-    """Return the default recipe with a bound on the hidden matrices alone."""
+    """Return `beyond_mup` with a bound on the hidden matrices alone."""
     base = recipes.beyond_mup()
     return Steepest(sf.Recipe(base.name, {**base.table, "linear": replace(base.role("linear"), stabiliser=stabiliser)}))
 
@@ -84,7 +84,7 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
     training = Run(config, corpus(), METHODS[trial.recipe])
-    plan = sf.Plan.of(training.model)
+    plan = sf.Plan.of(training.model, recipes.beyond_mup())
     start, peaks, above = time.perf_counter(), {"hidden": 0.0, "others": 0.0}, 0
     while training.step < trial.steps and not (training.step % CHECK_EVERY == 0 and training.diverged()):
         training.advance()

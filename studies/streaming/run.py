@@ -5,7 +5,7 @@
     python studies/streaming/run.py --table    # from the committed results, as in docs/performance.md
     python studies/streaming/run.py --figure   # docs/images/streaming.png, from the same
 
-The demo's model and text under the default recipe at lr 2^-4, 400 steps; only the hidden matrices' direction d differs.
+The demo's model and text under `beyond_mup` at lr 2^-4, 400 steps; only the hidden matrices' direction d differs.
 Seed 0 of each way measures, every ten steps and in float64, `<d, m> / (|d|_2 |m|_*)` of the smoothed gradient m, which
 is 1 for the exact matrix sign, and the largest singular value of d in units of norm 1.
 """
@@ -74,7 +74,7 @@ WAYS: dict[str, sf.Geometry] = {
     "streaming, 2 iterations": sf.StreamingSpectral(iterations=2),
     "as published": Published(),
 }
-"""From names in the results to the hidden matrices' geometries; the first is the default."""
+"""From names in the results to the hidden matrices' geometries; the first is that of the recipes."""
 OURS = tuple(WAYS)[:3]
 PARTS = {
     "width_64": SweepConfig(tuple(WAYS), (64,), (0, 1, 2, 3), STEPS, Grid((-4.0,))),
@@ -111,7 +111,7 @@ class Watched(Adaptive):
 
 
 def with_directions(geometry: sf.Geometry) -> Steepest:
-    """The default recipe with this geometry for its hidden matrices."""
+    """`beyond_mup` with this geometry for its hidden matrices."""
     table = recipes.beyond_mup().table
     return Steepest(recipes.Recipe("streaming study", {**table, "linear": replace(table["linear"], geometry=geometry)}))
 
@@ -163,7 +163,7 @@ def time_directions(rounds: int = 25) -> None:
 
 
 def cost(way: str, width: int) -> str:
-    """The time of a way's directions over that of the default."""
+    """The time of a way's directions over that of the first."""
     path = HERE / "cost_ms.json"
     costs = json.loads(path.read_text())[str(width)] if path.exists() else {}
     return f"{costs[way] / costs['auto']:.2f}" if way in costs else "not run"

@@ -17,7 +17,7 @@ import functools
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +33,31 @@ from surefoot.experiment.sweep.summary import transfer_rate
 from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest, moonlight_tuned
+from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest
 from surefoot.experiment.training.run import Run
-from surefoot.scaling import Keller, Moonlight, Natural
+from surefoot.momentum import Momentum
+from surefoot.scaling import Constant, Keller, Moonlight, Natural
 
 HERE = Path(__file__).parent
 WIDTHS = (32, 64, 128, 256)
 WORDNET = "/usr/share/wordnet"
 STEP_SECONDS = HERE / "step_seconds.json"
 
+
+def moonlight_tuned_first() -> recipes.Recipe:
+    """Muon with the settings of studies/defaults, one at a time; those of studies/search came later."""
+    table = dict(recipes.muon(Moonlight()).table)
+    table["linear"] = replace(table["linear"], momentum=Momentum(0.8, 0.6))
+    table["embedding"] = replace(table["embedding"], lr_scale=Constant(4.0))
+    return recipes.Recipe("moonlight tuned", table)
+
+
 METHODS: dict[str, tuple[Method, float]] = {
     "beyond_mup": (Steepest(recipes.beyond_mup()), -4.0),
     "adamw": (AdamW(), -6.5),
     "muon_keller": (Steepest(recipes.muon(Keller())), -3.0),
     "muon_moonlight": (Steepest(recipes.muon(Moonlight())), -6.0),
-    "muon_moonlight_tuned": (Steepest(moonlight_tuned()), -5.0),
+    "muon_moonlight_tuned": (Steepest(moonlight_tuned_first()), -5.0),
     "muon_natural": (Steepest(recipes.muon(Natural())), -3.0),
     "moga_row_2": (Steepest(recipes.moga_row(2.0)), -4.0),
     "scion": (Steepest(recipes.scion()), -10.0),

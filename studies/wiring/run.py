@@ -6,9 +6,9 @@
     python studies/wiring/run.py --table         # from the committed results, as docs/transfer.md has it
 
 Two blocks, four heads, 64 positions, 16 sequences of bytes of the standard library's top-level files in name order (the
-last tenth for validation), 100 steps, a tenth of warm-up, then linear decay. `default` is `SteepestDescent(model, lr)`
-after `plan.initialise_`, `untied` the same with a head of its own, `adamw` torch's with the model's own initial values.
-Seven rates each at most, chosen by the same search.
+last tenth for validation), 100 steps, a tenth of warm-up, then linear decay. `steady` is `SteepestDescent(model, lr)`
+after `plan.initialise_`, `beyond_mup` its predecessor as the default, also with a head of its own (`untied`), `adamw`
+torch's with the model's own initial values. Seven rates each at most, chosen by the same search.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ FAMILIES = ("gpt2", "opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtra
 PARTS = (*((family, STEPS) for family in FAMILIES), ("bert", 400))
 """What the page shows: families and steps."""
 WIDTHS = {"gpt2": (32, 64, 128)}
-CENTRES = {"default": -3.5, "adamw": -6.0, "untied": -3.5}
+EARLIER, UNTIED = "beyond_mup", "beyond_mup, untied"
+CENTRES = {EARLIER: -3.5, "adamw": -6.0, UNTIED: -3.5}
+DEFAULT = {"steady": -3.5}
+"""Runs of the default are in directories of their own, `<family>_steady`, on the same seeds."""
 BETAS, DECAY = (0.7, 0.9), 0.1
 VALIDATION_BATCHES = 16
 
@@ -58,10 +61,10 @@ def corpus() -> Corpus:
 
 
 def optimizer(way: str, model: nn.Module, lr: float, seed: int) -> torch.optim.Optimizer:
-    """AdamW, or the default plan's initial values and steps."""
+    """AdamW, or a recipe's initial values and steps."""
     if way == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY)
-    plan = sf.Plan.of(model)
+    plan = sf.Plan.of(model, None if way in DEFAULT else sf.recipes.beyond_mup())
     plan.initialise_(model, seed)
     return sf.SteepestDescent(model, plan, lr=lr)
 
@@ -72,7 +75,7 @@ def run_trial(trial: Trial, family: str) -> TrialResult:
     from families import FAMILIES as kinds
 
     kind = kinds[family]
-    model = kind.build(trial.width, trial.seed, tied=kind.tied and trial.recipe != "untied")
+    model = kind.build(trial.width, trial.seed, tied=kind.tied and trial.recipe != UNTIED)
     steps = optimizer(trial.recipe, model, 2.0**trial.log2_lr, trial.seed)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         steps, lambda i: min((i + 1) / (trial.steps / 10), (trial.steps - i) / (trial.steps * 9 / 10))
@@ -97,41 +100,43 @@ def batch_loss(kind: Any, model: nn.Module, split: str, seed: int, step: int) ->
     return kind.loss(model, tokens, targets, torch.Generator().manual_seed(seed * 10**6 + step + (split == "train")))
 
 
-def part(family: str, steps: int) -> Path:
-    """The directory of a family's results."""
-    return HERE / (family if steps == STEPS else f"{family}_{steps}")
+def part(family: str, steps: int, of: str = "") -> Path:
+    """The directory of a family's results, or of the default's alone."""
+    return HERE / "_".join(filter(None, (family, "" if steps == STEPS else str(steps), of)))
 
 
 def measure(family: str, steps: int) -> None:
     """Run what is missing of a family."""
     from families import FAMILIES as kinds
 
-    ways = ("default", "adamw", "untied") if kinds[family].tied else ("default", "adamw")
-    search = Bracket(CENTRES, budget=RATES)
-    seeds = MORE_SEEDS.get(family, SEEDS) if steps == STEPS else SEEDS
-    sweep = SweepConfig(ways, WIDTHS.get(family, (32, 128)), tuple(range(seeds)), steps, search)
-    cell = functools.partial(run_trial, family=family)
-    run(sweep, part(family, steps), cell, environment={"corpus_sha256": corpus().sha256})
+    seeds = tuple(range(MORE_SEEDS.get(family, SEEDS) if steps == STEPS else SEEDS))
+    earlier = (EARLIER, "adamw", UNTIED) if kinds[family].tied else (EARLIER, "adamw")
+    for of, ways, centres in (("", earlier, CENTRES), ("steady", tuple(DEFAULT), DEFAULT)):
+        sweep = SweepConfig(ways, WIDTHS.get(family, (32, 128)), seeds, steps, Bracket(centres, budget=RATES))
+        cell = functools.partial(run_trial, family=family)
+        run(sweep, part(family, steps, of), cell, environment={"corpus_sha256": corpus().sha256})
 
 
 def table(parts: Iterable[tuple[str, int]] = PARTS) -> str:
-    """Markdown: losses at the best rates, their differences from the default's on the same seeds, drifts, regrets."""
+    """Markdown: losses at the best rates, their differences from the first way's on the same seeds, drifts, regrets."""
     rows = []
     for family, steps in parts:
-        if not (part(family, steps) / "summary.json").exists():
+        found = [load(path) for of in ("steady", "") if ((path := part(family, steps, of)) / "summary.json").exists()]
+        if not found:
             continue
-        summary, records = load(part(family, steps))
-        widths = summary["config"]["widths"]
+        records = [record for _, part_records in found for record in part_records]
+        ways = [way for summary, _ in found for way in summary["config"]["recipes"]]
+        widths = found[0][0]["config"]["widths"]
         best = {}
-        for way in summary["config"]["recipes"]:
+        for way in ways:
             optima = [fit.optimum(points(records, way, width)) for width in widths]
             drift = fit.drift(optima[0], optima[-1])
             cells = []
             for width, optimum in zip(widths, optima, strict=True):
                 best[way, width] = fit.lowest(points(records, way, width))
-                against = fit.difference(best[way, width], best["default", width])
+                against = fit.difference(best[way, width], best[ways[0], width])
                 rate = "?" if optimum.best_rate is None else f"2^{optimum.best_rate:g}"
-                value = "" if way == "default" else f" ({against.value:+.2f}{plus_minus(against.interval, 2)})"
+                value = "" if way == ways[0] else f" ({against.value:+.2f}{plus_minus(against.interval, 2)})"
                 cells.append(f"{width}: {np.mean(list(best[way, width].values())):.2f} at {rate}{value}")
             reused = fit.regret(points(records, way, widths[-1]), optima[0].best_rate) if optima[0].best_rate else None
             lost = (
@@ -139,7 +144,7 @@ def table(parts: Iterable[tuple[str, int]] = PARTS) -> str:
             )
             moved = "not known" if drift.value is None else f"{drift.value:+.2f}{plus_minus(drift.interval, 2)}"
             rows.append([family if steps == STEPS else f"{family}, {steps} steps", way, "; ".join(cells), moved, lost])
-    head = ["family", "way", "width: loss at best rate (against default)", "drift in octaves", "regret"]
+    head = ["family", "way", "width: loss at best rate (against the first way)", "drift in octaves", "regret"]
     return markdown(head, rows)
 
 

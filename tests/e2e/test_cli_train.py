@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from surefoot.cli import main
+from surefoot.experiment.training.names import LOG2_LR
 
 from .commands import lines, refused, start, training
 
@@ -25,7 +26,9 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     result = json.loads((out / "result.json").read_text())
     assert main([*training(out, text), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {**result, "seconds": pytest.approx(result["seconds"], abs=0.01)}
-    assert "it differs in lr: there 0.0625, now 0.5" in refused([*training(out, text), "--lr", "0.5"], capsys)
+    assert f"it differs in lr: there {2.0 ** LOG2_LR['steady']}, now 0.5" in refused(
+        [*training(out, text), "--lr", "0.5"], capsys
+    )
 
 
 def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys, signal_at):

@@ -39,10 +39,10 @@ assert not heavy, heavy
     [
         (["transfer", "--widths", "0"], "argument --widths: must be at least 1, got 0"),
         (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
-        (["transfer", "--recipes", "sgd"], "argument --recipes: unknown method 'sgd'; choose one of beyond_mup,"),
+        (["transfer", "--recipes", "sgd"], "argument --recipes: unknown method 'sgd'; choose one of steady,"),
         (["train", "--recipe", "lion:2"], "'lion:2': lion takes no value; moga_row, moga_column, wion do"),
         (["audit", "--recipe", "moga_row:wide"], "'moga_row:wide': 'wide' is no number"),
-        (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of beyond_mup,"),
+        (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of steady,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (["train", "--seed", "-1"], "argument --seed: must not be negative"),

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 WIDTHS = (32, 64, 128)
 _EXAMPLES = """
-surefoot transfer                                    the demo: adamw against beyond_mup, 3 widths
-surefoot transfer --recipes muon beyond_mup --widths 64 256 --seeds 3 --out runs/muon
-surefoot transfer --model my_package.model:build --recipes beyond_mup    build(width) returns an nn.Module
+surefoot transfer                                    the demo: adamw, moonlight_tuned and steady, 3 widths
+surefoot transfer --recipes muon steady --widths 64 256 --seeds 3 --out runs/muon
+surefoot transfer --model my_package.model:build --recipes steady    build(width) returns an nn.Module
 surefoot transfer --model gpt2-small --recipes moga_row:1.5 moga_row:3 --widths 256 512 768
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
 surefoot transfer --out runs/transfer                again: finished runs are skipped
@@ -30,7 +30,7 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "find the best learning rate at several widths, and how far it moves"
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
-    options.add_recipes(parser, default=["adamw", "beyond_mup"])
+    options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
     parser.add_argument(
         "--widths", nargs="+", type=options.count, help=f"model widths (default: {WIDTHS}, or the published one)"
     )

@@ -37,9 +37,9 @@ class SteepestDescent(Optimizer):
     For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
-    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16; twice as much for AdamW parts). Parameters in half
-    precision are stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite keeps
-    weight and momentum, and is counted (`skipped()`), without a synchronisation.
+    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16) and 4 a row of a table; twice as much for AdamW
+    parts. Parameters in half precision are stepped in float32. A parameter without gradient is untouched; one whose
+    gradient is not finite keeps weight and momentum, and is counted (`skipped()`), without a synchronisation.
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:

@@ -24,10 +24,11 @@ from surefoot.recipes.related import (
     signum,
     wion,
 )
+from surefoot.recipes.steady import steady
 from surefoot.recipes.table import Recipe
 
 __all__ = [
     "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column", "moga_row", "moonlight",
     "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion", "shampoo_muon", "sign_natural",
-    "sign_sgd", "signum", "wion",
+    "sign_sgd", "signum", "steady", "wion",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, Normalise,
 
 
 def beyond_mup() -> Recipe:
-    """The role table itself: spectral, row RMS, head, sign and RMS, each under its own norm. The default.
+    """The role table itself: spectral, row RMS, head, sign and RMS, each under its own norm.
 
     Momentum pair and the factors of head, gain and bias are tuned numbers in natural units, the same at every width.
 

@@ -144,7 +144,7 @@ def signum(beta: float = 0.9, weight_decay: float = 0.1) -> Recipe:
 
 
 def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
-    """The default recipe with the leading singular value of each hidden matrix clipped after every step; near radius.
+    """`beyond_mup` with the leading singular value of each hidden matrix clipped after every step; near radius.
 
     Embeddings, heads and vectors are clipped whole, to radius in their units.
 

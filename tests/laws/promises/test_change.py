@@ -172,7 +172,9 @@ def changes(recipe, scheme, kind, gradients, steps):
 
 
 @combinations(
-    lambda recipe, scheme, kind: kind == "linear" and recipe.name == "beyond_mup",
+    lambda recipe, scheme, kind: (
+        (kind, recipe.name) == ("linear", "beyond_mup") or (recipe.name, scheme) == ("steady", sf.WeightDecay(0.5))
+    ),
     recipe=RECIPES,
     scheme=SCHEMES,
     kind=list(KINDS),
@@ -200,7 +202,7 @@ def test_on_an_accelerator_the_bound_holds_too(accelerator):
 
 
 @combinations(
-    lambda stabiliser, method: method == "beyond_mup",
+    lambda stabiliser, method: method == "beyond_mup" or (method, stabiliser) == ("steady", "free:"),
     stabiliser=[
         "free:",
         "weight_decay:0.5",
@@ -217,7 +219,7 @@ def test_on_an_accelerator_the_bound_holds_too(accelerator):
         "stiefel:1",
         "hyperball",
     ],
-    method=["beyond_mup", "moga_row", "muon", "lion"],
+    method=["steady", "beyond_mup", "moga_row", "muon", "lion"],
 )
 def test_in_real_training_too(stabiliser, method):
     """The reference GPT on the integer language, every parameter at every step, at a rate that reaches the bounds."""

@@ -94,7 +94,10 @@ def test_a_radius_is_in_the_roles_unit():
 
 @combinations(
     lambda recipe, scheme, kind: recipe.name == "beyond_mup",
-    recipe=[recipes.beyond_mup(), recipes.moga_row(3.0), recipes.moga_column(), recipes.muon(), recipes.lion()],
+    recipe=[
+        *(recipes.steady(), recipes.beyond_mup(), recipes.moga_row(3.0)),
+        *(recipes.moga_column(), recipes.muon(), recipes.lion()),
+    ],
     scheme=[sf.RowSphere(), sf.ColumnSphere()],
     kind=MATRICES,
 )

@@ -71,7 +71,7 @@ def test_the_recipe_changes_the_increment_and_not_the_layout():
     assert isinstance(row["0.in_proj_weight"].role.geometry, sf.MeanOperator)
     assert isinstance(row["1.weight"].role.geometry, sf.MeanOperator)
     assert [default[n].blocks[0] for n in default] == [row[n].blocks[0] for n in row]
-    assert default.recipe == "beyond_mup"
+    assert default.recipe == "steady"
     assert row.recipe == "moga_row(1.5)"
 
 
@@ -173,14 +173,14 @@ def test_derived_roles(role, shape, block, geometry):
     model = Bare(*shape)
     plan = Plan.of(model, overrides=[("layer_scale", role)])
     assert plan["layer_scale"].blocks[0] == block
-    assert plan["layer_scale"].role.geometry == geometry
+    assert plan["layer_scale"].role.weight_geometry == geometry
     before = model.layer_scale.detach().clone()
     plan.initialise_(model)
     assert torch.equal(before, model.layer_scale) == (role == "positions")  # positions stay as built
 
 
 def test_the_printed_table():
-    text = str(Plan.of(Language(), stabiliser=sf.PostClip(2.0)))
+    text = str(Plan.of(Language(), recipes.beyond_mup(), stabiliser=sf.PostClip(2.0)))
     lines = text.splitlines()
     assert lines[0].split()[:8] == ["name", "shape", "layout", "role", "fan", "in", "fan", "out"]
     assert len(lines) == 6 + 5  # rows; heading, two rules, smoothness, total
@@ -197,7 +197,7 @@ def test_the_printed_table():
 
 
 def test_the_table_of_an_empty_plan():
-    assert str(Plan.of(nn.ReLU())) == "plan beyond_mup: no trainable parameters"
+    assert str(Plan.of(nn.ReLU())) == "plan steady: no trainable parameters"
 
 
 def test_rows_are_strings():

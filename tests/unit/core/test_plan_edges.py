@@ -58,7 +58,7 @@ def test_positions_and_class_tokens_are_rows(shape: tuple[int, ...]) -> None:
             self.table = nn.Parameter(torch.ones(shape))
 
     model = Tokens()
-    plan = sf.Plan.of(model, overrides=[("table", "positions")])
+    plan = sf.Plan.of(model, sf.recipes.beyond_mup(), overrides=[("table", "positions")])
     plan.initialise_(model)
     assert torch.equal(model.table, torch.ones(shape))  # as the model has it
     model.table.grad = torch.randn(shape)

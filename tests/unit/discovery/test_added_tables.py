@@ -62,7 +62,9 @@ def frozen_beside(table):
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-@pytest.mark.parametrize("recipe", [recipes.beyond_mup(), recipes.muon()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe", [recipes.steady(), recipes.beyond_mup(), recipes.muon()], ids=lambda recipe: recipe.name
+)
 def test_what_is_added_takes_the_tables_rule(body, added, recipe):
     table = nn.Embedding(V, D)
     model = tied(body(table), table)

@@ -65,7 +65,8 @@ def test_every_expert_takes_a_step_of_one_norm_in_gate_and_up():
     model = mixture(transposed=True, whole=False)
     weight = model.experts.gate_up_proj
     before = weight.detach().clone()
-    plan = Plan.of(model, overrides=[("experts.gate_up_proj", lambda role: replace(role, geometry=sf.Spectral("svd")))])
+    override = ("experts.gate_up_proj", lambda role: replace(role, geometry=sf.Spectral("svd")))
+    plan = Plan.of(model, sf.recipes.beyond_mup(), overrides=[override])
     scale = torch.tensor([1.0, 1e-3, 1e3, 0.0])[:, None, None]  # one norm over the stack would let the third rule
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))

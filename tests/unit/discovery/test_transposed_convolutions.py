@@ -46,7 +46,8 @@ def test_a_transposed_convolutions_norm_init_step_and_radius_share_the_fan_in():
 
     plan.initialise_(layer)
     assert norm(layer.weight) == pytest.approx(1, abs=0.06)
-    free, before = sf.SteepestDescent(layer, Plan.of(layer), lr=0.1), layer.weight.detach().clone()
+    natural = Plan.of(layer, recipes.beyond_mup())
+    free, before = sf.SteepestDescent(layer, natural, lr=0.1), layer.weight.detach().clone()
     layer.weight.grad = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0))
     free.step()
     assert 0.096 < norm(layer.weight - before) < 0.1001

@@ -62,25 +62,20 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
         name: [
             measure(
                 TrainConfig.of(
-                    width=w,
-                    lr=2.0**-4 if name == "beyond_mup" else 2.0**-7,
-                    method=name,
-                    steps=5,
-                    warmup=0.0,
-                    decay=0.0,
+                    width=w, lr=2.0**-4 if name == "steady" else 2.0**-7, method=name, steps=5, warmup=0.0, decay=0.0
                 ),
                 corpus,
             )
             for w in FEW
         ]
-        for name in ("beyond_mup", "adamw")
+        for name in ("steady", "adamw")
     }
     fits = {name: evaluate(rows)["measured"] for name, rows in records.items()}
-    assert fits["beyond_mup"].keys() == {"dependency", "norm", "moved"}
-    assert "blocks.0.mlp.up" in fits["beyond_mup"]["dependency"]
+    assert fits["steady"].keys() == {"dependency", "norm", "moved"}
+    assert "blocks.0.mlp.up" in fits["steady"]["dependency"]
     weight = "blocks.0.mlp.up.weight"
-    assert abs(fits["beyond_mup"]["norm"][weight]["slope"]) < 0.15
-    assert abs(fits["beyond_mup"]["moved"][weight]["slope"]) < 0.15
+    assert abs(fits["steady"]["norm"][weight]["slope"]) < 0.15
+    assert abs(fits["steady"]["moved"][weight]["slope"]) < 0.15
     assert fits["adamw"]["moved"][weight]["slope"] > 0.5
     old = [{key: x for key, x in row.items() if key not in fits["adamw"]} for row in records["adamw"]]
     assert evaluate(old)["measured"] == {}
@@ -88,7 +83,7 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
 
 
 def test_the_default_recipe_keeps_its_scale(corpus):
-    slopes = slopes_of("beyond_mup", corpus, FEW, seeds=2)
+    slopes = slopes_of("steady", corpus, FEW, seeds=2)
     assert max(worst(slopes)) <= BAND, slopes
     assert slopes[LOGITS][0] == pytest.approx(-0.5, abs=0.05)
 
@@ -119,7 +114,7 @@ def test_initial_values_without_their_width_factor_are_found(corpus):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a busy machine
-@pytest.mark.parametrize("name", ["beyond_mup", "moga_row", "moga_column", "scion"])
+@pytest.mark.parametrize("name", ["steady", "beyond_mup", "moga_row", "moga_column", "scion"])
 def test_natural_recipes_pass_over_eight_times_the_width(name):
     assert max(worst(slopes_of(name, load(), ALL, seeds=3, depth=2))) <= BAND
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from surefoot import stabilise
+from surefoot import recipes, stabilise
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import norms as norm_report
@@ -44,7 +44,7 @@ def truth(run):
     norms = {}
     for name, placement in Plan.of(run.model).placements.items():
         blocks = placement.role.view.split(run.model.get_parameter(name).detach().double())
-        norms[name] = max(float(placement.role.geometry.norm(w).max()) for w in blocks)
+        norms[name] = max(float(placement.role.weight_geometry.norm(w).max()) for w in blocks)
     return norms
 
 
@@ -61,7 +61,9 @@ def test_norms_are_natural_whatever_the_method(corpus, method):
     assert measured.bounds_updates == (method not in ("adamw", "mup_adamw"))
 
 
-@pytest.mark.parametrize(("method", "bound"), [("beyond_mup", "post_clip:2"), ("muon", None), ("adamw", None)])
+@pytest.mark.parametrize(
+    ("method", "bound"), [("beyond_mup", "post_clip:2"), ("steady", None), ("muon", None), ("adamw", None)]
+)
 def test_measuring_changes_no_loss(corpus, tmp_path, method, bound):
     config, plain, records = TINY.replace(method=method, stabiliser=bound), [], []
     first = train(config, corpus, on_step=plain.append, log_every=1)
@@ -72,7 +74,8 @@ def test_measuring_changes_no_loss(corpus, tmp_path, method, bound):
 
 
 def test_a_line(corpus, tmp_path):
-    _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=5)
+    config = TINY.replace(method="beyond_mup", stabiliser="post_clip:2")
+    _, lines, _ = logged(config, corpus, tmp_path, log_every=5)
     layers = json.loads((tmp_path / LAYERS).read_text())
     assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
@@ -102,8 +105,9 @@ def test_what_does_not_apply_is_left_out(corpus, tmp_path):
     assert lines[0]["updates"]["blocks.0.mlp_norm.weight"] > 0
     assert lines[0]["updates"]["embedding.weight"] > 0  # signs under the table's norm
     layers = json.loads((tmp_path / "lion" / LAYERS).read_text())
-    assert layers["head.weight"]["limit"] == pytest.approx(160 * np.log(256))
-    assert layers["embedding.weight"]["limit"] == 10.0
+    for name, unit in (("head", np.log(256)), ("embedding", 1.0)):
+        factor = max(1.0, recipes.steady().role(name).lr_scale((1, 256, 16)))
+        assert layers[f"{name}.weight"]["limit"] == pytest.approx(10 * factor * unit)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ class Stop(Exception):
 
 
 def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
-    config = TINY.replace(lr=0.5)
+    config = TINY.replace(method="beyond_mup", lr=0.5)
     whole = logged(config, corpus, tmp_path / "whole", 3.0, log_every=1)
 
     def stop(record):

@@ -124,7 +124,7 @@ def test_loss_is_computed_in_float32_under_autocast(corpus):
     assert rounded != exact
 
 
-@pytest.mark.parametrize("method", ["adamw", "beyond_mup"])
+@pytest.mark.parametrize("method", ["adamw", "beyond_mup", "steady"])
 @pytest.mark.parametrize("lr", [1e9, 1e30])
 def test_divergence_is_a_result(corpus, method, lr):
     result = train(TINY.replace(method=method, lr=lr, steps=200), corpus)

@@ -101,7 +101,7 @@ def test_shares_are_shares(smoke):
     rows = smoke("elementwise")[1]["rows"]
     assert max(row["share"] for row in rows if row["least_bytes"] != 20 or "SGD" in row["what"]) == 1
     steps = [row for row in smoke("share")[1]["rows"] if row["share"] is not None]
-    assert len(steps) == 3
+    assert len(steps) == 4
     for row in steps:
         model_ms = row["median_ms"] * (1 / row["share"] - 1)
         large = row["median_ms"] / (row["median_ms"] + model_ms * 2**19 / row["tokens"])

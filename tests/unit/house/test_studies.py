@@ -7,8 +7,8 @@ from scripts import ROOT, importable, run, run_in_shell
 
 from surefoot.momentum import Momentum
 
-STUDIES = ("coordinates", "defaults", "paired", "stability", "streaming", "transfer", "wiring")
-SCRIPTS = ["report.py", "moga.py", *(f"{name}/run.py" for name in STUDIES)]
+STUDIES = ("confirm", "coordinates", "defaults", "paired", "search", "stability", "streaming", "transfer", "wiring")
+SCRIPTS = ["report.py", "moga.py", "search/rounding.py", *(f"{name}/run.py" for name in STUDIES)]
 
 
 def test_the_pages_are_what_the_results_say():

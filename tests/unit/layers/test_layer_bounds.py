@@ -123,7 +123,7 @@ def test_a_pre_norm_block_adds_the_skip_connection():
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_reference_models_with_in_norm_have_bounds(name):
     model = reference(name, 32, norm="in")
-    plan = sf.Plan.of(model)
+    plan = sf.Plan.of(model, sf.recipes.beyond_mup())
     plan.initialise_(model)
     old = copy.deepcopy(model)
     optimizer = sf.SteepestDescent(model, plan, lr=0.1)

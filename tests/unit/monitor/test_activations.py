@@ -22,7 +22,7 @@ def tokens(rows: int = 4, vocab: int = 256) -> Tensor:
 
 def trained(model: nn.Module, x: Tensor, steps: int = 3) -> sf.Plan:
     """Trained to repeat its input, out of the state it starts in."""
-    plan = sf.Plan.of(model)
+    plan = sf.Plan.of(model, sf.recipes.beyond_mup())
     optimizer = sf.SteepestDescent(model, plan, lr=2**-4)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -50,7 +50,7 @@ def train(model, optimizer, steps):
 
 def truth(p, placement):
     """The norm of each block, in float64 by an SVD where it is spectral."""
-    return placement.role.geometry.norm(placement.role.view.split(p.detach().double())[0])
+    return placement.role.weight_geometry.norm(placement.role.view.split(p.detach().double())[0])
 
 
 STABILISERS = [

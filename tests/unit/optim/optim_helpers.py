@@ -8,6 +8,7 @@ import surefoot as sf
 from surefoot import Plan, SteepestDescent, recipes
 
 RECIPES = [
+    recipes.steady(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
     recipes.moga_column(),

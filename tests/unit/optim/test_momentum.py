@@ -84,7 +84,7 @@ def test_state_is_four_bytes_a_parameter(recipe):
     optimizer.step()
     sizes = [t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values()]
     entries = sum(p.numel() for p in model.parameters())
-    limit = {"sign_sgd": 0.1, "muon(keller)": 8.1}.get(recipe.name, 4.1)
+    limit = {"sign_sgd": 0.1, "steady": 5.2, "muon(keller)": 8.1}.get(recipe.name, 4.1)  # tables have 8 at most
     assert sum(sizes) / entries <= limit
 
 

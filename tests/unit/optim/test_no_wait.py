@@ -73,9 +73,9 @@ def steps(recipe, stabiliser=None, precision=None, dtype=torch.float32):
 _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = [
-    recipes.beyond_mup(), recipes.moga_row(), recipes.moga_row(3.0), recipes.moga_column(), recipes.moga_column(4.0),
-    recipes.muon(), recipes.muon(sf.Moonlight()), recipes.scion(), recipes.lion(), recipes.sign_sgd(),
-    recipes.sign_natural(), recipes.hyperball(), recipes.frobenius_sphere(), STREAMING,
+    recipes.steady(), recipes.beyond_mup(), recipes.moga_row(), recipes.moga_row(3.0), recipes.moga_column(),
+    recipes.moga_column(4.0), recipes.muon(), recipes.muon(sf.Moonlight()), recipes.scion(), recipes.lion(),
+    recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(), recipes.frobenius_sphere(), STREAMING,
 ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_every_recipe(recipe):
 
 @combinations(
     lambda recipe, stabiliser: recipe.name == "beyond_mup" or isinstance(stabiliser, sf.PostClip),
-    recipe=[recipes.beyond_mup(), recipes.moga_column(3.0), recipes.muon()],
+    recipe=[recipes.steady(), recipes.beyond_mup(), recipes.moga_column(3.0), recipes.muon()],
     stabiliser=[
         sf.PostClip(2.0), sf.WeightDecay(0.5), sf.Rescale(2.0), sf.StreamingPostClip(2.0, 2), sf.StreamingPreDecay(0.5),
         sf.RowSphere(), sf.ColumnSphere(2.0), sf.Stiefel(2.0), sf.Hyperball(),

@@ -16,6 +16,7 @@ from comparisons import same_bits, weights
 from surefoot import Plan, SteepestDescent, recipes
 
 RECIPES = [
+    recipes.steady(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
     recipes.muon(),
@@ -209,7 +210,7 @@ def test_a_renamed_model_may_load_the_checkpoint():
     model, optimizer = build(recipes.beyond_mup(), torch.float32)
     train(model, optimizer, range(2))
     wrapped = nn.ModuleDict({"module": small()})
-    other = SteepestDescent(wrapped, lr=0.01)
+    other = SteepestDescent(wrapped, Plan.of(wrapped, recipes.beyond_mup()), lr=0.01)
     wrapped["module"].load_state_dict(model.state_dict())
     other.load_state_dict(optimizer.state_dict())
     train(model, optimizer, range(2, 4))

@@ -173,7 +173,7 @@ def test_the_step_descends():
 
 def test_stability_reports_every_parameter_in_natural_units():
     model = small()
-    optimizer = SteepestDescent(model, lr=0.02)
+    optimizer = SteepestDescent(model, Plan.of(model, sf.recipes.beyond_mup()), lr=0.02)
     report = optimizer.stability()
     assert {name.partition("[")[0] for name in report} == {name for name, _ in model.named_parameters()}
     assert report["up.weight"]["forward_lower"] == pytest.approx(natural_norm(model.up.weight), rel=0.02)

@@ -112,7 +112,7 @@ _STABILISER = {
 class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
 
-    method: str = "beyond_mup"
+    method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
 

@@ -13,7 +13,7 @@ from torch import nn
 from surefoot import recipes, stabilise
 from surefoot.experiment.training import names
 from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, width_of
-from surefoot.momentum import Momentum
+from surefoot.momentum import Adam, Momentum
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
 from surefoot.recipes import Recipe
@@ -159,16 +159,18 @@ class MupAdamW(Method):
         return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
 
 
-# The best settings for Muon: those of studies/defaults, `run.py moonlight` and `moonlight_2`.
-MOONLIGHT_MOMENTUM = Momentum(0.8, 0.6)
-MOONLIGHT_EMBEDDING = 4.0  # factor on the embedding's rate
-
-
 def moonlight_tuned() -> Recipe:
-    """Muon under Moonlight's scale, with a shorter momentum on hidden matrices and a faster embedding."""
+    """Muon under Moonlight's scale with the settings that the search of studies/search found, nine of them together."""
+    hidden, adam, decay = Momentum(0.76, 0.5), Adam(0.92, 0.984), 0.085
+    factors = {"embedding": 3.5, "head": 0.7, **dict.fromkeys(("gain", "bias", "scalar"), 0.9)}
     table = dict(recipes.muon(Moonlight()).table)
-    table["linear"] = replace(table["linear"], momentum=MOONLIGHT_MOMENTUM)
-    table["embedding"] = replace(table["embedding"], lr_scale=Constant(MOONLIGHT_EMBEDDING))
+    table["linear"] = replace(
+        table["linear"], momentum=hidden, stabiliser=stabilise.DecoupledWeightDecay(decay, Moonlight())
+    )
+    for kind, factor in factors.items():
+        table[kind] = replace(table[kind], momentum=adam, lr_scale=Constant(factor))
+        if kind in ("embedding", "head"):
+            table[kind] = replace(table[kind], stabiliser=stabilise.DecoupledWeightDecay(decay, Constant(factor)))
     return Recipe("moonlight_tuned", table)
 
 

@@ -1,12 +1,13 @@
 """The names of the training methods, for the command line, the sweep and their errors. Nothing here imports torch."""
 
 LOG2_LR = {
+    "steady": -3.25,
     "beyond_mup": -4.0,
     "moga_row": -4.0,
     "moga_column": -4.0,
     "muon": -2.0,
     "moonlight": -6.0,
-    "moonlight_tuned": -5.0,
+    "moonlight_tuned": -4.0,
     "scion": -11.0,
     "lion": -7.0,
     "sign_sgd": -7.0,

@@ -35,7 +35,7 @@ class Norms:
     Args:
         run: the run to measure.
         limit: upper end of the band of a layer without a bound, in the role's unit; where the default recipe's factor
-            on the learning rate is above 1, times that factor (16 for heads, which grow as much faster).
+            on the learning rate is above 1, times that factor (20 for heads, which grow as much faster).
 
     Attributes:
         bounds_updates: whether the `update` numbers are bounds on the run's own next step.

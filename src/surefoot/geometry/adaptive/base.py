@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 from surefoot.linalg.max_abs import max_abs
@@ -152,7 +153,11 @@ class RMSScaled(Adaptive):
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
-        """The direction times `rms(m)`, of entries `|m|`."""
+        """The direction times `rms(m)`, of entries `|m|`; under Euclidean norms of vectors m times a number."""
+        norm = self.norm_of
+        plain = isinstance(norm, VectorGeometry) and type(norm).direction is VectorGeometry.direction
+        if isinstance(norm, VectorGeometry) and plain and norm.exponent == 2 and m.numel():
+            return m * (1 / (norm.scale(m.shape) * math.sqrt(m.shape[norm.dim]))), memory
         d, dims = self.norm_of.direction(m), tuple(self.norm_of.couples)
         if not dims or not m.numel():
             return d * m.abs(), memory

@@ -1,0 +1,58 @@
+"""The default recipe: spectral steps on hidden matrices, rows of tables by the history of their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from surefoot.geometry import RMSScaled
+from surefoot.momentum import Momentum
+from surefoot.preconditioning import RowAdam
+from surefoot.recipes.table import Recipe
+from surefoot.roles import NATURAL
+from surefoot.scaling import Constant, FanRatio, Scale
+from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.views import Convolution
+
+HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
+EMBEDDING, HEAD, VECTORS, DECAY = 2.0, 20.0, 0.05, 0.08
+
+
+def steady() -> Recipe:
+    """The default: one learning rate for every width, and nothing else to set.
+
+    | role | step, for `eta = lr` | norm of a step at most | state, bytes a parameter |
+    |---|---|---|---|
+    | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
+    | convolution | the same with r = 1 | eta | 4 |
+    | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
+    | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
+    | gain, bias, scalar | `eta / 20` times the sign, or the direction of RMS 1 | eta / 20 | 4 |
+
+    Momentum is .9 with look-ahead .5. A table's row is `h_i = m_i / sqrt(v_i)`, Adam's two means with one second moment
+    a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.
+    By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1, b2) = (.9,
+    .98) and with the bias correction: a direction of the role's norm times a bounded length, see `RMSScaled`. Matrices
+    and tables lose `0.08 lr` of themselves a step; what that bounds their norms by is in `print(plan)`.
+
+    Source: the numbers are from studies/search, what they are worth from studies/confirm; see docs/transfer.md.
+
+    >>> steady().role("linear").momentum
+    Momentum(beta=0.9, lookahead=0.5)
+    >>> round(steady().role("head").step_norm_bound((1, 256, 64)), 2)
+    1.7
+    """
+    scales: dict[str, Scale] = {"linear": FanRatio(), "embedding": Constant(EMBEDDING), "head": Constant(HEAD)}
+    table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(VECTORS)) for kind, role in NATURAL.items()}
+    for kind, scale in scales.items():
+        table[kind] = replace(table[kind], lr_scale=scale, stabiliser=DecoupledWeightDecay(DECAY, scale))
+    for kind in ("embedding", "head"):
+        norm = table[kind].geometry
+        table[kind] = replace(table[kind], geometry=RMSScaled(norm), momentum=TABLES)
+    table["conv"] = replace(  # a patch is no wider layer
+        table["linear"],
+        name="conv",
+        view=Convolution(),
+        lr_scale=Constant(),
+        stabiliser=DecoupledWeightDecay(DECAY, Constant()),
+    )
+    return Recipe("steady", table)
