@@ -34,10 +34,9 @@ from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import AdamW, Method, Steepest
+from surefoot.experiment.training.methods import AdamW, Method, Steepest, moonlight_tuned
 from surefoot.geometry import Spectral
 from surefoot.recipes import Recipe
-from surefoot.scaling import Moonlight
 
 HERE = Path(__file__).resolve().parent
 
@@ -85,8 +84,8 @@ def polar_express(recipe: Recipe) -> Steepest:
 
 
 METHODS: dict[str, tuple[Method, float]] = {
-    "beyond_mup": (polar_express(recipes.beyond_mup()), -4.0),
-    "muon_moonlight": (polar_express(recipes.muon(Moonlight())), -7.0),
+    "steady": (polar_express(recipes.steady()), -3.5),
+    "moonlight_tuned": (polar_express(moonlight_tuned()), -6.0),
     "adamw": (AdamW(), -9.5),
 }
 """Name -> method, and the log2 rate around which its search starts."""

@@ -30,5 +30,5 @@ def test_smoke_stops_on_time_and_goes_on(tmp_path: Path) -> None:
     assert "drift in octaves" in done.stdout
     assert (tmp_path / "transfer.png").stat().st_size > 10_000
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [entry["recipe"] for entry in summary["recipes"]] == ["beyond_mup", "muon_moonlight", "adamw"]
+    assert [entry["recipe"] for entry in summary["recipes"]] == ["steady", "moonlight_tuned", "adamw"]
     assert all(loss < 6 for entry in summary["recipes"] for loss in entry["best_loss"])
