@@ -14,7 +14,7 @@ from surefoot.stabilise import DecoupledWeightDecay
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, VECTORS, DECAY = 2.0, 20.0, 0.05, 0.08
+EMBEDDING, HEAD, GAIN, BIAS, DECAY = 2.0, 20.0, 0.05, 0.25, 0.08
 
 
 def steady() -> Recipe:
@@ -26,7 +26,8 @@ def steady() -> Recipe:
     | convolution | the same with r = 1 | eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
-    | gain, bias, scalar | `eta / 20` times the sign, or the direction of RMS 1 | eta / 20 | 4 |
+    | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
+    | bias | `eta / 4` times the direction of RMS 1 | eta / 4 | 4 |
 
     Momentum is .9 with look-ahead .5. A table's row is `h_i = m_i / sqrt(v_i)`, Adam's two means with one second moment
     a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.
@@ -42,7 +43,8 @@ def steady() -> Recipe:
     1.7
     """
     scales: dict[str, Scale] = {"linear": FanRatio(), "embedding": Constant(EMBEDDING), "head": Constant(HEAD)}
-    table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(VECTORS)) for kind, role in NATURAL.items()}
+    table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(GAIN)) for kind, role in NATURAL.items()}
+    table["bias"] = replace(table["bias"], lr_scale=Constant(BIAS))
     for kind, scale in scales.items():
         table[kind] = replace(table[kind], lr_scale=scale, stabiliser=DecoupledWeightDecay(DECAY, scale))
     for kind in ("embedding", "head"):
