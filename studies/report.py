@@ -19,6 +19,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
+from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
 from stability import run as stability
@@ -217,6 +218,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models,
     "tolerance": tolerance,
     "key_bias": key_bias,
+    **confirmed.TABLES,
     "wiring": wiring.table,
     "stabilisers": stability.table,
     "coordinates": coordinates.table,
@@ -276,6 +278,7 @@ def main() -> int:
     for path, new in stale.items():
         write_atomic(path, new)
     paths().savefig(IMAGES / "transfer_paths.png")
+    confirmed.picture(IMAGES / "transfer_steady.png")
     for recipe in ("beyond_mup", "adamw"):
         transfer_report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
     return 0

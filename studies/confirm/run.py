@@ -1,0 +1,222 @@
+"""The default against the strongest rival that we know: curves on seeds that no choice saw, and paired final runs.
+
+    python studies/confirm/run.py             # what is missing; resumes, an hour and a half on 2 cores
+    python studies/confirm/run.py curves      # one part of: curves, paired, more, others, ...
+    python studies/confirm/run.py --list      # what is finished and what is not
+
+150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
+default and of tuned Muon at widths 32 to 256. `paired`: at width 256 each at the best rate of its own curve there and
+at that of width 32, on eight other seeds. `bounded`: both again for the default under `PostClip(2)`. `others`: a second
+text, a tied head, experts, LLaMA's shapes. `rivals`: the other families of `studies/search`, each with the settings
+that it found, at widths 64 and 256. The tables are in docs/transfer.md, made by `python studies/report.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import Method, method
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "search"))  # of its own, families and winners
+
+STEPS = 150
+WORDNET = "/usr/share/wordnet"  # Debian's package wordnet-base
+SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}  # of the curves, from 400 on
+PAIRED = tuple(range(420, 428))
+CENTRES = {"steady": dict.fromkeys(SEEDS, -3.0), "moonlight_tuned": {32: -3.25, 64: -3.75, 128: -4.25, 256: -5.0}}
+"""Around which the quarter octaves lie: where the search, or a narrower width, left the optimum."""
+QUARTERS = tuple(0.25 * k for k in range(-3, 4))
+RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
+OTHERS: dict[str, Mapping[str, Any]] = {
+    "wordnet": {"data": WORDNET},
+    "tied": {"model": "tied"},
+    "experts": {"model": "moe"},
+    "llama": {"model": "llama"},
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One recipe at one width under one condition; `settings` are fields of `TrainConfig`, and "data"."""
+
+    recipe: str
+    width: int
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    label: str = "curve"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path:
+        """Directory of its results."""
+        return HERE / f"{self.recipe.replace(':', '_')}_{self.label}_{self.width}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it was run."""
+        return (self.directory / "summary.json").exists()
+
+    def measure(self) -> None:
+        """Run what is missing."""
+        config = SweepConfig((self.recipe,), (self.width,), self.seeds, STEPS, Grid(self.rates), self.settings)
+        sweep.run(config, self.directory, run_trial)
+        best = self.optimum()
+        print(f"{self.directory.name}: {best.status} {best.log2_lr} {best.interval} {best.best_loss}", flush=True)
+
+    def points(self) -> list[fit.Point]:
+        """Its finished runs."""
+        return points(sweep.load(self.directory)[1], self.recipe, self.width)
+
+    def optimum(self) -> fit.Optimum:
+        """The vertex of its curve."""
+        return fit.optimum(self.points())
+
+
+def around(centre: float, shifts: tuple[float, ...] = QUARTERS) -> tuple[float, ...]:
+    """Rates around a centre."""
+    return tuple(centre + shift for shift in shifts)
+
+
+def curve(recipe: str, width: int, bound: str | None = None) -> Part:
+    """One recipe's curve at one width."""
+    seeds = tuple(range(400, 400 + SEEDS[width]))
+    settings = {"stabiliser": bound} if bound else {}
+    label = "bounded" if bound else "curve"
+    return Part(recipe, width, around(CENTRES[recipe][width]), seeds, label, settings)
+
+
+MORE = {128: (405, 406, 407), 256: (403, 404, 405, 406, 407)}
+"""Seeds added to the default's curves after the first reading, which gave its drift as -0.30: eight at each width."""
+
+
+def more(width: int) -> Part:
+    """Further seeds of the default's curve."""
+    return replace(curve("steady", width), seeds=MORE[width], label="more")
+
+
+def runs(recipe: str, width: int, bound: str | None = None) -> list[fit.Point]:
+    """A curve's finished runs, of all its seeds."""
+    found = curve(recipe, width, bound).points()
+    if (recipe, bound) == ("steady", None) and width in MORE and more(width).finished:
+        found += more(width).points()
+    return found
+
+
+def paired(recipe: str, bound: str | None = None) -> Part:
+    """At width 256 the best rate of the curve there and that of width 32, to a sixteenth of an octave."""
+    best = [curve(recipe, width, bound).optimum().log2_lr for width in (256, 32)]
+    assert None not in best, f"{recipe} has a curve without a vertex"
+    settings = {"stabiliser": bound} if bound else {}
+    rates = tuple(dict.fromkeys(round(16 * rate) / 16 for rate in best if rate is not None))
+    return Part(recipe, 256, rates, PAIRED, "paired_bounded" if bound else "paired", settings)
+
+
+def others(name: str) -> list[Part]:
+    """The default under another condition."""
+    centre, seeds = CENTRES["steady"][32], (400, 401, 402)
+    return [Part("steady", width, around(centre), seeds, name, OTHERS[name]) for width in (32, 64, 128)]
+
+
+def rival(name: str) -> list[Part]:
+    """A family's winner at the search's width and at the widest: half octaves around its rate, or further down."""
+    from winners import results
+
+    lr = next(iter(results(name)))[1]["lr"]
+    falls = {"adamw": 1.0}.get(name, 0.0)  # octaves a doubling of the width
+    return [
+        Part(f"search:{name}", width, around(lr - falls * doublings, (-1.0, -0.5, 0.0, 0.5)), (400, 401, 402), "rival")
+        for width, doublings in ((64, 0), (256, 2))
+    ]
+
+
+BOUND = "post_clip:2"
+
+
+def parts(name: str) -> list[Part]:
+    """The parts of a name, those with the most work first."""
+    widths = sorted(SEEDS, reverse=True)
+    if name == "curves":
+        return [curve(recipe, width) for width in widths for recipe in CENTRES]
+    if name == "more":
+        return [more(width) for width in sorted(MORE, reverse=True)]
+    if name == "paired":
+        return [paired(recipe) for recipe in CENTRES]
+    if name == "bounded":
+        return [curve("steady", width, BOUND) for width in widths]
+    if name == "paired_bounded":
+        return [paired("steady", BOUND)]
+    return [
+        part
+        for each in (RIVALS if name == "rivals" else OTHERS)
+        for part in (rival if name == "rivals" else others)(each)
+    ]
+
+
+NAMES = ("curves", "paired", "more", "others", "bounded", "paired_bounded", "rivals")
+
+
+def chosen(recipe: str) -> Method:
+    """A method by its name, or `search:` and a family: the winner of its search."""
+    if not recipe.startswith("search:"):
+        return method(recipe)
+    from families import FAMILIES
+    from winners import results
+
+    name = recipe.removeprefix("search:")
+    return FAMILIES[name].method(next(iter(results(name)))[1])
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Train one model on one thread."""
+    torch.set_num_threads(1)
+    settings = dict(trial.settings)
+    text, bound = corpus(settings.pop("data", None)), settings.pop("stabiliser", None)
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    way = method(trial.recipe, bound) if bound else chosen(trial.recipe)
+    result = train(config, text, method=way)
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+
+
+@functools.cache
+def corpus(path: str | None) -> Corpus:
+    """Read the text, once per process."""
+    return load(path)
+
+
+def main() -> None:
+    """Run what is missing, or list the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*NAMES, []], metavar="part", help=", ".join(NAMES))
+    parser.add_argument("--list", action="store_true", help="only say what is finished")
+    options = parser.parse_args()
+    for name in options.parts or NAMES:
+        try:
+            found = parts(name)
+        except FileNotFoundError:  # the rates of paired runs are those of the curves
+            print(f"{name}: after the curves")
+            continue
+        for part in found:
+            if options.list:
+                print(f"{part.directory.name}: {'' if part.finished else 'not '}finished")
+            else:
+                part.measure()
+
+
+if __name__ == "__main__":
+    main()

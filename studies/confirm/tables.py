@@ -1,0 +1,178 @@
+"""The tables of docs/transfer.md about the default: what the search found, and what the confirmation measured."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from scipy.special import stdtrit
+
+from confirm import run as confirm
+from confirm.run import BOUND, CENTRES, OTHERS, RIVALS, SEEDS, Part
+from search import rounding
+from search.winners import results
+from surefoot.experiment.files import dumps
+from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.style import markdown, plus_minus
+from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.config import SweepConfig
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import CONFIG, RESULTS
+
+OCTAVES = math.log2(256 / 32)
+
+
+def cell(estimate: fit.Estimate, digits: int, sign: str = "+") -> str:
+    """A mean with its interval."""
+    if estimate.value is None:
+        return "not known"
+    return f"{estimate.value:{sign}.{digits}f}{plus_minus(estimate.interval, digits)}"
+
+
+def slope(optima: Mapping[int, fit.Optimum]) -> fit.Estimate:
+    """Octaves by which the optimum moves over 8x width, by the least-squares line through all widths.
+
+    The interval propagates each width's standard error over seeds, with Welch and Satterthwaite's degrees of freedom.
+    """
+    x = np.log2(list(optima))
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum() * OCTAVES
+    values, variances, freedom = [], [], []
+    for optimum in optima.values():
+        if optimum.log2_lr is None:
+            return fit.Estimate(None, None, 0)
+        own = list(optimum.by_seed.values())
+        values.append(optimum.log2_lr)
+        variances.append(np.var(own, ddof=1) / len(own))
+        freedom.append(len(own) - 1)
+    moved, parts = float(weights @ values), weights**2 * np.array(variances)
+    half = float(stdtrit(parts.sum() ** 2 / (parts**2 / freedom).sum(), 0.975)) * math.sqrt(parts.sum())
+    return fit.Estimate(moved, (moved - half, moved + half), min(freedom) + 1)
+
+
+def rate(optimum: fit.Optimum) -> str:
+    """The best rate with its interval."""
+    if optimum.log2_lr is None:
+        return optimum.status
+    return f"2^{optimum.log2_lr:.2f}{plus_minus(optimum.interval, 2)}"
+
+
+def curves() -> str:
+    """Best rates at four widths, and how far they move."""
+    rows = []
+    for label, recipe, bound in (*((name, name, None) for name in CENTRES), (f"steady, {BOUND}", "steady", BOUND)):
+        parts = {width: confirm.curve(recipe, width, bound) for width in SEEDS}
+        if not all(part.finished for part in parts.values()):
+            continue
+        optima = {width: fit.optimum(confirm.runs(recipe, width, bound)) for width in parts}
+        ends = fit.drift(optima[32], optima[256])
+        reused = fit.Estimate(None, None, 0)
+        if optima[32].log2_lr is not None:
+            reused = fit.regret(confirm.runs(recipe, 256, bound), nearest(parts[256], optima[32].log2_lr))
+        seeds = ", ".join(str(len(optimum.by_seed)) for optimum in optima.values())
+        row = [label, seeds, *map(rate, optima.values()), cell(slope(optima), 2), cell(ends, 2), cell(reused, 3, "")]
+        rows.append(row)
+    head = ["recipe", "seeds", *(f"best lr at {w}" for w in SEEDS), "drift by the line", "by the ends"]
+    return markdown([*head, "regret at 256"], rows)
+
+
+def nearest(part: Part, log2_lr: float) -> float:
+    """The measured rate next to a rate."""
+    return min(part.rates, key=lambda one: abs(one - log2_lr))
+
+
+def paired() -> str:
+    """At width 256 on eight fresh seeds: each at the best rate of its own curve there, and at that of width 32."""
+    rows, losses = [], {}
+    for recipe, bound in ((name, None) for name in (*CENTRES, "bounded")):
+        bound = BOUND if recipe == "bounded" else bound
+        recipe = "steady" if bound else recipe
+        if not all(confirm.curve(recipe, width, bound).finished for width in SEEDS):
+            continue
+        part = confirm.paired(recipe, bound)
+        if not part.finished:
+            continue
+        table, label = fit.curve(part.points()), f"{recipe}, {BOUND}" if bound else recipe
+        for where, one in zip(("its own best rate", "width 32's best rate"), part.rates, strict=False):
+            losses[label, where] = table[one] or {}
+            rows.append([label, f"{where}, 2^{one:g}", losses[label, where]])
+    rival = losses.get(("moonlight_tuned", "its own best rate"), {})
+    cells = []
+    for label, where, found in rows:
+        mean = fit.Estimate(float(np.mean(list(found.values()))), fit.interval(list(found.values())), len(found))
+        against = "" if found is rival else cell(fit.difference(found, rival), 3)
+        cells.append([label, where, str(len(found)), cell(mean, 3, ""), against])
+    return markdown(["recipe", "rate", "seeds", "loss at 256", "minus tuned Muon at its own best rate"], cells)
+
+
+def others() -> str:
+    """The default under other conditions, widths 32 to 128."""
+    rows = []
+    for name in OTHERS:
+        parts = confirm.others(name)
+        if not all(part.finished for part in parts):
+            continue
+        optima = [part.optimum() for part in parts]
+        reused = fit.Estimate(None, None, 0)
+        if optima[0].log2_lr is not None:
+            reused = fit.regret(parts[-1].points(), nearest(parts[-1], optima[0].log2_lr))
+        rows.append([name, *map(rate, optima), cell(fit.drift(optima[0], optima[-1]), 2), cell(reused, 3, "")])
+    return markdown(["", *(f"best lr at {w}" for w in (32, 64, 128)), "drift over 4x", "regret at 128"], rows)
+
+
+def rivals() -> str:
+    """Every family's winner at the search's width and at the widest, beside the default on the same seeds."""
+    rows = []
+    for name in ("steady", "moonlight_tuned", *RIVALS):
+        family = name in RIVALS
+        parts = confirm.rival(name) if family else [confirm.curve(name, width) for width in (64, 256)]
+        if not all(part.finished for part in parts):
+            continue
+        cells = []
+        for part in parts:
+            found, ours = (fit.lowest(one.points()) for one in (part, confirm.curve("steady", part.width)))
+            found = {seed: loss for seed, loss in found.items() if seed < 403}
+            gap = "" if name == "steady" else f" ({cell(fit.difference(found, ours), 3)})"
+            cells.append(f"{np.mean(list(found.values())):.3f}{gap}")
+        rows.append([name, *cells])
+    return markdown(["recipe", "loss at 64 (minus the default's)", "loss at 256 (minus the default's)"], rows)
+
+
+def searches() -> str:
+    """The winner of each family's search."""
+    rows = []
+    for name in ("steady", "steady_rows", "moonlight", *RIVALS):
+        found = list(results(name))
+        _, point, wide, narrow = found[0]
+        start = next((one for one in found if one[0] == 0), None)
+        settings = (
+            f"{key} {value}" if isinstance(value, str) else f"{key} {value:.2g}" for key, value in point.items()
+        )
+        first = "" if start is None else f"{start[2]:.3f}, {min(start[3].values()):.3f}"
+        rows.append([name, f"{wide:.3f}, {min(narrow.values()):.3f}", first, ", ".join(settings)])
+    return markdown(["family", "loss at 64, 32", "of the start", "settings of the winner"], rows)
+
+
+def picture(path: Path) -> None:
+    """Draw the curves of the default and of tuned Muon at four widths."""
+    parts = [confirm.curve(recipe, width) for recipe in CENTRES for width in SEEDS]
+    rates = tuple(sorted({rate for part in parts for rate in part.rates}))
+    config = SweepConfig(tuple(CENTRES), tuple(SEEDS), parts[0].seeds, confirm.STEPS, Grid(rates))
+    with TemporaryDirectory() as merged:
+        lines = "".join((part.directory / RESULTS).read_text(encoding="utf-8") for part in parts)
+        (Path(merged) / RESULTS).write_text(lines, encoding="utf-8")
+        (Path(merged) / CONFIG).write_text(dumps(config.to_json()), encoding="utf-8")
+        shutil.copy(transfer_report.figure(merged), path)
+
+
+TABLES = {
+    "confirm_curves": curves,
+    "confirm_paired": paired,
+    "confirm_others": others,
+    "confirm_rivals": rivals,
+    "search": searches,
+    "rounding": rounding.table,
+}
