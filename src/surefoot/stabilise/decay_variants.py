@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.geometry.sizes import Sizes
-from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
 from surefoot.stabilise.base import Known, Moved, Stabiliser, along, remaining, require_positive
 
@@ -68,7 +68,7 @@ class CautiousDecay(Stabiliser):
         whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
         decayed = torch.full_like(change, ball.norm_bound(sizes, shape))
-        if isinstance(ball, Spectral):
+        if isinstance(ball, ScaledSpectral):
             decayed = decayed.minimum((ball.bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)
 

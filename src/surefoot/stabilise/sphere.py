@@ -12,7 +12,7 @@ from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.constraints import SameNorm
 from surefoot.geometry.sizes import Sizes
-from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
 from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
@@ -55,16 +55,15 @@ class Normalise(Stabiliser):
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
+        if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
+            values, share = torch.linalg.svdvals(w) / ball.unit(w.shape), target / torch.where(now == 0, 1, now)
+            change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
+            return change.minimum(both)
         along_w = torch.full_like(now, own)
         if isinstance(self.norm, Frobenius | RMS):  # `<w, d>` is at most the dual norm, which may be less than lengths
             square = _length(w, ball).flatten(-ball.ndim)[..., 0].square()
             along_w = along_w.minimum(now * reach * ball.dual(w) / torch.where(square == 0, 1, square))
-        change = back_to_other(now, own, along_w, target, reach, known.upper).minimum(both)
-        if isinstance(self.norm, Frobenius) and isinstance(ball, Spectral):
-            unit, share = ball.unit(w.shape), target / torch.where(now == 0, 1, now)
-            sharper = back_to_frobenius(torch.linalg.svdvals(w) / unit, reach).to(now.dtype)
-            change = change.minimum(share * sharper + (share - 1).abs() * known.upper)
-        return change
+        return back_to_other(now, own, along_w, target, reach, known.upper).minimum(both)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`; of its own norm if it has one."""

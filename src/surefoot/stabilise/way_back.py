@@ -8,7 +8,7 @@ from torch import Tensor
 from surefoot.geometry.base import Geometry
 
 PIECES = 256
-"""Of the interval over which a maximum is bounded piece by piece; the bound exceeds it by a part of 1/256 or less."""
+"""Of the interval over which a maximum is bounded piece by piece; the bound exceeds it by about 1/256."""
 
 
 def back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
@@ -34,9 +34,12 @@ def back_to_frobenius(values: Tensor, reach: float) -> Tensor:
     """Bound on `|R n(w - x) - w|_2`, `n(y) = y / |y|_F`, `R = |w|_F`, over all x of spectral norm reach or less.
 
     To first order it is reach times the largest `-a^T d b + (s / R^2) <w, d>`, `s = a^T w b`, over unit vectors and
-    `|d|_2 <= 1`, which is the largest sum of the singular values of `(s / R^2) w - a b^T`. Two bounds on that, each
-    within 3.5 % of what ascent finds where the other is not: nuclear norms of w's blocks along a, b and across them
-    (`_by_blocks`), and w's leading part by itself, whose difference with `a b^T` has rank two (`_by_leading_part`).
+    `|d|_2 <= 1`, which is the largest sum of the singular values of `(s / R^2) w - a b^T`. Two bounds on that:
+    nuclear norms of w's blocks along a, b and across them (`_by_blocks`), and w's leading part by itself, whose
+    difference with `a b^T` has rank two (`_by_leading_part`). The less of both exceeds what ascent finds by 3.5 % at
+    most for weights of 24 rows and more, Gaussian to rank one, and by 14 % for 5 rows.
+
+    Source: pinching of the nuclear norm, R. Bhatia, "Matrix Analysis", section IV.2; the steps are in the helpers.
 
     Args:
         values: w's singular values `(..., n)`, decreasing.
