@@ -5,11 +5,13 @@ from mutation_table import Mutation
 
 RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_adaptive.py"
 BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
-WORST = "tests/laws/promises/test_worst_change.py"
+RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_worst_change.py"
 
 MUTATIONS = (
     *CORE,
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
+    Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
+    Mutation("a kernel's taps as a width", "recipes/steady.py", "        lr_scale=Constant(),\n", "", RECIPES),
     Mutation("rows before columns", "geometry/adaptive/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",

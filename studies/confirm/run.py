@@ -1,20 +1,22 @@
 """The default against the strongest rival that we know: curves on seeds that no choice saw, and paired final runs.
 
     python studies/confirm/run.py             # what is missing; resumes, an hour and a half on 2 cores
-    python studies/confirm/run.py curves      # one part of: curves, paired, more, others, ...
+    python studies/confirm/run.py curves      # one of the parts named below
     python studies/confirm/run.py --list      # what is finished and what is not
 
 150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
 default and of tuned Muon at widths 32 to 256. `paired`: at width 256 each at the best rate of its own curve there and
-at that of width 32, on eight other seeds. `bounded`: both again for the default under `PostClip(2)`. `others`: a second
-text, a tied head, experts, LLaMA's shapes. `rivals`: the other families of `studies/search`, each with the settings
-that it found, at widths 64 and 256. The tables are in docs/transfer.md, made by `python studies/report.py`.
+at that of width 32, on eight other seeds. `more`: further seeds of the default's curves. `bounded`, `paired_bounded`:
+curves and paired runs again for the default under `PostClip(2)`. `others`: a second text, a tied head, experts, LLaMA's
+shapes. `rivals`: the other families of `studies/search`, each with the settings that it found, at widths 64 and 256.
+The tables are in docs/transfer.md, made by `python studies/report.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +43,7 @@ SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}  # of the curves, from 400 on
 PAIRED = tuple(range(420, 428))
 CENTRES = {"steady": dict.fromkeys(SEEDS, -3.0), "moonlight_tuned": {32: -3.25, 64: -3.75, 128: -4.25, 256: -5.0}}
 """Around which the quarter octaves lie: where the search, or a narrower width, left the optimum."""
+BOUND = "post_clip:2"
 QUARTERS = tuple(0.25 * k for k in range(-3, 4))
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, Mapping[str, Any]] = {
@@ -145,9 +148,6 @@ def rival(name: str) -> list[Part]:
     ]
 
 
-BOUND = "post_clip:2"
-
-
 def parts(name: str) -> list[Part]:
     """The parts of a name, those with the most work first."""
     widths = sorted(SEEDS, reverse=True)
@@ -161,11 +161,8 @@ def parts(name: str) -> list[Part]:
         return [curve("steady", width, BOUND) for width in widths]
     if name == "paired_bounded":
         return [paired("steady", BOUND)]
-    return [
-        part
-        for each in (RIVALS if name == "rivals" else OTHERS)
-        for part in (rival if name == "rivals" else others)(each)
-    ]
+    found = map(rival, RIVALS) if name == "rivals" else map(others, OTHERS)
+    return list(itertools.chain.from_iterable(found))
 
 
 NAMES = ("curves", "paired", "more", "others", "bounded", "paired_bounded", "rivals")

@@ -8,6 +8,7 @@ The demo's model and text, 150 steps. All settings of a family are searched toge
 a Gaussian process (Optuna's `GPSampler`) at width 64, the mean over two seeds; then the best `FINALISTS` and the start
 on four other seeds at width 64, and at width 32 with rates half an octave around their own. The winner has the lowest
 sum of its loss at 64 (of the four seeds) and at 32 (of its best rate). No other study uses these seeds. Resumes.
+Needs the extra `search`.
 """
 
 from __future__ import annotations

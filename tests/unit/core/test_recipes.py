@@ -189,6 +189,8 @@ def test_published_decay_is_by_the_learning_rate_alone():
         (lambda: sf.Momentum(1.0), r"\[0, 1\)"),
         (lambda: sf.Momentum(0.9, -0.1), r"\[0, 1\)"),
         (lambda: sf.Constant(0.0), "positive"),
+        (lambda: sf.FanRatio(0.5), "limit must be at least 1"),
+        (lambda: sf.FanRatio(math.nan), "limit must be at least 1"),
         (lambda: sf.PostClip(0.0), "positive"),
         (lambda: sf.WeightDecay(-1.0), "positive"),
         (lambda: sf.Rescale(math.inf), "finite"),
@@ -210,3 +212,17 @@ def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():
         optimizer.step()
         moved = (model.weight.detach() - before).square().mean(-1).sqrt()
         assert torch.allclose(moved, torch.full((8,), 0.1), atol=1e-6)
+
+
+def test_the_default_moves_a_narrowing_layer_further_up_to_a_limit_and_a_convolution_not_at_all():
+    """`FanRatio`: a step's spectral norm over its natural unit is d_in/d_out, 1 where that is less, 4 where more."""
+    cases = {nn.Linear(32, 8): 4.0, nn.Linear(24, 12): 2.0, nn.Linear(8, 32): 1.0, nn.Linear(96, 8): 4.0}
+    for layer, factor in (cases | {nn.Conv2d(24, 12, 1): 1.0}).items():
+        model = nn.Sequential(layer, nn.LayerNorm(1))  # not last: a head is no hidden matrix
+        before = layer.weight.detach().clone()
+        optimizer = SteepestDescent(model, Plan.of(model, head=(), stabiliser=sf.Free()), lr=0.01)
+        layer.weight.grad = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        d_out, d_in = before.shape[:2]
+        change = torch.linalg.matrix_norm((layer.weight.detach() - before).reshape(d_out, d_in), 2)
+        assert change.item() == pytest.approx(0.01 * factor * math.sqrt(d_out / d_in), rel=0.02), layer

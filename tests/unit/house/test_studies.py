@@ -1,10 +1,13 @@
 """The pages that the studies write agree with the committed results, and every script of the studies starts."""
 
 import importlib
+import math
 
+import numpy as np
 import pytest
 from scripts import ROOT, importable, run, run_in_shell
 
+from surefoot.experiment.sweep.fit import Optimum
 from surefoot.momentum import Momentum
 
 STUDIES = ("confirm", "coordinates", "defaults", "paired", "search", "stability", "streaming", "transfer", "wiring")
@@ -38,6 +41,23 @@ def test_a_variant_of_momentum_overrides_a_method_that_exists():
     names = [name for name in vars(restless) if not name.startswith("_")]
     assert names
     assert all(hasattr(Momentum, name) for name in names)
+
+
+def test_the_interval_of_a_drift_covers_it_nineteen_times_in_twenty():
+    """Optima that fall by a twelfth of an octave a doubling; each width has its own number of seeds and noise."""
+    random, covered, trials = np.random.default_rng(0), 0, 1000
+    noise = {32: (8, 0.1), 64: (8, 0.2), 128: (5, 0.1), 256: (3, 0.05)}
+    with importable(ROOT / "studies"):
+        slope = importlib.import_module("confirm.tables").slope
+        for _ in range(trials):
+            optima = {}
+            for width, (seeds, deviation) in noise.items():
+                own = -3 - math.log2(width / 32) / 12 + deviation * random.standard_normal(seeds)
+                by_seed = dict(enumerate(own.tolist()))
+                optima[width] = Optimum("interior", float(own.mean()), None, by_seed, None, None)
+            low, high = slope(optima).interval
+            covered += low <= -0.25 <= high
+    assert 0.93 <= covered / trials <= 0.97
 
 
 @pytest.mark.slow
