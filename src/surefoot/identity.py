@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
 from functools import cached_property, partial
@@ -143,3 +144,15 @@ def _content(x: Tensor) -> str:
         raise ValueError("a tensor on the meta device has no content to be compared by")
     x = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return hashlib.sha256(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size())).hexdigest()
+
+
+_WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what DDP, `torch.compile`, activation checkpointing and FSDP put into it.
+
+    >>> plain_name("module.blocks.0._checkpoint_wrapped_module.up.weight")
+    'blocks.0.up.weight'
+    """
+    return _WRAPPERS.sub("", name)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from surefoot.geometry import Geometry, Spectral
 from surefoot.geometry.base import expand
+from surefoot.identity import plain_name
 
 
 class Initial(ABC):
@@ -93,6 +94,22 @@ class LinearNormal(NormalInitial):
         """`sqrt(stride d_out/d_in) / (sqrt(d_in) + sqrt(d_out))`."""
         d_out, d_in = max(1, shape[-2]), max(1, shape[-1])
         return math.sqrt(d_out / d_in) / (math.sqrt(d_in) + math.sqrt(d_out)) * math.sqrt(self.stride)
+
+
+@dataclass(frozen=True)
+class SquareNormal(NormalInitial):
+    """Normal with `std = 1/(2 sqrt(d_in))`, what `LinearNormal` gives a square matrix: for heads of queries and keys.
+
+    A head is a layer from `d_in` to a few outputs. At norm 1 its outputs on isotropic inputs would have an RMS of about
+    `sqrt(d_head/d_in)`, and the first logits would vanish as models grow; so they have 1/2 at every width.
+
+    >>> SquareNormal().std((4, 16, 64)), LinearNormal().std((1, 64, 64))
+    (0.0625, 0.0625)
+    """
+
+    def std(self, shape: tuple[int, ...]) -> float:
+        """`1/(2 sqrt(d_in))`."""
+        return 0.5 / math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -227,11 +244,11 @@ def generator_for(name: str, seed: int) -> torch.Generator:
         seed: any integer.
 
     Returns:
-        A generator on the CPU, seeded by a hash of both.
+        A generator on the CPU, seeded by a hash of both; wrappers' prefixes in the name do not count.
 
     >>> a, b = (torch.rand(1, generator=generator_for("head.weight", 0)) for _ in range(2))
     >>> bool(a == b)
     True
     """
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{plain_name(name)}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.discovery.find import find_kinds
+from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.discovery.torch_layers import remedy
 from surefoot.identity import digest, label
-from surefoot.initialise import generator_for
+from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
 from surefoot.scaling import Constant
@@ -56,6 +55,11 @@ class Placement:
     def blocks(self) -> tuple[Shape, ...]:
         """The shapes of the blocks that the norm is taken over."""
         return self.role.view.blocks(self.shape)
+
+    @property
+    def projections(self) -> tuple[Shape, ...]:
+        """`blocks`, before they were cut into heads."""
+        return self.role.view.whole.blocks(self.shape)
 
     @cached_property
     def digest(self) -> str:
@@ -151,7 +155,7 @@ class Plan:
             else:
                 placements[name] = _placed(name, role, kind.why if kind else why, model.get_parameter(name).shape)
         if unplaced:
-            raise ValueError(_unplaced(model, unplaced))
+            raise ValueError(describe_unplaced(model, unplaced))
         return cls(recipe.name, placements)
 
     def __getitem__(self, name: str) -> Placement:
@@ -168,7 +172,7 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """A digest of all roles and shapes in order; the names do not count, so that wrappers may change them."""
+        """A digest of all roles and shapes in order, whatever the names."""
         return digest([placement.digest for placement in self.placements.values()])
 
     def smoothness(self) -> dict[str, float]:
@@ -233,7 +237,7 @@ class Plan:
         return Plan(f"{self.recipe}, relative", placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The plan's parameters in a model, or ValueError."""
+        """The plan's parameters in a model."""
         parameters = dict(model.named_parameters())
         for name, placement in self.placements.items():
             parameter = parameters.get(name)
@@ -244,9 +248,7 @@ class Plan:
 
     @torch.no_grad()
     def initialise_(self, model: nn.Module, seed: int = 0) -> None:
-        """Write every parameter's initial value: deterministic in (name, seed), the same on every device.
-
-        Initialise before wrapping: a wrapper that renames parameters changes the values (not the plan's hash).
+        """Write initial values: deterministic in (name without wrappers, seed), the same on every device and mesh.
 
         Args:
             model: the model the plan was made of; parameters on the meta device are left alone.
@@ -255,17 +257,17 @@ class Plan:
         Raises:
             ValueError: a parameter of the plan that the model lacks, or whose shape differs.
         """
+        split: dict[Tensor, Callable[[Tensor], None]] = {}
         for name, parameter in self._of(model).items():
-            if not parameter.is_meta:
-                self.placements[name].fill_(parameter, name, seed)
+            fill_ = partial(self.placements[name].fill_, name=name, seed=seed)
+            if not hasattr(parameter, "device_mesh") and not parameter.is_meta:
+                fill_(parameter)
+            elif not isinstance(self.placements[name].role.initial, AsBuilt) and not parameter.is_meta:
+                split[parameter] = fill_
+        if split:
+            from surefoot.mesh.scatter import scatter_  # imports torch.distributed
 
-
-def _unplaced(model: nn.Module, names: list[str]) -> str:
-    """The error text for parameters without a role: their names and shapes, and the remedy for the first."""
-    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
-    shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
-    each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
-    return f"cannot place {each}: {remedy(owners[names[0]], names[0], model.get_parameter(names[0]))}"
+            scatter_(split)
 
 
 def _placed(name: str, role: Role, why: str, shape: torch.Size) -> Placement:
@@ -282,8 +284,8 @@ def _row(name: str, placement: Placement) -> dict[str, str]:
         "shape": "x".join(map(str, placement.shape)) or "scalar",
         "layout": label(role.view),
         "role": role.name,
-        "fan in": _once(str(block[-1]) for block in blocks),
-        "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in blocks),
+        "fan in": _once(str(block[-1]) for block in placement.projections),
+        "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in placement.projections),
         "norm": label(role.geometry),
         "init": _once(role.initial.describe(block) for block in blocks),
         "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive, Given
-from surefoot.geometry.base import Cache, Eta
+from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
@@ -49,18 +49,67 @@ def step(
     Returns:
         `(next weights, next state)`.
     """
+    smoothed, m, active = smooth(role, g, state, finite)
+    kept = {name: x for name, x in state.items() if name not in smoothed}
+    w, kept = move(role, stabiliser, w, m, kept, eta, active)
+    return w, {**smoothed, **kept}
+
+
+def smooth(role: Role, g: Tensor, state: State, finite: Tensor) -> tuple[State, Tensor, Tensor | float]:
+    """Gradient -> momentum: the first part of `step`.
+
+    Args:
+        role: the rule.
+        g: gradients.
+        state: of momentum, donated.
+        finite: whether each parameter's gradient is finite.
+
+    Returns:
+        `(the momentum's next state, smoothed gradient, active mask)`.
+    """
     g = where_finite(g, finite)
     active = role.momentum.active(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, active)
-    cache: Cache = {name: x for name, x in state.items() if name not in smoothed and name not in role.remembered}
-    geometry, memory = role.geometry, {name: state[name] for name in role.remembered}
-    if isinstance(geometry, Adaptive):
-        m, memory = geometry.take(w, m, active, memory)
-        geometry = Given(geometry)
+    return smoothed, m, active
+
+
+def move(
+    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, eta: Eta, active: Tensor | float
+) -> tuple[Tensor, State]:
+    """Direction -> step -> stabilised weight: the second part of `step`.
+
+    Args:
+        role: the rule.
+        stabiliser: the role's, with its radius in natural units.
+        w: weights, donated.
+        m: smoothed gradients.
+        kept: what direction and stabiliser keep, donated.
+        eta: `lr * lr_scale`.
+        active: the active mask.
+
+    Returns:
+        `(next weights, what both keep)`.
+    """
+    geometry, m, memory = turned(role, w, m, kept, active)
+    cache: Cache = {name: x for name, x in kept.items() if name not in role.remembered}
     eta = eta * active
     moved, cache = stabiliser.move(w, m, eta, geometry, role.weight_geometry, cache)
     dims = () if stabiliser.independent else tuple(range(-role.weight_geometry.ndim, 0))
-    return where_moved(eta, dims, moved, w), {**smoothed, **memory, **(cache or {})}
+    return where_moved(eta, dims, moved, w), {**memory, **(cache or {})}
+
+
+def turned(
+    role: Role, w: Tensor, m: Tensor, kept: State, active: Tensor | float
+) -> tuple[Geometry, Tensor, dict[str, Tensor]]:
+    """The geometry and argument whose direction a stabiliser takes, and what the direction remembers.
+
+    An adaptive direction is taken here, and the geometry then is `Given`.
+    """
+    geometry, memory = role.geometry, {name: kept[name] for name in role.remembered}
+    if isinstance(geometry, Adaptive):
+        m, memory = geometry.take(w, m, active, memory)
+        geometry = Given(geometry)
+    return geometry, m, memory
 
 
 def compiled(**options: Any) -> Step:

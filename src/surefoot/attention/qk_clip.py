@@ -144,8 +144,10 @@ class LogitControl:
         """The largest logits over all processes: replicas must be rescaled alike, whatever their batches."""
         if not (dist.is_available() and dist.is_initialized()):
             return self.largest
-        missing = {name: pair.bound().zero_() for name, pair in self.pairs.items() if name not in self.largest}
-        per_layer = [(missing | self.largest)[name].float() for name in self.pairs]
+        per_layer = []
+        for name, pair in self.pairs.items():
+            heads, weight = pair.query.count // pair.head_dim, pair.query.layer.get_parameter("weight")
+            per_layer.append(self.largest.get(name, torch.zeros(heads, device=weight.device)).float())
         reduced = torch.cat(per_layer)
         dist.all_reduce(reduced, dist.ReduceOp.MAX, group=self._group)
         return dict(zip(self.pairs, torch.split(reduced, [len(x) for x in per_layer]), strict=True))

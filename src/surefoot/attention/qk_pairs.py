@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
+from surefoot.discovery.heads import head_dim_of
 from surefoot.discovery.known_classes import kinds_by_class, layouts_of
 from surefoot.discovery.torch_layers import kinds_by_type
-from surefoot.monitor.attention_bound import head_dim_of
 from surefoot.views import Matrix, Transposed, Vector, View
 
 _SEPARATE = (("q_proj", "k_proj"), ("query", "key"))
@@ -41,13 +41,21 @@ class Projection:
         """Rows of the projection, at least in float32.
 
         Returns:
-            "weight": `(heads * head_dim, in)`, and "bias": `(heads * head_dim,)` if the layer has one.
+            "weight": `(heads * head_dim, in)`, and "bias": `(heads * head_dim,)` if the layer has one; whole where they
+            are `DTensor`, by a collective.
         """
         rows = {}
         for name, p in self.layer.named_parameters(recurse=False):
-            wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
+            whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+            wide = whole.detach().to(torch.promote_types(p.dtype, torch.float32))
             rows[name] = self._select(self._view_of(p).split(wide))
         return rows
+
+    @property
+    def count(self) -> int:
+        """Number of rows, from shapes alone."""
+        weight = self.layer.get_parameter("weight")
+        return len(self._select(self.view.split(torch.empty(weight.shape, device="meta"))))
 
     def expand(self, factors: Tensor) -> dict[Tensor, Tensor]:
         """Expand factors per row to factors per entry of the layer's parameters.
@@ -61,7 +69,7 @@ class Projection:
         expanded: dict[Tensor, Tensor] = {}
         for p in self.layer.parameters(recurse=False):
             view = self._view_of(p)
-            blocks = [block.clone() for block in view.split(torch.ones_like(p))]
+            blocks = [block.clone() for block in view.split(torch.ones(p.shape, dtype=p.dtype, device=p.device))]
             rows = self._select(blocks)
             rows.mul_(factors.reshape(-1, *(1,) * (rows.ndim - 1)))
             expanded[p] = view.join(blocks, tuple(p.shape))
@@ -123,7 +131,7 @@ class QueryKey:
             Parameter -> factors of its shape, in [0, 1], for `SteepestDescent.scale_`.
         """
         factors: dict[Tensor, Tensor] = {}
-        per_head = logit_factors(largest, threshold, len(self.key.rows()["weight"]) // self.head_dim)
+        per_head = logit_factors(largest, threshold, self.key.count // self.head_dim)
         for projection, factor in zip((self.query, self.key), per_head, strict=True):
             for p, expanded in projection.expand(factor.repeat_interleave(self.head_dim)).items():
                 factors[p] = factors[p] * expanded if p in factors else expanded  # W_q and W_k may be one parameter

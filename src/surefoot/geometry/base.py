@@ -83,6 +83,10 @@ class Geometry(ABC):
             `(projected weights, cache)`.
         """
 
+    def is_zero(self, w: Tensor) -> Tensor:
+        """Whether each weight is zero, broadcasting against w, `(..., 1, 1)` or `(..., 1)`."""
+        return (w == 0).all(tuple(range(-self.ndim, 0)), keepdim=True)
+
     def takes(self, block: tuple[int, ...]) -> bool:
         """True if blocks of this shape, `(n, out, in)` or `(n, size)`, have as many dimensions as the norm."""
         return len(block) - 1 == self.ndim

@@ -150,8 +150,8 @@ class ScaledSpectral(Geometry):
     def _tangent_to_lengths(
         self, w: Tensor, m: Tensor, constraint: SameLengths, cache: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        unit = constraint.unit(w)
-        g, start = m.to(unit.dtype), cache["multipliers"].to(unit.dtype)
+        unit = constraint.unit(w)  # of fewer vectors than the multipliers are, where a parameter has larger blocks, too
+        g, start = m.to(unit.dtype), cache["multipliers"][..., : w.shape[-3 - constraint.dim]].to(unit.dtype)
         if constraint.dim == -1:
             d, x = rows_msign(g, unit, start, self._accurate)
         else:

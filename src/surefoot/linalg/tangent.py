@@ -201,6 +201,7 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
     shift = SMOOTHING * torch.eye(min(rows, columns), dtype=a.dtype, device=a.device)
     shift = shift.expand(*a.shape[:-2], *shift.shape)
     free = (unit == 0).all(-1)
+    found, done = torch.zeros_like(a), torch.zeros(a.shape[:-2], dtype=torch.bool, device=a.device)
     for _ in range(ITERATIONS):
         sign = msign(torch.cat([a + x[..., None] * unit, shift], -2 if tall else -1), method)
         inverse = (sign[..., rows:, :] if tall else sign[..., columns:]) / SMOOTHING
@@ -214,10 +215,13 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
             slope = ((inverse @ a) * unit).sum(-1, keepdim=True)
             best = -torch.cholesky_solve(slope, torch.linalg.cholesky_ex(normal).L)[..., 0]
             d = inverse @ (a + best[..., None] * unit)
-        x = torch.lerp(x, best, RELAXATION)
-        if device.on_cpu(d) and bool((upper_bound(d, 8) <= 1 + EXCESS).all()):
-            break
-    return d / upper_bound(d, 10).clamp_min(1)[..., None, None], x
+        found = torch.where(done[..., None, None], found, d)
+        x = torch.where(done[..., None], x, torch.lerp(x, best, RELAXATION))
+        if device.on_cpu(d):  # a matrix's step does not depend on how long others of its batch take
+            done = done | (upper_bound(found, 8) <= 1 + EXCESS)
+            if bool(done.all()):
+                break
+    return found / upper_bound(found, 10).clamp_min(1)[..., None, None], x
 
 
 def tangent_part(d: Tensor, unit: Tensor, dim: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,20 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
-from surefoot.optim.batching import Batch, Blocks, batches, in_pieces, load, store
-from surefoot.optim.param_groups import by_role, check_group, learning_rate, place, with_names
+from surefoot.monitor.norms import by_name, measured_change, stability
+from surefoot.optim.batching import Batch, Blocks, Leaf, batches, init_state, load, store
+from surefoot.optim.param_groups import by_role, check_group, is_dtensor, place, whole_of, with_names
+from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
+from surefoot.optim.saved_state import FORMAT, kept_norms, own_memory, refuse_other
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import Step
-from surefoot.step import step as advance
+from surefoot.step import step as plain_step
 
-FORMAT = 2
-"""Version of the state dictionary's layout."""
+if TYPE_CHECKING:
+    from surefoot.optim.sharding import Sharding
 
 STEPS = "steps_on_device"
 """Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
@@ -51,8 +53,8 @@ class SteepestDescent(Optimizer):
         maximize: climb instead of descending.
 
     Raises:
-        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a `DTensor`, a
-            parameter that the plan lacks, a negative lr. List errors are torch's own.
+        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
+            plan lacks, a `DTensor` that is neither copied nor cut, a negative lr. List errors are torch's own.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> optimizer = SteepestDescent(model, lr=0.1)
@@ -69,7 +71,7 @@ class SteepestDescent(Optimizer):
         *,
         lr: float | Tensor,
         precision: Precision | None = None,
-        step: Step = advance,
+        step: Step = plain_step,
         maximize: bool = False,
     ) -> None:
         self._precision = precision or Precision()
@@ -79,6 +81,7 @@ class SteepestDescent(Optimizer):
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds = RunningBound()
         self._vectors: dict[Tensor, State] = {}  # of `stability`; no part of the state
+        self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -108,8 +111,24 @@ class SteepestDescent(Optimizer):
         for p, placement in zip(group["params"], placements, strict=True):
             shared = self._roles.setdefault(placement.role, placement.role)
             self._placements[p] = replace(placement, role=shared)
+        self._add_sharded(group["params"])
         group["plan"] = [placement.digest for placement in placements]
         group["format"] = FORMAT
+
+    def _add_sharded(self, params: list[Tensor]) -> None:
+        """Find this process's part of each `DTensor`; the state is complete from here on."""
+        split = [p for p in params if is_dtensor(p)]
+        if not split:
+            return
+        from surefoot.optim.sharding import Sharding
+
+        self._sharding = self._sharding or Sharding(self._precision, self._bounds)
+        for p in split:
+            self._sharding.add(p, self._names[p], self._placements[p])  # type: ignore[arg-type]
+            if self.state[p]:
+                self._sharding.adopt(p, self.state[p])
+            else:
+                self.state[p] = self._sharding.init_state(p, self._names[p])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -128,26 +147,31 @@ class SteepestDescent(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._sharding:
+            self._sharding.agree()
         for group in self.param_groups:
-            for batch in batches(group, self._placements):
-                states = [self._state(p) for p in batch.params]
-                blocks = load(batch, states, self._precision)
+            for batch in batches(self._leaves(group), group):
+                blocks = load(batch, self._precision)
                 self._revalidate(batch, blocks)
-                self._advance(batch, blocks)
-                store(batch, blocks, states, self._precision)
+                advance(batch, blocks, self._step)
+                store(batch, blocks, self._precision)
                 self._record(batch, blocks)
             if not all(device.on_cpu(p) for p in group["params"]):
                 group[STEPS] = group.get(STEPS, 0) + 1
+        if self._sharding:
+            self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
         return loss
 
-    def _advance(self, batch: Batch, blocks: Blocks) -> None:
-        """The step of each block of a batch, in place of what was loaded."""
-        placement, lr = batch.placement, learning_rate(batch.group)
-        take = in_pieces(self._step)
-        for i, (stabiliser, shape) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
-            eta, finite = lr * placement.role.lr_scale(shape), blocks.finite.reshape(-1, *(1,) * len(shape))
-            w, g, state = blocks.weights[i], blocks.gradients[i], blocks.states[i]
-            blocks.weights[i], blocks.states[i] = take(placement.role, stabiliser, w, g, state, eta, finite)
+    def _leaves(self, group: dict[str, Any]) -> Iterator[Leaf]:
+        """Those parameters of a group that this process steps by itself."""
+        for p in group["params"]:
+            if self._sharding and p in self._sharding.shards:
+                yield from self._sharding.leaves(p)
+            elif p.grad is not None:
+                if p.grad.is_sparse:
+                    raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
+                leaf = Leaf(p, p.grad, self._placements[p], self._state(p))
+                yield from [leaf] if p.numel() else []
 
     def _revalidate(self, batch: Batch, blocks: Blocks) -> None:
         """Reset norm bounds that no longer hold of the loaded weights."""
@@ -164,7 +188,7 @@ class SteepestDescent(Optimizer):
 
     def _record(self, batch: Batch, blocks: Blocks) -> None:
         """Remember weights whose norm bounds hold; what was rounded to half precision is another weight."""
-        exact = batch.params[0].dtype == batch.dtype or "master" in self.state[batch.params[0]]
+        exact = batch.params[0].dtype == batch.dtype or "master" in batch.states[0]
         if "upper" in blocks.states[0] and exact:
             self._bounds.record(batch.params, blocks.weights)
 
@@ -172,12 +196,7 @@ class SteepestDescent(Optimizer):
         """The parameter's state, initialised at its first step."""
         state: State = self.state[p]
         if not state:
-            placement = self._placements[p]
-            role, w = placement.role, p.detach().to(torch.promote_types(p.dtype, torch.float32))
-            state.update(role.momentum.init_state(torch.zeros_like(w)))
-            pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
-            state.update(join_blocks([role.init_memory(block, scheme) for scheme, block in pairs]))
-            state["skipped"] = torch.zeros((), dtype=torch.int32, device=p.device)
+            state.update(init_state(self._placements[p], p))
             self._convert(p)
         return state
 
@@ -187,11 +206,15 @@ class SteepestDescent(Optimizer):
         converted = self._precision.convert(p, self.state[p], averages, self._names[p])
         self.state[p].clear()
         self.state[p].update(converted)
+        if self._sharding and p in self._sharding.shards:
+            self._sharding.adopt(p, self.state[p])
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
+        if self._sharding:
+            self._sharding.gather_owned()
         saved = super().state_dict()
-        saved["state"] = {index: _own_memory(state) for index, state in saved["state"].items()}
+        saved["state"] = {index: own_memory(state) for index, state in saved["state"].items()}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -205,30 +228,16 @@ class SteepestDescent(Optimizer):
         """
         saved = state_dict["param_groups"]
         for index, (theirs, ours) in enumerate(zip(saved, self.param_groups, strict=False)):
-            self._refuse_other(index, theirs, ours)
+            refuse_other(index, theirs, ours, self._names)
         super().load_state_dict({**state_dict, "param_groups": [{**self.defaults, **group} for group in saved]})
         self._bounds.clear()  # the state may be of other weights
         for theirs, ours in zip(saved, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for key, value in state_dict["state"].get(index, {}).items():
-                    self.state[p][key] = value.detach().to(device=p.device, copy=True)
+                    split = self._sharding and self._sharding.placed(p, key, value)
+                    self.state[p][key] = whole_of(value).detach().to(p.device, copy=True) if split is None else split
                 if self.state.get(p):
                     self._convert(p)
-
-    def _refuse_other(self, index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-        """Raise ValueError where a saved group is of another format or plan than ours."""
-        if theirs.get("format") != FORMAT:
-            raise ValueError(
-                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
-                f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
-                "weights alone and start with a new optimizer"
-            )
-        for p, saved, present in zip(ours["params"], theirs["plan"], ours["plan"], strict=False):
-            if saved != present:
-                raise ValueError(
-                    f"{self._names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
-                    f"{saved}, now {present}; build the optimizer with the recipe and overrides of the checkpoint"
-                )
 
     @torch.no_grad()
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
@@ -245,7 +254,7 @@ class SteepestDescent(Optimizer):
         if foreign := [p for p in factors if p not in self._placements]:
             raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
         for p, factor in factors.items():
-            p.mul_(factor)
+            p.mul_(self._sharding.cut_like(p, factor) if self._sharding else factor)
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
@@ -264,36 +273,28 @@ class SteepestDescent(Optimizer):
         """
         report: dict[str, dict[str, float]] = {}
         for name, p, group in self._named():
-            placement, kept = self._placements[p], self._kept(p)
-            numbers, cache = stability(p, placement, float(group["lr"]), self._vectors.get(p), kept)
+            placement = self._placements[p]
+            if self._sharding and p in self._sharding.shards:
+                weight, kept = self._sharding.whole(p)
+            else:
+                weight, kept = p, kept_norms(p, placement, self.state.get(p, {}), self._bounds)
+            numbers, cache = stability(weight, placement, float(group["lr"]), self._vectors.get(p), kept)
             self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
             report |= by_name(name, numbers)
             if before is not None and name in before:
-                report[name]["update_measured"] = measured_change(before[name], p, placement)
+                report[name]["update_measured"] = measured_change(whole_of(before[name]), weight, placement)
         return report
-
-    def _kept(self, p: Tensor) -> State:
-        """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
-        state, placement = self.state.get(p, {}), self._placements[p]
-        cache = {name: state[name] for name in ("vectors", "upper") if name in state}
-        if "upper" in cache:
-            wide = p.to(torch.promote_types(p.dtype, torch.float32))
-            weights = [block[None] for block in placement.role.view.split(wide)]
-            uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
-            uppers = self._bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
-            cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
-        return cache
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
-        pickled["state"] = type(self.state)(dict, {p: _own_memory(state) for p, state in self.state.items()})
+        pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
         own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}}
+        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None}
 
-
-def _own_memory(state: State) -> State:
-    """The state with tensors that are part of a larger memory copied out of it."""
-    return {name: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for name, x in state.items()}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups if self._sharding is None else ():
+            self._add_sharded(group["params"])

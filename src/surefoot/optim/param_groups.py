@@ -51,8 +51,7 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
 def check_group(group: Mapping[str, Any], names: list[str]) -> None:
     """Raise ValueError for what no step takes: a rate, or a parameter, which its name in names tells.
 
-    A learning rate that is negative or not finite (one on a device is not read), complex parameters, and a `DTensor`,
-    whose memory on this process is a part of it, or one of several copies.
+    A learning rate that is negative or not finite (one on a device is not read), and complex parameters.
     """
     lr = learning_rate(group)
     if not (isinstance(lr, Tensor) and not device.on_cpu(lr)) and not 0 <= lr < math.inf:
@@ -60,12 +59,20 @@ def check_group(group: Mapping[str, Any], names: list[str]) -> None:
     for name, p in zip(names, group["params"], strict=True):
         if p.is_complex():
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
-        if hasattr(p, "device_mesh") and hasattr(p, "placements"):
-            raise ValueError(
-                f"{name} is a DTensor, {p.placements} on a mesh of {tuple(p.device_mesh.shape)}, and SteepestDescent "
-                "takes whole parameters: train with DistributedDataParallel in place of fully_shard or "
-                "parallelize_module; in torchtitan use SteepestDescentContainer on replicated parameters"
-            )
+
+
+def is_dtensor(p: Tensor) -> bool:
+    """Whether a parameter is a `DTensor`; torch.distributed is not imported for the question."""
+    return hasattr(p, "device_mesh") and hasattr(p, "placements")
+
+
+def whole_of(x: Tensor) -> Tensor:
+    """All of a tensor that may be a `DTensor`; a collective then."""
+    if not is_dtensor(x):
+        return x
+    from surefoot.mesh.groups import gather
+
+    return gather(x)
 
 
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.identity import plain_name
 from surefoot.momentum import State
 
 HALF = (torch.bfloat16, torch.float16)
@@ -19,8 +19,8 @@ HALF = (torch.bfloat16, torch.float16)
 ADDED = ("master", "rounds")
 """What `Precision` adds to a parameter's state, beside momentum and stabiliser."""
 
-WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""What DDP, `torch.compile`, activation checkpointing and FSDP put into a parameter's name."""
+Index = int | Tensor
+"""Where entries lie in the whole parameter, flattened: the first one's position if they follow each other, or all."""
 
 
 class Rounding(ABC):
@@ -38,8 +38,8 @@ class Rounding(ABC):
         return p.to(dtype)
 
     @abstractmethod
-    def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
-        """`(weight in its own dtype, changed entries of the state)`."""
+    def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
+        """`(weight in its own dtype, changed entries of the state)`, of entries that lie at index in the parameter."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RoundToNearest(Rounding):
     [1.0]
     """
 
-    def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
+    def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
         """w in this dtype."""
         return w.to(dtype), {}
 
@@ -65,9 +65,9 @@ class StochasticRounding(Rounding):
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16,)  # float16's range would need other noise
 
-    def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
+    def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
         """w in bfloat16; the noise differs from the momentum's."""
-        return stochastic(w, noise_seed(~state["rounds"])), {}
+        return stochastic(w, noise_seed(~state["rounds"]), index), {}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class MasterWeights(Rounding):
         """The copy, or the weight's own entry where that is no longer the copy's rounding."""
         return torch.where(state["master"].to(p.dtype) == p, state["master"], p.to(dtype))
 
-    def write(self, w: Tensor, dtype: torch.dtype, state: State) -> tuple[Tensor, State]:
+    def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
         """w rounded to nearest, and the copy."""
         return w.to(dtype), {"master": w}
 
@@ -159,9 +159,9 @@ class Precision:
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
 
-    def keep(self, x: Tensor, like: Tensor, state: State) -> Tensor:
+    def keep(self, x: Tensor, like: Tensor, state: State, index: Index = 0) -> Tensor:
         """An average x in the dtype of its place in the state, `like`: bfloat16 by stochastic rounding."""
-        return stochastic(x, noise_seed(state["rounds"])) if like.dtype == torch.bfloat16 != x.dtype else x
+        return stochastic(x, noise_seed(state["rounds"]), index) if like.dtype == torch.bfloat16 != x.dtype else x
 
 
 def noise_key(name: str) -> int:
@@ -170,7 +170,7 @@ def noise_key(name: str) -> int:
     >>> noise_key("module.layer._orig_mod.weight") == noise_key("layer.weight")
     True
     """
-    return int.from_bytes(hashlib.sha256(WRAPPERS.sub("", name).encode()).digest()[:4], "big") >> 1
+    return int.from_bytes(hashlib.sha256(plain_name(name).encode()).digest()[:4], "big") >> 1
 
 
 def noise_seed(rounds: Tensor) -> Tensor:
@@ -183,17 +183,17 @@ def noise_seed(rounds: Tensor) -> Tensor:
     return _hash(high.to(torch.int32)).bitwise_xor_(_hash(low.to(torch.int32)))
 
 
-def stochastic(x: Tensor, seed: Tensor, offset: int = 0) -> Tensor:
+def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
     """x in bfloat16, rounded up or down at random so that the mean over seeds is x.
 
     `P(up) = (x - down) / (up - down)`; numbers that bfloat16 has, and those that are not finite, come back as they are.
     The noise is a hash of (index, seed): the same on every device, and no generator is consumed. A part of a tensor
-    is rounded as in the whole if its offset is given.
+    is rounded as in the whole if its index is given.
 
     Args:
         x: float32, any shape.
         seed: int32 scalar, another one for every rounding.
-        offset: index of x's first entry in the whole parameter.
+        index: the position of x's first entry in the whole parameter, or the positions of all, in x's shape.
 
     Returns:
         bfloat16, within one unit in the last place (2**-7 relatively). Cost: ten passes over integers of x's size.
@@ -205,10 +205,13 @@ def stochastic(x: Tensor, seed: Tensor, offset: int = 0) -> Tensor:
     >>> rounded.unique().tolist(), round(float(rounded.float().mean() - 1) * 2**9, 1)
     ([1.0, 1.0078125], 1.0)
     """
-    first, last = offset // 2, (offset + x.numel() + 1) // 2  # a hash serves two neighbours, 16 bits each
-    hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(seed)))
-    halves = hashes.view(torch.int16)[offset % 2 : offset % 2 + x.numel()]
-    noise = halves.to(torch.int32).bitwise_and_(0xFFFF)
+    if isinstance(index, Tensor):  # a hash serves two neighbours, 16 bits each
+        hashes = _hash((index // 2).to(torch.int32).add_(_hash(seed)))
+        noise = (hashes >> 16 * (index % 2).to(torch.int32)).bitwise_and_(0xFFFF)
+    else:
+        first, last = index // 2, (index + x.numel() + 1) // 2
+        hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(seed)))
+        noise = hashes.view(torch.int16)[index % 2 : index % 2 + x.numel()].to(torch.int32).bitwise_and_(0xFFFF)
     bits = noise.view(x.shape).add_(x.contiguous().view(torch.int32))
     rounded = bits.bitwise_and_(-0x10000).view(torch.float32)  # an infinity has no low bits to carry from
     return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)

@@ -46,6 +46,12 @@ class Stabiliser(ABC):
     independent: ClassVar[bool] = False
     """True if the update of each independent problem (`Geometry.couples`) does not depend on the others."""
 
+    entrywise: ClassVar[bool] = False
+    """True if each entry moves by its weight, its rate and its part of the direction alone."""
+
+    norms_only: ClassVar[bool] = False
+    """True if rows of a table move by themselves but for `ball.norm` of the table, and for whether it is zero."""
+
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
         return {}
@@ -166,6 +172,7 @@ class Free(Stabiliser):
     """
 
     independent: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """The step alone, written to w."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class PostClip(Ball):
     >>> PostClip(2.0).promise
     'norm <= 2 at every step, certified'
     """
+
+    norms_only: ClassVar[bool] = True
 
     period: int | None = None
 
@@ -99,6 +102,8 @@ class Rescale(Ball):
     >>> Rescale(2.0).promise
     'norm <= 2 at every step, certified; rescaled'
     """
+
+    norms_only: ClassVar[bool] = True
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then scale down."""

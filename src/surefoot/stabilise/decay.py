@@ -45,6 +45,7 @@ class WeightDecay(Decay):
     """
 
     independent: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Decay, then step."""
@@ -80,6 +81,7 @@ class DecoupledWeightDecay(Stabiliser):
     """
 
     independent: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
 
     rate: float
     lr_scale: Scale
@@ -127,6 +129,8 @@ class PreDecay(Decay):
     >>> PreDecay(0.5).promise
     'norm <= max(initial, 2) at every step, certified'
     """
+
+    norms_only: ClassVar[bool] = True
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""

@@ -37,6 +37,7 @@ class CautiousDecay(Stabiliser):
     """
 
     independent: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
 
     rate: float
 
@@ -97,6 +98,7 @@ class IndependentDecay(Stabiliser):
     """
 
     independent: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
 
     rate: float
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,11 @@ class Normalise(Stabiliser):
     def __post_init__(self) -> None:
         if self.radius is not None:
             require_positive("Normalise's radius", self.radius)
+
+    @property
+    def norms_only(self) -> bool:  # type: ignore[override]
+        """Unless it is another norm than the weight's own."""
+        return self.norm is None
 
     def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
         """Step, then rescale."""
@@ -136,6 +142,8 @@ class SpectralSphere(Ball):
     'norm = 2, or 0 where it is 0'
     """
 
+    norms_only: ClassVar[bool] = True
+
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """The leading vectors and the multiplier, where the step is along the weight's own sphere."""
         return geometry.init_tangent(w, SameNorm()) if geometry is ball else {}
@@ -158,10 +166,7 @@ class SpectralSphere(Ball):
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
     """The step's result with norm radius, or with w's; w where it is zero or would become so."""
     after = expand(sphere.norm(stepped), sphere)
-    if radius is None:
-        target = expand(sphere.norm(w), sphere)
-    else:
-        target = radius * (w != 0).any(tuple(range(-sphere.ndim, 0)), keepdim=True).to(after.dtype)
+    target = expand(sphere.norm(w), sphere) if radius is None else radius * (~sphere.is_zero(w)).to(after.dtype)
     return scaled_to(stepped, w, after, target)
 
 

@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[3] / "src" / "surefoot"
 
 LAYERS = (
-    ("linalg",),
+    ("linalg", "mesh"),
     ("geometry",),
-    ("stabilise", "momentum", "preconditioning", "scaling", "views"),
+    ("stabilise", "momentum", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
     ("plan",),

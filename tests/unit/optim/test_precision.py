@@ -258,7 +258,7 @@ def test_noise_goes_by_the_name_without_wrappers_and_not_by_the_order():
 @pytest.mark.parametrize("start", [0, 1, 7, 12, 29])
 def test_a_part_is_rounded_as_in_the_whole(start):
     x = torch.rand(30)
-    assert torch.equal(stochastic(x, count(3))[start:], stochastic(x[start:], count(3), offset=start))
+    assert torch.equal(stochastic(x, count(3))[start:], stochastic(x[start:], count(3), index=start))
 
 
 def test_float64_parameters_have_float64_momentum_under_every_precision():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,12 @@ class Adaptive(Geometry):
     >>> DualScaled(Spectral()).plain
     Spectral(method='auto')
     """
+
+    apart: ClassVar[bool] = False
+    """True if each independent problem's direction depends on that problem alone."""
+
+    reads_weight: ClassVar[bool] = True
+    """False if `take` does not look at the weight."""
 
     norm_of: Geometry
 
@@ -73,13 +80,13 @@ class Adaptive(Geometry):
 
 @dataclass(frozen=True)
 class Given(Geometry):
-    """A norm whose direction has been taken already: what a stabiliser gets beside the direction of an `Adaptive`.
+    """A norm whose direction has been taken already: what a stabiliser gets beside that direction.
 
     Args:
         of: where the direction is from.
     """
 
-    of: Adaptive
+    of: Geometry
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ndim", self.of.plain.ndim)
@@ -123,6 +130,8 @@ class DualScaled(Adaptive):
     tensor([6., 8.])
     """
 
+    reads_weight: ClassVar[bool] = False
+
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
@@ -149,6 +158,9 @@ class RMSScaled(Adaptive):
     >>> RMSScaled(sf.HeadRMS()).take(torch.zeros(1, 2), torch.tensor([[0.6, -0.8]]), 1.0, {})[0]  # m / d
     tensor([[ 0.3000, -0.4000]])
     """
+
+    apart: ClassVar[bool] = True
+    reads_weight: ClassVar[bool] = False
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
-from surefoot.momentum import Adam, Momentum, Smoothing, State
+from surefoot.momentum.base import Adam, Momentum, Smoothing, State
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class RowAdam(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    rowwise: ClassVar[bool] = True
+    by_problem: ClassVar[bool] = False
 
     beta1: float = 0.9
     beta2: float = 0.95
@@ -97,6 +99,7 @@ class Whitened(Momentum):
     """
 
     entrywise: ClassVar[bool] = False
+    owned: ClassVar[tuple[str, ...]] = ("left", "right")
 
     memory: float = 0.95
     floor: float = 1e-6

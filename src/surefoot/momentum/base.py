@@ -57,6 +57,15 @@ class Smoothing(ABC):
     entrywise: ClassVar[bool] = False
     """True if each entry is smoothed on its own, so that a part of a table is smoothed as in the whole."""
 
+    rowwise: ClassVar[bool] = False
+    """True if each row of a matrix is smoothed on its own."""
+
+    by_problem: ClassVar[bool] = True
+    """True if `active` says of each independent problem whether it takes a step, False if of each parameter."""
+
+    owned: ClassVar[tuple[str, ...]] = ()
+    """Entries of the state that only the process which steps a matrix keeps, where several hold it."""
+
     @abstractmethod
     def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
@@ -172,6 +181,8 @@ class Adam(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    entrywise: ClassVar[bool] = True
+    by_problem: ClassVar[bool] = False
 
     beta1: float = 0.9
     beta2: float = 0.95

@@ -1,0 +1,185 @@
+"""Who computes which step, in which order, and how many bytes that sends: a pure function of shapes and slabs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from surefoot.mesh.slabs import Slab, owners
+
+BUCKET_BYTES = 64 << 20
+"""Bytes of whole matrices that one process computes between two exchanges, unless a single one has more."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step that needs all of a box of a parameter: a matrix, an expert, a vector.
+
+    Args:
+        name: for people.
+        box: the entries, within the parameter.
+        holders: the slab of each process, of the same parameter.
+        cost: of the step, in multiply-adds up to a factor.
+        sent: tensors of the box that go to the owner.
+        returned: tensors of the box that come back.
+        numbers: further numbers that the owner sends to everybody, such as singular-vector estimates.
+        itemsize: bytes of an entry.
+    """
+
+    name: str
+    box: Slab
+    holders: tuple[Slab, ...]
+    cost: int
+    sent: int = 1
+    returned: int = 1
+    numbers: int = 0
+    itemsize: int = 4
+
+    @cached_property
+    def parts(self) -> tuple[Slab, ...]:
+        """What each process holds of the box."""
+        return tuple(self.box.overlap(slab) for slab in self.holders)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Works that are exchanged by one collective each way.
+
+    Args:
+        works: with their owners.
+    """
+
+    works: tuple[tuple[Work, int], ...]
+
+    def outward(self, rank: int) -> list[tuple[int, int]]:
+        """Of each process: numbers that rank sends to it before its steps, and numbers that it sends to rank."""
+        counts = [[0, 0] for _ in range(len(self.works[0][0].holders))]
+        for work, owner in self.works:
+            counts[owner][0] += work.sent * work.parts[rank].numel
+            if owner == rank:
+                for other, part in enumerate(work.parts):
+                    counts[other][1] += work.sent * part.numel
+        return [(sent, received) for sent, received in counts]
+
+    def homeward(self, rank: int) -> list[tuple[int, int]]:
+        """Of each process: numbers that rank sends to it after its steps, and numbers that it sends to rank."""
+        counts = [[0, 0] for _ in range(len(self.works[0][0].holders))]
+        for work, owner in self.works:
+            counts[owner][1] += work.returned * work.parts[rank].numel + work.numbers
+            if owner == rank:
+                for other, part in enumerate(work.parts):
+                    counts[other][0] += work.returned * part.numel + work.numbers
+        return [(sent, received) for sent, received in counts]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The buckets of a step, for one group of processes.
+
+    Args:
+        buckets: in order.
+        ranks: number of processes.
+    """
+
+    buckets: tuple[Bucket, ...] = field(repr=False)
+    ranks: int
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self.buckets)
+
+    @property
+    def collectives(self) -> int:
+        """All-to-alls of a step."""
+        return 2 * len(self.buckets)
+
+    @cached_property
+    def costs(self) -> list[int]:
+        """What each process computes."""
+        costs = [0] * self.ranks
+        for bucket in self.buckets:
+            for work, owner in bucket.works:
+                costs[owner] += work.cost
+        return costs
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest process's cost over the mean."""
+        return max(self.costs) * self.ranks / max(1, sum(self.costs))
+
+    @cached_property
+    def sent_bytes(self) -> list[int]:
+        """Bytes that each process sends to others in a step."""
+        sent = [0] * self.ranks
+        for bucket in self.buckets:
+            for work, owner in bucket.works:
+                for rank, part in enumerate(work.parts):
+                    if rank != owner:
+                        sent[rank] += work.sent * part.numel * work.itemsize
+                        sent[owner] += (work.returned * part.numel + work.numbers) * work.itemsize
+        return sent
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """The most bytes that whole tensors of one bucket take on one process."""
+        most = 0
+        for bucket in self.buckets:
+            held = [0] * self.ranks
+            for work, owner in bucket.works:
+                held[owner] += max(work.sent, work.returned) * work.box.numel * work.itemsize
+            most = max(most, *held)
+        return most
+
+
+def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> Schedule:
+    """Owners and buckets: the longest works first, each to the process that has the least.
+
+    Every prefix of this order is balanced, so every bucket is about as long on each process. A bucket ends where one
+    process would hold more than the budget.
+
+    Args:
+        works: of one group of processes, at least one, with equal numbers of holders.
+        budget: bytes of one tensor of each work that a process may hold at once.
+
+    Returns:
+        The schedule, the same on every process.
+
+    >>> halves = (Slab((0, 0), (2, 4)), Slab((2, 0), (2, 4)))
+    >>> works = [Work(name, Slab((0, 0), (4, 4)), halves, cost(4, 4)) for name in "ab"]
+    >>> plan = schedule(works)
+    >>> plan.collectives, plan.costs, plan.sent_bytes  # half a matrix out, half a matrix home
+    (2, [960, 960], [64, 64])
+    """
+    ranks = len(works[0].holders)
+    chosen = owners([work.cost for work in works], ranks)
+    order = sorted(range(len(works)), key=lambda i: (-works[i].cost, i))
+    buckets: list[list[tuple[Work, int]]] = [[]]
+    held = [0] * ranks
+    for index in order:
+        work, owner = works[index], chosen[index]
+        size = work.box.numel * work.itemsize
+        if held[owner] and held[owner] + size > budget:
+            buckets.append([])
+            held = [0] * ranks
+        held[owner] += size
+        buckets[-1].append((work, owner))
+    return Schedule(tuple(Bucket(tuple(bucket)) for bucket in buckets), ranks)
+
+
+def cost(*sizes: int) -> int:
+    """Multiply-adds of the matrix signs of `(n, out, in)`, or of `(out, in)`; of vectors their entries.
+
+    Of five iterations: with m the shorter side, `n (10 m^2 M + 5 m^3)` products of the whole, or, where `M >= 1.5 m`,
+    `n (4 m^2 M + 14 m^3)` by the Gram matrix. By `m^2 M` alone the busiest of 64 processes would have 6 % more than the
+    mean on LLaMA-7B.
+
+    >>> cost(2, 4, 4), cost(4, 8), cost(7)
+    (1920, 1408, 7)
+    """
+    if len(sizes) < 2:
+        return math.prod(sizes)
+    *batch, d_out, d_in = sizes
+    m, longer = min(d_out, d_in), max(d_out, d_in)
+    each = 4 * m**2 * longer + 14 * m**3 if longer >= 1.5 * m else 10 * m**2 * longer + 5 * m**3
+    return math.prod(batch) * each

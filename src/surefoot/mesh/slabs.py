@@ -1,0 +1,134 @@
+"""Which part of a parameter each process holds, and which process computes what: pure functions of shapes."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A box of entries: from `start`, `size` many along each dimension.
+
+    >>> Slab((2, 0), (2, 3)).overlap(Slab((3, 1), (4, 4)))
+    Slab(start=(3, 1), size=(1, 2))
+    """
+
+    start: Shape
+    size: Shape
+
+    @property
+    def numel(self) -> int:
+        """Number of entries."""
+        return math.prod(self.size)
+
+    def overlap(self, other: Slab) -> Slab:
+        """The entries of both."""
+        starts = tuple(map(max, self.start, other.start))
+        ends = (min(a + n, b + m) for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True))
+        return Slab(starts, tuple(max(0, end - start) for start, end in zip(starts, ends, strict=True)))
+
+    def within(self, other: Slab) -> tuple[slice, ...]:
+        """Where its entries lie in a tensor that holds the other's."""
+        begins = (a - b for a, b in zip(self.start, other.start, strict=True))
+        return tuple(slice(begin, begin + n) for begin, n in zip(begins, self.size, strict=True))
+
+
+def slabs(shape: Shape, mesh: Shape, placements: Sequence[Any]) -> list[Slab]:
+    """The slab of every process of a mesh, in row-major order of their coordinates.
+
+    A dimension of n entries over P processes is cut as `torch.chunk` cuts it: `ceil(n/P)` each, the last ones fewer or
+    none. Where several mesh dimensions cut one dimension, they do so in the mesh's order; a `_StridedShard` cuts after
+    those to its right, whose sizes multiply to its `split_factor`, as FSDP2 cuts what tensor parallelism has cut.
+
+    Args:
+        shape: of the whole parameter.
+        mesh: the mesh's shape.
+        placements: one for each mesh dimension: torch's `Replicate`, `Shard`, or `_StridedShard`.
+
+    Returns:
+        A slab for each process.
+
+    Raises:
+        ValueError: another placement, or several `_StridedShard` of one dimension.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> slabs((3, 2), (1, 2), (Replicate(), Shard(0)))
+    [Slab(start=(0, 0), size=(2, 2)), Slab(start=(2, 0), size=(1, 2))]
+    """
+    orders = [_order(dim, mesh, placements) for dim in range(len(shape))]
+    found = []
+    for coordinate in itertools.product(*map(range, mesh)):
+        cuts = [
+            _cut(length, [(coordinate[axis], mesh[axis]) for axis in order])
+            for length, order in zip(shape, orders, strict=True)
+        ]
+        found.append(Slab(tuple(start for start, _ in cuts), tuple(size for _, size in cuts)))
+    return found
+
+
+def cutting(placements: Sequence[Any]) -> tuple[int, ...]:
+    """The mesh dimensions that cut the parameter; ValueError for a placement that is neither a copy nor a cut.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> cutting((Replicate(), Shard(0)))
+    (1,)
+    """
+    for placement in placements:
+        if type(placement).__name__ not in ("Replicate", "Shard", "_StridedShard"):
+            raise ValueError(f"{placement!r} is neither Replicate nor Shard")
+    return tuple(axis for axis, placement in enumerate(placements) if type(placement).__name__ != "Replicate")
+
+
+def owners(costs: Sequence[int], ranks: int) -> list[int]:
+    """An owner for each of several pieces of work: the longest first, each to the rank with the least so far.
+
+    Args:
+        costs: of each piece, in any unit.
+        ranks: number of owners.
+
+    Returns:
+        The rank of each piece. The busiest has at most 4/3 of the least possible.
+
+    Source: R. Graham, "Bounds on multiprocessing timing anomalies", 1969, theorem 2.
+
+    >>> owners([3, 1, 2], 2)
+    [0, 1, 1]
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    chosen = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, rank = heapq.heappop(loads)
+        chosen[index] = rank
+        heapq.heappush(loads, (load + costs[index], rank))
+    return chosen
+
+
+def _order(dim: int, mesh: Shape, placements: Sequence[Any]) -> list[int]:
+    """The mesh dimensions that cut dimension dim, in the order of their cuts."""
+    order = [axis for axis in cutting(placements) if placements[axis].dim == dim]
+    late = [axis for axis in order if getattr(placements[axis], "split_factor", 1) > 1]
+    if late:
+        right = order[order.index(late[0]) + 1 :]
+        if len(late) > 1 or math.prod(mesh[axis] for axis in right) != placements[late[0]].split_factor:
+            raise ValueError(
+                f"{placements[late[0]]!r} of {tuple(placements)} on a mesh of {mesh} is no contiguous part"
+            )
+        order = [*order[: order.index(late[0])], *right, late[0]]
+    return order
+
+
+def _cut(length: int, cuts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """`(start, size)` of what is left of a length after each cut `(index, parts)`."""
+    start = 0
+    for index, parts in cuts:
+        each = -(-length // parts)
+        begin = min(index * each, length)
+        start, length = start + begin, min(each, length - begin)
+    return start, length

@@ -1,0 +1,121 @@
+"""What an owner steps whole: a matrix, an expert or a vector of which several processes hold parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from surefoot.linalg import device
+from surefoot.mesh.schedule import Work, cost
+from surefoot.mesh.slabs import Slab
+from surefoot.momentum import State
+from surefoot.optim.shard import Shard
+from surefoot.plan import Placement
+from surefoot.scaling import Constant
+from surefoot.step import move, step, turned
+from surefoot.views import Stack
+
+
+@dataclass(eq=False)
+class Job:
+    """A matrix, an expert or a vector that its owner steps whole.
+
+    Args:
+        shard: this process's part of the parameter.
+        work: which entries, and what is sent.
+        placement: role and shape of the entries.
+        only: which of a stack's matrices this is; None: all of the parameter.
+        key: stands for the matrix in a `RunningBound`.
+    """
+
+    shard: Shard
+    work: Work
+    placement: Placement
+    only: int | None
+    key: Tensor
+
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """Where this process's part of the entries lies in its slab."""
+        return self.work.parts[self.shard.cut.mine].within(self.shard.cut.slab)
+
+    def numbers(self) -> State:
+        """What the owner changes of the state beside tensors of the parameter's shape: the same on every process."""
+        return self._own(self.shard.small)
+
+    def kept(self) -> State:
+        """`numbers`, and what the owner alone keeps."""
+        return self.numbers() | self._own(self.shard.placement.role.momentum.owned)
+
+    def _own(self, names: Iterable[str]) -> State:
+        own = {name: self.shard.state[name] for name in names}
+        return {n: x if self.only is None or not x.ndim else x[self.only : self.only + 1] for n, x in own.items()}
+
+    def masks(self) -> list[Tensor]:
+        """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries."""
+        if not self.shard.placement.role.geometry.couples:  # an entrywise direction needs none
+            return [torch.ones(1, *(1,) * (len(block) - 1)) for block in self.placement.blocks]
+        masks = self.shard.masks()
+        return masks if self.only is None else [mask[self.only : self.only + 1] for mask in masks]
+
+
+def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
+    """A parameter's jobs: one for each matrix of a stack, else one."""
+    placement, shape = shard.placement, shard.placement.shape
+    block = placement.blocks[0]
+    whole = Slab((0,) * len(shape), shape)
+    separate = len(placement.blocks) == 1 and len(block) == 3 and block == shape and shard.way != "all"
+    boxes = [Slab((i, *whole.start[1:]), (1, *shape[1:])) for i in range(shape[0])] if separate else [whole]
+    if separate:
+        role = replace(
+            placement.role,
+            view=Stack(),
+            lr_scale=Constant(placement.role.lr_scale(block)),
+            stabiliser=placement.stabilisers[0],
+            radius_unit=Constant(),
+        )
+        placement = Placement(role, placement.why, (1, *shape[1:]))
+    sent = {"direction": 1, "weight": 2 + (not placement.role.geometry.couples), "all": 2 + len(shard.shaped)}
+    returned = 1 + (len(shard.shaped) if shard.way == "all" else 0)
+    numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
+    amount = sum(cost(*b) for b in placement.blocks)
+    return [
+        Job(
+            shard,
+            Work(str(shape), box, shard.cut.slabs, amount, sent[shard.way], returned, numbers, dtype.itemsize),
+            placement,
+            i if separate else None,
+            torch.empty(0, device=shard.local.device),
+        )
+        for i, box in enumerate(boxes)
+    ]
+
+
+def _cut(kept: Tensor, new: Tensor) -> Tensor:
+    """What was kept, without the margins by which a parameter's smaller blocks are filled up."""
+    return kept[tuple(slice(n) for n in new.shape)]
+
+
+def advance(
+    jobs: list[Job], i: int, tensors: list[Tensor], kept: State, lr: float | Tensor
+) -> tuple[list[Tensor], State]:
+    """The step of the i-th block of like jobs, or its direction: what goes back, and what is kept."""
+    placement, shard = jobs[0].placement, jobs[0].shard
+    role, stabiliser, shape = placement.role, placement.stabilisers[i], placement.blocks[i]
+    eta = lr * role.lr_scale(shape)
+    if shard.way == "all":
+        g, w, *states = tensors
+        finite = torch.stack([job.shard.known.finite for job in jobs]).reshape(-1, *(1,) * len(shape))
+        state = dict(zip(shard.shaped, states, strict=True)) | kept
+        w, new = step(role, stabiliser, w, g, state, eta, finite)
+        return [w, *(new[name] for name in shard.shaped)], new
+    mask = tensors[2] if len(tensors) == 3 else torch.stack([job.masks()[i] for job in jobs])
+    active = 1.0 if device.on_cpu(mask) and bool((mask == 1).all()) else mask
+    if shard.way == "direction":
+        geometry, m, new = turned(role, tensors[0], tensors[0], kept, active)
+        return [geometry.direction(m)], new
+    w, new = move(role, stabiliser, tensors[1], tensors[0], kept, eta, active)
+    return [w], new

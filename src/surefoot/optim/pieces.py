@@ -1,0 +1,69 @@
+"""A table's step, some rows at a time: what of a step is each row's own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from surefoot.geometry.adaptive import Adaptive
+from surefoot.geometry.base import Eta, Geometry
+from surefoot.momentum import State
+from surefoot.optim.batching import ELSEWHERE, Batch, Blocks
+from surefoot.optim.param_groups import learning_rate
+from surefoot.roles import Role
+from surefoot.stabilise import Stabiliser
+from surefoot.step import Step
+
+PIECE_BYTES = {"cpu": 3 << 19}
+"""Bytes of a table's rows that go through the whole step at once."""
+
+LINE = 16
+"""Pieces are multiples of so many rows or entries, so that each starts at a cache line, as its whole does."""
+
+
+def in_pieces(take: Step) -> Step:
+    """A step that takes `PIECE_BYTES` of leading rows at a time where rows are independent of each other.
+
+    Every operation then finds its input in the cache, and weights and gradients are read from memory once.
+
+    Args:
+        take: the step of a piece.
+
+    Returns:
+        A function with the arguments and results of `surefoot.step.step`.
+    """
+
+    def run(
+        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+    ) -> tuple[Tensor, State]:
+        rows = -role.weight_geometry.ndim
+        pieces = math.ceil(w.numel() * w.element_size() / PIECE_BYTES.get(w.device.type, ELSEWHERE))
+        apart = role.momentum.entrywise and turned_by_row(role.geometry) and stabiliser.entrywise
+        if pieces < 2 or not apart or any(x.shape != w.shape for x in state.values()):
+            return take(role, stabiliser, w, g, state, eta, finite)
+        size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
+        names = list(state)
+        for part, gradient, *old in zip(*(torch.split(x, size, rows) for x in (w, g, *state.values())), strict=True):
+            moved, new = take(role, stabiliser, part, gradient, dict(zip(names, old, strict=True)), eta, finite)
+            for place, x in ((part, moved), *((old[names.index(name)], x) for name, x in new.items())):
+                if place is not x:
+                    place.copy_(x)
+        return w, state
+
+    return run
+
+
+def turned_by_row(geometry: Geometry) -> bool:
+    """Whether each leading row of a matrix, or entry of a vector, has its own direction, whatever the others are."""
+    return -geometry.ndim not in geometry.couples and (not isinstance(geometry, Adaptive) or geometry.apart)
+
+
+def advance(batch: Batch, blocks: Blocks, step: Step) -> None:
+    """The step of each block of a batch, in place of what was loaded."""
+    placement, lr, take = batch.placement, learning_rate(batch.group), in_pieces(step)
+    for i, (stabiliser, shape) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):
+        eta, finite = lr * placement.role.lr_scale(shape), blocks.finite.reshape(-1, *(1,) * len(shape))
+        w, g, state = blocks.weights[i], blocks.gradients[i], blocks.states[i]
+        blocks.weights[i], blocks.states[i] = take(placement.role, stabiliser, w, g, state, eta, finite)

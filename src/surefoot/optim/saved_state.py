@@ -1,0 +1,54 @@
+"""What a saved state dictionary must fulfil, and what a state knows of its weight's norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.momentum import State
+from surefoot.monitor.norms import join_blocks, split_by_block
+from surefoot.optim.param_groups import is_dtensor
+from surefoot.plan import Placement
+from surefoot.stabilise.running_bound import RunningBound
+
+FORMAT = 2
+"""Version of the state dictionary's layout."""
+
+
+def refuse_other(index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    """Raise ValueError where a saved group is of another format or plan than ours."""
+    if theirs.get("format") != FORMAT:
+        raise ValueError(
+            f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
+            f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
+            "weights alone and start with a new optimizer"
+        )
+    for p, saved, present in zip(ours["params"], theirs["plan"], ours["plan"], strict=False):
+        if saved != present:
+            raise ValueError(
+                f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
+                f"{saved}, now {present}; build the optimizer with the recipe and overrides of the checkpoint"
+            )
+
+
+def own_memory(state: State) -> State:
+    """The state with tensors that are part of a larger memory copied out of it."""
+    return {
+        name: x.clone() if not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes else x
+        for name, x in state.items()
+    }
+
+
+def kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBound) -> State:
+    """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
+    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state}
+    if "upper" in cache:
+        wide = p.to(torch.promote_types(p.dtype, torch.float32))
+        weights = [block[None] for block in placement.role.view.split(wide)]
+        uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
+        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
+        cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
+    return cache

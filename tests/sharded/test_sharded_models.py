@@ -1,0 +1,148 @@
+"""Models as people shard them: FSDP2, FSDP2 over tensor parallelism, DDP; losses and weights as in one process."""
+
+import pytest
+import torch
+from threads import run
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import surefoot as sf
+from surefoot.experiment.models.decoder import reference
+from surefoot.mesh.groups import gather
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of every linear layer's output
+STEPS, BATCH = 10, 4
+
+
+class Network(nn.Module):
+    """Enough of a decoder for every kind of parameter: a table, matrices up and down, norms, biases, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 8)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(2)
+        )
+        self.head = nn.Linear(8, 13, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def tokens(step: int) -> torch.Tensor:
+    return torch.randint(0, 13, (BATCH, 6), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    logits = model(batch[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def train(model: nn.Module, plan: sf.Plan, rows: slice) -> list[torch.Tensor]:
+    """Losses of this process's rows of each batch."""
+    optimizer = sf.SteepestDescent(model, plan, lr=0.05)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model, tokens(step)[rows])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: (gather(p) if isinstance(p, DTensor) else p.detach()).clone() for n, p in model.named_parameters()}
+
+
+def fsdp(model: nn.Module, ranks: int) -> slice:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    rank, each = torch.distributed.get_rank(), BATCH // ranks
+    return slice(rank * each, (rank + 1) * each)
+
+
+def fsdp_of_tp(model: nn.Module, ranks: int) -> slice:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for layer in model.layers:
+        parallelize_module(layer, mesh["tp"], {"1": ColwiseParallel(), "3": RowwiseParallel()})
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    rank = mesh["dp"].get_local_rank()
+    return slice(2 * rank, 2 * rank + 2)
+
+
+@pytest.mark.parametrize("stabiliser", [None, sf.PostClip(1.0)], ids=str)
+@pytest.mark.parametrize(
+    ("shard", "ranks"), [(fsdp, 2), (fsdp, 4), (fsdp_of_tp, 4)], ids=["FSDP2", "FSDP2 4", "FSDP2 x TP"]
+)
+def test_training_is_that_of_one_process(shard, ranks, stabiliser):
+    single = Network().double()
+    plan = sf.Plan.of(single, stabiliser=stabiliser)
+    plan.initialise_(single)
+    want = train(single, plan, slice(None))
+
+    def work(rank):
+        model = Network().double()
+        rows = shard(model, ranks)
+        plan.initialise_(model)
+        losses = torch.stack(train(model, plan, rows))
+        torch.distributed.all_reduce(losses)
+        return losses / ranks, weights(model)
+
+    for losses, after in run(ranks, work):
+        torch.testing.assert_close(losses, torch.stack(want), rtol=0, atol=1e-10)
+        for name, p in single.named_parameters():
+            torch.testing.assert_close(after[name], p.detach(), rtol=0, atol=1e-10)
+
+
+def test_a_model_on_meta_is_sharded_emptied_and_initialised():
+    single = reference("gpt", width=32, depth=1, head_dim=16, vocab=24)
+    plan = sf.Plan.of(single)
+    plan.initialise_(single, seed=1)
+
+    def work(rank):
+        with torch.device("meta"):
+            model = reference("gpt", width=32, depth=1, head_dim=16, vocab=24)
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        model.to_empty(device="cpu")
+        own = sf.Plan.of(model)
+        assert own.hash == plan.hash
+        own.initialise_(model, seed=1)
+        return weights(model)
+
+    for got in run(4, work):
+        for name, p in single.named_parameters():
+            assert torch.equal(got[name], p.detach()), name
+
+
+def test_logits_are_held_on_shards_as_in_one_process():
+    batch = torch.randint(0, 24, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def work(rank, ranks):
+        model = reference("gpt", width=32, depth=1, head_dim=16, vocab=24).double()
+        plan = sf.Plan.of(model)
+        plan.initialise_(model)
+        if ranks > 1:
+            fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        optimizer = sf.SteepestDescent(model, plan, lr=0.3)
+        sf.LogitControl(model, threshold=0.05).hold(optimizer)
+        each = len(batch) // ranks
+        for _ in range(4):
+            loss_of(model, batch[rank * each : (rank + 1) * each]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model)
+
+    want = work(0, 1)
+    for got in run(2, work, 2):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6)  # maxima are kept in float32
