@@ -166,7 +166,7 @@ MUTATIONS = (
         RATES,
     ),
     Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", MOVES),
-    Mutation("momentum in new memory", "momentum.py", "old.lerp_(g, weight)", "old.lerp(g, weight)", MOVES),
+    Mutation("momentum in new memory", "momentum/base.py", "old.lerp_(g, weight)", "old.lerp(g, weight)", MOVES),
     Mutation(
         "steps of eta 0 not undone", "step.py", "return where_moved(eta, dims, moved, w), {", "return moved, {", MASKS
     ),
@@ -211,7 +211,6 @@ MUTATIONS = (
         "orthogonal by a fast one", "stabilise/manifolds.py", "ball.retract(along(", "ball.direction(along(", PROMISES
     ),
     Mutation("positions keep RMS 1", "discovery/find.py", "found | added_kinds(model, tables, found)", "found", ADDED),
-    Mutation("a DTensor is whole", "optim/param_groups.py", 'if hasattr(p, "device_mesh") and', "if False and", EDGES),
     Mutation(
         "margin of one step too few",
         "stabilise/running_bound.py",
@@ -235,12 +234,12 @@ MUTATIONS = (
         TANGENT,
     ),
     Mutation("turn that stretches", "linalg/tangent.py", "(turn - turn.mT,", "(turn + turn.mT,", MANIFOLDS),
-    Mutation("fixed multipliers", "linalg/tangent.py", "x = torch.lerp(x, best,", "x = torch.lerp(x, x,", MANIFOLDS),
+    Mutation("fixed multipliers", "linalg/tangent.py", "torch.lerp(x, best,", "torch.lerp(x, x,", MANIFOLDS),
     Mutation("step by noise", "linalg/tangent.py", "amax(dims, keepdim=True) > least", "amax() >= 0", MANIFOLDS),
     Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(
         "unequal projections by one scale",
-        "optim/optimizer.py",
+        "optim/pieces.py",
         "role.lr_scale(shape), blocks.finite",
         "role.lr_scale(placement.blocks[0]), blocks.finite",
         VIEWS,

@@ -6,12 +6,14 @@ from mutation_table import Mutation
 RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_adaptive.py"
 BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
 RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_worst_change.py"
+SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
+SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
 
 MUTATIONS = (
     *CORE,
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
     Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
-    Mutation("a kernel's taps as a width", "recipes/steady.py", "        lr_scale=Constant(),\n", "", RECIPES),
+    Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant()), name=", "FanRatio()), name=", RECIPES),
     Mutation("rows before columns", "geometry/adaptive/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",
@@ -30,10 +32,10 @@ MUTATIONS = (
         "rate = 1 - self.beta",
         ADAPTIVE,
     ),
-    Mutation("the whitening's root", "preconditioning.py", "** -0.25", "** -0.5", ADAPTIVE),
+    Mutation("the whitening's root", "momentum/preconditioning.py", "** -0.25", "** -0.5", ADAPTIVE),
     Mutation(
         "a row's sum of squares",
-        "preconditioning.py",
+        "momentum/preconditioning.py",
         ".mean(-1, keepdim=True), rate)",
         ".sum(-1, keepdim=True), rate)",
         ADAPTIVE,
@@ -79,6 +81,17 @@ MUTATIONS = (
         "1 + reach * nuclear / unit",
         WORST,
     ),
+    Mutation("a rank without a gradient", "optim/sharding.py", "there &= ~(missing & shard.copies)", "pass", SHARDED),
+    Mutation("zero problems of a part alone", "optim/sharding.py", "labels + torch", "labels * 0 + torch", MESHES),
+    Mutation("a strided part in the mesh's order", "mesh/slabs.py", "*right, late[0]]", "late[0], *right]", SCHEDULE),
+    Mutation(
+        "noise by the place in the part",
+        "optim/shard.py",
+        'if "rounds" in self.state else 0',
+        "if False else 0",
+        MESHES,
+    ),
+    Mutation("values cut into heads", "views/per_block.py", "return not self.values and", "return False and", SPLIT),
     Mutation(
         "any entries, or half", "stabilise/decay_variants.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST
     ),

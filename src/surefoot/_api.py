@@ -6,21 +6,32 @@ from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
-from surefoot.initialise import AsBuilt, ExactNorm, Fill, HeadNormal, Initial, LinearNormal, Orthogonal, UnitNormal
+from surefoot.initialise import (
+    AsBuilt,
+    ExactNorm,
+    Fill,
+    HeadNormal,
+    Initial,
+    LinearNormal,
+    Orthogonal,
+    SquareNormal,
+    UnitNormal,
+)
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Adam, Momentum, Smoothing
+from surefoot.momentum.preconditioning import RowAdam, Whitened
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
 from surefoot.plan import Placement, Plan
-from surefoot.preconditioning import RowAdam, Whitened
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
 from surefoot.scaling import (
     Constant,
     FanIn,
     FanRatio,
+    HeadScale,
     Keller,
     LogRows,
     LongerSide,
@@ -35,13 +46,14 @@ from surefoot.step import compiled
 __all__ = [
     "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
     "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal",
-    "HeadRMS", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal", "LogRows",
-    "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Natural",
-    "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip", "PreDecay",
-    "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest", "RowAdam",
-    "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser",
-    "SteepestDescent", "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay",
-    "StreamingSpectral", "TransposedConvSpectral", "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay",
-    "Whitened", "check", "compiled", "convert", "dual_norm", "from_adamw", "geometry", "layers", "mclip", "measure",
-    "msign", "per_head", "recipes", "scale_attention_", "views",
+    "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal",
+    "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",
+    "Moonlight", "Natural", "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan",
+    "PostClip", "PreDecay", "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn",
+    "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral",
+    "SpectralSphere", "SquareNormal", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
+    "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
+    "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm",
+    "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_",
+    "views",
 ]  # fmt: skip

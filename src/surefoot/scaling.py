@@ -146,6 +146,28 @@ class FanRatio(Scale):
 
 
 @dataclass(frozen=True)
+class HeadScale(Scale):
+    """One scale for an attention layer's heads, blocks of `head_dim` rows, and another for what is fused with them.
+
+    Args:
+        head_dim: rows of a head.
+        heads: the scale of blocks with as many rows.
+        others: that of values, in one matrix with queries and keys.
+
+    >>> HeadScale(4, Constant(2.0), Constant(1.0))((2, 4, 8)), HeadScale(4, Constant(2.0), Constant(1.0))((1, 8, 8))
+    (2.0, 1.0)
+    """
+
+    head_dim: int
+    heads: Scale
+    others: Scale
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """By the number of rows."""
+        return (self.heads if shape[-2] == self.head_dim else self.others)(shape)
+
+
+@dataclass(frozen=True)
 class RootFanIn(Scale):
     """`sqrt(d_in)`: the step under `Frobenius()` then is `lr` times a matrix of RMS 1.
 

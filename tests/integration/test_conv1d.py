@@ -65,7 +65,8 @@ def test_conv1d_and_linear_are_trained_alike():
     tokens = torch.randint(V, (6, 9), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(tokens), theirs(tokens))
     for model in (ours, theirs):
-        optimizer = sf.SteepestDescent(model, sf.Plan.of(model, stabiliser=sf.PostClip(1.0)), lr=2**-5)
+        plan = sf.Plan.of(model, sf.recipes.beyond_mup(), stabiliser=sf.PostClip(1.0))
+        optimizer = sf.SteepestDescent(model, plan, lr=2**-5)
         for _ in range(10):
             optimizer.zero_grad()
             cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()

@@ -82,7 +82,7 @@ def row_of(name, table):
 @each_family
 def test_every_parameter_is_placed_as_the_table_says(family):
     model, table = built(family)
-    plan, used = sf.Plan.of(model), set()
+    plan, used = sf.Plan.of(model, sf.recipes.beyond_mup()), set()
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert list(plan) == list(trainable)
     for name, p in trainable.items():
@@ -96,13 +96,13 @@ def test_every_parameter_is_placed_as_the_table_says(family):
     assert used == {row[0] for row in table}  # a row that matches nothing is a mistake in the table
     with torch.device("meta"):
         meta = type(model)(model.config)
-    assert sf.Plan.of(meta).hash == plan.hash
+    assert sf.Plan.of(meta, sf.recipes.beyond_mup()).hash == plan.hash
 
 
 @each_family
 def test_one_step_has_its_norm_in_every_part_and_lowers_the_loss(family):
     model, table = built(family)
-    plan = sf.Plan.of(model)
+    plan = sf.Plan.of(model, sf.recipes.beyond_mup())
     plan.initialise_(model, seed=0)
     optimizer = sf.SteepestDescent(model, plan, lr=LR)
     before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
@@ -137,10 +137,27 @@ def check_step(name, role, change, g):
 
 def test_rows_of_absent_tokens_rest():
     model, _ = built("llama")
-    optimizer, table = sf.SteepestDescent(model, lr=LR), model.model.embed_tokens.weight
+    plan = sf.Plan.of(model, sf.recipes.beyond_mup())  # no decay
+    optimizer, table = sf.SteepestDescent(model, plan, lr=LR), model.model.embed_tokens.weight
     before = table.detach().clone()
     loss_of("llama", model).backward()
     optimizer.step()
     moved = (table.detach() != before).any(-1)
     assert 3 < int(moved.sum()) <= 16
     assert not moved[V // 2 :].any()
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "blocks"),
+    [
+        ("gpt2", "c_attn", ((8, 6, 24), (1, 24, 24))),
+        ("llama", "k_proj", ((2, 8, 24),)),
+        ("llama", "v_proj", ((1, 16, 24),)),
+        ("bert", "query", ((4, 6, 24),)),
+        ("bert", "value", ((1, 24, 24),)),
+    ],
+)
+def test_the_default_has_a_norm_for_each_head_of_queries_and_keys(family, layer, blocks):
+    """Fused or not, and one for all of the values."""
+    plan = sf.Plan.of(built(family)[0])
+    assert {plan[name].blocks for name in plan if name.endswith(f".{layer}.weight")} == {blocks}

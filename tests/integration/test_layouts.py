@@ -83,7 +83,7 @@ def test_queries_and_keys_are_where_the_layout_says(family):
     differences = {}
     for what, factors in changes.items():
         made = built(model, config, sizes)
-        plan, before = sf.Plan.of(made), outputs(made)
+        plan, before = sf.Plan.of(made, sf.recipes.beyond_mup()), outputs(made)
         names = [name for name in plan if f".{attribute}." in name]
         assert names
         for name in names:
@@ -97,7 +97,7 @@ def test_queries_and_keys_are_where_the_layout_says(family):
 def test_latent_values_are_where_the_layout_says():
     """DeepSeek's values: doubled, and the output matrix halved."""
     made = built("DeepseekV3ForCausalLM", "DeepseekV3Config", DEEPSEEK)
-    plan, before = sf.Plan.of(made), outputs(made)
+    plan, before = sf.Plan.of(made, sf.recipes.beyond_mup()), outputs(made)
     scaled_(made, plan, "model.layers.0.self_attn.kv_b_proj.weight", {1: 2.0})
     assert float((outputs(made) - before).abs().max()) > 1e-2
     scaled_(made, plan, "model.layers.0.self_attn.o_proj.weight", {0: 0.5})
@@ -123,7 +123,7 @@ def test_projections_whose_scale_a_norm_undoes_are_where_the_layout_says(family)
     """Jamba norms step size, B and C each; Qwen3-Next its queries, not the gates beside them."""
     model, config, sizes, name, normed = NORMALISED[family]
     made = built(model, config, sizes)
-    plan, before, name = sf.Plan.of(made), outputs(made), f"model.layers.0.{name}"
+    plan, before, name = sf.Plan.of(made, sf.recipes.beyond_mup()), outputs(made), f"model.layers.0.{name}"
     scaled_(made, plan, name, {i: 2.0 + i for i in normed})
     torch.testing.assert_close(outputs(made), before, rtol=1e-3, atol=1e-3)  # an epsilon
     with torch.no_grad():
@@ -145,7 +145,7 @@ GATED = {
 def test_gate_and_up_of_each_expert_are_where_the_layout_says(family):
     model, config, sizes, up, down = GATED[family]
     made = built(model, config, sizes)
-    plan, before, layer = sf.Plan.of(made), outputs(made), "model.layers.0."
+    plan, before, layer = sf.Plan.of(made, sf.recipes.beyond_mup()), outputs(made), "model.layers.0."
     experts = plan[layer + down].blocks[0][0]
     scaled_(made, plan, layer + up, {2 * e + 1: 2.0 + e for e in range(experts)})
     assert float((outputs(made) - before).abs().max()) > 1e-3
@@ -156,7 +156,7 @@ def test_gate_and_up_of_each_expert_are_where_the_layout_says(family):
 def test_gpt_oss_alternates_gate_and_up_along_its_last_dimension():
     """Its up half is clamped and shifted by 1: only an expert whose up is -1 is silent, whatever its gate is."""
     made = built("GptOssForCausalLM", "GptOssConfig", MOE)
-    plan, name = sf.Plan.of(made), "model.layers.0.mlp.experts.gate_up_proj"
+    plan, name = sf.Plan.of(made, sf.recipes.beyond_mup()), "model.layers.0.mlp.experts.gate_up_proj"
     experts = made.model.layers[0].mlp.experts
     assert isinstance(plan[name].role.view, Transposed)
     scaled_(made, plan, name, dict.fromkeys((1, 3, 5), 0.0))

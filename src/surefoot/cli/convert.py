@@ -66,7 +66,7 @@ def _shapes(arguments: argparse.Namespace) -> list[tuple[int, int]]:
 
     with torch.device("meta"):
         placements = Plan.of(published(model)).placements.values()
-    shapes = {block[1:]: None for each in placements if each.role.name == "linear" for block in each.blocks}
+    shapes = {block[1:]: None for each in placements if each.role.name == "linear" for block in each.projections}
     return [(rows, columns) for rows, columns in shapes]
 
 

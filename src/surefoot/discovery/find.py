@@ -19,12 +19,13 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.added_tables import added_kinds
+from surefoot.discovery.heads import queries_and_keys
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
 from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
-from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
+from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear, remedy
 from surefoot.roles import Role
-from surefoot.views import View
+from surefoot.views import Matrix, View
 
 
 def find_kinds(
@@ -77,12 +78,21 @@ def find_kinds(
     return found | added_kinds(model, tables, found)
 
 
+def describe_unplaced(model: nn.Module, names: list[str]) -> str:
+    """The error text for parameters without a role: their names and shapes, and the remedy for the first."""
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
+    each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
+    return f"cannot place {each}: {remedy(owners[names[0]], names[0], model.get_parameter(names[0]))}"
+
+
 class _Wiring:
     """Kinds and layouts that a module determines for its descendants; owners are registered before their children."""
 
     def __init__(self) -> None:
         self._layouts: dict[nn.Module, View | None] = {}
         self._assigned: dict[nn.Module, dict[str, Kind]] = defaultdict(dict)
+        self._heads: dict[nn.Module, int] = {}
 
     def register(self, owner: nn.Module) -> None:
         """Record the kinds and layouts that a module determines for its descendants."""
@@ -97,6 +107,7 @@ class _Wiring:
                 self._assigned[module][name] = kind
         for module, kind in _routers(owner):
             self._assigned[module]["weight"] = kind
+        self._heads |= queries_and_keys(owner)
 
     def kinds_of(self, module: nn.Module) -> dict[str, Kind | None]:
         """Parameter name -> kind for one module; a parameter that is absent is to be judged by its shape."""
@@ -109,7 +120,19 @@ class _Wiring:
             kinds = kinds_by_class(module, layout) or kinds_by_type(module)
         if "weight" in self._assigned[module] and "bias" not in kinds:
             kinds = {**kinds, "bias": Kind("bias", f"bias of {type(module).__name__}")}
-        return {**kinds, **self._assigned[module]}
+        found: dict[str, Kind | None] = {**kinds, **self._assigned[module]}
+        weight, size = found.get("weight"), self._heads.get(module)
+        if weight and size and weight.name == "linear" and _in_heads(weight, own_parameters(module)["weight"], size):
+            found["weight"] = replace(weight, head_dim=size)
+        return found
+
+
+def _in_heads(kind: Kind, weight: nn.Parameter, size: int) -> bool:
+    """Whether the rows of every projection in a weight are a whole number of heads."""
+    try:
+        return all(block[-2] % size == 0 for block in (kind.view or Matrix()).blocks(tuple(weight.shape)))
+    except ValueError:  # the view does not fit: said where the role is placed
+        return False
 
 
 def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:

@@ -11,7 +11,8 @@ from torch import nn
 from surefoot.discovery.torch_layers import Kind
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.stabilise import Stabiliser
+from surefoot.scaling import HeadScale
+from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
 from surefoot.views import PerHead
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
@@ -43,7 +44,16 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     """
     if type(head_dim) is not int or head_dim < 1:
         raise ValueError(f"head_dim is a positive whole number of rows, not {head_dim!r}")
-    return lambda role: replace(role, view=PerHead(head_dim, role.view))
+    return lambda role: replace(role, view=PerHead(head_dim, role.view.whole))
+
+
+def _in_heads(heads: Role, linear: Role, head_dim: int) -> Role:
+    """The role of queries or keys, or of a matrix in which values are fused with them: those keep the linear role's."""
+    scale = HeadScale(head_dim, heads.lr_scale, linear.lr_scale)
+    stabiliser = heads.stabiliser
+    if isinstance(stabiliser, DecoupledWeightDecay):
+        stabiliser = replace(stabiliser, lr_scale=scale)
+    return replace(heads, view=PerHead(head_dim, heads.view, values=False), lr_scale=scale, stabiliser=stabiliser)
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
@@ -107,6 +117,8 @@ def decide(
         return None
     try:
         role = kind.adapt(recipe.role(kind.name))
+        if kind.head_dim and "heads" in recipe.table:
+            role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.head_dim)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     role = replace(role, stabiliser=stabiliser) if stabiliser else role

@@ -40,6 +40,7 @@ class Kind:
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
+        head_dim: rows of a head, of a matrix that gives an attention layer's queries or keys; else None.
 
     >>> Kind("bias", "bias of Linear").name
     'bias'
@@ -52,6 +53,7 @@ class Kind:
     stride: int = 1
     low_confidence: bool = False
     radius_unit: Scale | None = None
+    head_dim: int | None = None
 
     def adapt(self, role: Role) -> Role:
         """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
@@ -156,11 +158,14 @@ def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTra
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
+    size = module.head_dim
     fused = {
-        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3)),
+        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3), head_dim=size),
         "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),
     }
-    single = {f"{x}_proj_weight": Kind("linear", f"{x} projection of MultiheadAttention") for x in "qkv"}
+    why = "projection of MultiheadAttention"
+    single = {f"{x}_proj_weight": Kind("linear", f"{x} {why}", head_dim=size) for x in "qk"}
+    single["v_proj_weight"] = Kind("linear", f"v {why}")
     extra = {f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"}
     return fused | single | extra
 

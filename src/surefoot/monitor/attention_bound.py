@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from surefoot.discovery.heads import head_dim_of
 from surefoot.discovery.known_classes import layouts_of
 from surefoot.geometry import Spectral
 from surefoot.monitor.linear_layers import Linear, linear
@@ -18,8 +19,7 @@ _VALUES = (*_QUERY_KEY_VALUE, *_FUSED)
 """Names of the layers of queries, keys and values, or of the one for all."""
 
 _QK_NORMS = ("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_layernorm")
-_HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
-"""Names of the norms of queries and keys, and of attributes that are the number of features of a head."""
+"""Names of the norms of queries and keys."""
 
 _PACKAGES = ("surefoot", "transformers")
 _NO_MEANS = (".nystromformer.", ".yoso.", ".mra.")
@@ -90,12 +90,3 @@ def _value(module: nn.Module, names: tuple[str, ...]) -> Linear | None:
         return None
     weights, biases = ([part for block in view.split(x) for part in block] for x in (layer.weight, layer.bias))
     return Linear(weights[2], biases[2])
-
-
-def head_dim_of(module: nn.Module) -> int | None:
-    """Number of features of a head of an attention module, from its attributes; None if it has none of them."""
-    sizes = (
-        getattr(getattr(module, "heads", None), "dim", None),
-        *(getattr(module, name, None) for name in _HEAD_DIMS),
-    )
-    return next((size for size in sizes if isinstance(size, int) and size), None)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from surefoot.geometry import Geometry, MaxNorm, MeanOperator, RowMean, TransposedConvSpectral, dual_norm
 from surefoot.plan import Plan
+from surefoot.recipes import beyond_mup
 
 
 @torch.no_grad()
@@ -35,7 +36,7 @@ def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -
         model: any module; the theorem is about MLPs.
         p: exponent of a hidden matrix's input mean, at least 1.
         q: exponent of its output mean, at least p.
-        plan: of the model; default `Plan.of(model)`.
+        plan: of the model; default `Plan.of(model, recipes.beyond_mup())`, a norm for each projection.
 
     Returns:
         The norm, to a relative error of 1e-6. Cost: one pass, and the singular values of hidden matrices for (2, 2).
@@ -49,7 +50,7 @@ def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -
     >>> block_norm(model, 1, 2)  # max(mean_2(3, 3), 2 * 5)
     10.0
     """
-    plan = plan or Plan.of(model)
+    plan = plan or Plan.of(model, beyond_mup())
     norms = [norm.norm(block) for norm, block in _blocks(model, plan, p, q, gradients=False)]
     return max((float(each.max()) for each in norms if each.numel()), default=0.0)
 
@@ -78,7 +79,7 @@ def block_dual_norm(model: nn.Module, p: float, q: float, plan: Plan | None = No
     >>> round(block_dual_norm(model, 1, 2), 4)  # 2 + (1 + 1) / 2: steps of ones, and of 1/2 for the head
     3.0
     """
-    plan = plan or Plan.of(model)
+    plan = plan or Plan.of(model, beyond_mup())
     duals = [dual_norm(norm, block) for norm, block in _blocks(model, plan, p, q, gradients=True)]
     return sum(float(each.sum()) for each in duals)
 

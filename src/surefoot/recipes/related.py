@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MeanOperator, NormalisedRows, Oblique, Spectral
 from surefoot.momentum import Adam, Momentum, Smoothing
-from surefoot.preconditioning import Whitened
+from surefoot.momentum.preconditioning import Whitened
 from surefoot.recipes.known import beyond_mup, lion, muon
 from surefoot.recipes.table import Recipe, build
 from surefoot.scaling import Constant, FanIn, LongerSide, Moonlight, RootFanIn

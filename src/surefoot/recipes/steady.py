@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.geometry import RMSScaled
+from surefoot.initialise import SquareNormal
 from surefoot.momentum import Momentum
-from surefoot.preconditioning import RowAdam
+from surefoot.momentum.preconditioning import RowAdam
 from surefoot.recipes.table import Recipe
-from surefoot.roles import NATURAL
+from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
 from surefoot.stabilise import DecoupledWeightDecay
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, GAIN, BIAS, DECAY = 2.0, 20.0, 0.05, 0.25, 0.08
+EMBEDDING, HEAD, QUERIES, GAIN, BIAS, DECAY = 2.0, 20.0, 2.0, 0.05, 0.25, 0.08
 
 
-def steady() -> Recipe:
+def steady(per_head: bool = True) -> Recipe:
     """The default: one learning rate for every width, and nothing else to set.
 
     | role | step, for `eta = lr` | norm of a step at most | state, bytes a parameter |
     |---|---|---|---|
     | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
+    | queries, keys | the same of each head `(d_head, d_in)` with r = 2 | 2 eta | 4 |
     | convolution | the same with r = 1 | eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
@@ -35,6 +37,16 @@ def steady() -> Recipe:
     .98) and with the bias correction: a direction of the role's norm times a bounded length, see `RMSScaled`. Matrices
     and tables lose `0.08 lr` of themselves a step; what that bounds their norms by is in `print(plan)`.
 
+    Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of the whole
+    matrix, of norm eta, may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as
+    heads are added. Where discovery finds no head size, they are hidden matrices like others.
+
+    Args:
+        per_head: False gives queries and keys one norm for all heads.
+
+    Returns:
+        The recipe.
+
     Source: the numbers are from studies/search, what they are worth from studies/confirm; see docs/transfer.md.
 
     >>> steady().role("linear").momentum
@@ -42,19 +54,18 @@ def steady() -> Recipe:
     >>> round(steady().role("head").step_norm_bound((1, 256, 64)), 2)
     1.7
     """
-    scales: dict[str, Scale] = {"linear": FanRatio(), "embedding": Constant(EMBEDDING), "head": Constant(HEAD)}
     table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(GAIN)) for kind, role in NATURAL.items()}
     table["bias"] = replace(table["bias"], lr_scale=Constant(BIAS))
-    for kind, scale in scales.items():
-        table[kind] = replace(table[kind], lr_scale=scale, stabiliser=DecoupledWeightDecay(DECAY, scale))
-    for kind in ("embedding", "head"):
-        norm = table[kind].geometry
-        table[kind] = replace(table[kind], geometry=RMSScaled(norm), momentum=TABLES)
-    table["conv"] = replace(  # a patch is no wider layer
-        table["linear"],
-        name="conv",
-        view=Convolution(),
-        lr_scale=Constant(),
-        stabiliser=DecoupledWeightDecay(DECAY, Constant()),
-    )
-    return Recipe("steady", table)
+    table["linear"] = _decayed(table["linear"], FanRatio())
+    for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
+        adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
+        table[kind] = _decayed(adaptive, Constant(factor))
+    table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
+    if per_head:
+        table["heads"] = replace(_decayed(table["linear"], Constant(QUERIES)), initial=SquareNormal())
+    return Recipe("steady" if per_head else "steady_whole", table)
+
+
+def _decayed(role: Role, scale: Scale) -> Role:
+    """The role with this scale, and decay by a part of the rate."""
+    return replace(role, lr_scale=scale, stabiliser=DecoupledWeightDecay(DECAY, scale))

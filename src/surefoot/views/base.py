@@ -32,6 +32,11 @@ class View(ABC):
             if {"split", "join"} & vars(cls).keys() == {name} and not hasattr(inverse, "__isabstractmethod__"):
                 raise TypeError(f"{cls.__name__} overrides {name} alone: split and join are inverses, define both")
 
+    @property
+    def whole(self) -> View:
+        """The layout before it was cut into heads; itself where it was not."""
+        return self
+
     @abstractmethod
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """Shapes of the blocks.

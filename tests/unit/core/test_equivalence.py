@@ -147,7 +147,11 @@ def test_a_fused_layer_taken_for_one_matrix_is_trained_otherwise():
 
 
 def test_torchs_attention_is_trained_as_its_projections():
+    """Queries and keys with a norm for each head, values with one: fused, or in layers of their own."""
     split, fused = pair(4, 0)
+    split.head_dim = D // HEADS
+    assert sf.Plan.of(split)["k.weight"].blocks == ((HEADS, D // HEADS, D),)
+    assert sf.Plan.of(split)["v.weight"].blocks == ((1, D, D),)
     whole = Multihead(4)
     del whole.output  # it has its own
     state = fused.state_dict()

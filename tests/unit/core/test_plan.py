@@ -67,11 +67,11 @@ def test_a_name_that_the_plan_lacks_raises():
 
 def test_the_recipe_changes_the_increment_and_not_the_layout():
     model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Conv2d(4, 4, 3, groups=2))
-    default, row = Plan.of(model), Plan.of(model, recipes.moga_row(1.5))
+    default, row = Plan.of(model, recipes.beyond_mup()), Plan.of(model, recipes.moga_row(1.5))
     assert isinstance(row["0.in_proj_weight"].role.geometry, sf.MeanOperator)
     assert isinstance(row["1.weight"].role.geometry, sf.MeanOperator)
     assert [default[n].blocks[0] for n in default] == [row[n].blocks[0] for n in row]
-    assert default.recipe == "steady"
+    assert Plan.of(model).recipe == "steady"
     assert row.recipe == "moga_row(1.5)"
 
 
@@ -117,7 +117,7 @@ def test_override_by_a_function_of_the_discovered_role():
     def doubled(role):
         return dataclasses.replace(role, lr_scale=sf.Constant(2.0))
 
-    plan = Plan.of(nn.MultiheadAttention(8, 2), overrides=[("in_proj_weight", doubled)])
+    plan = Plan.of(nn.MultiheadAttention(8, 2), recipes.beyond_mup(), overrides=[("in_proj_weight", doubled)])
     assert plan["in_proj_weight"].role.lr_scale == sf.Constant(2.0)
     assert plan["in_proj_weight"].role.view == Fused(3)  # the rest of the discovered role is unchanged
 

@@ -6,7 +6,7 @@ from plan_helpers import Bare, roles
 from torch import nn
 
 import surefoot as sf
-from surefoot import Plan
+from surefoot import Plan, recipes
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_depthwise_convolution_has_the_head_rule():
 
 
 def test_multihead_attention_fused():
-    plan = Plan.of(nn.MultiheadAttention(8, 2, add_bias_kv=True))
+    plan = Plan.of(nn.MultiheadAttention(8, 2, add_bias_kv=True), recipes.beyond_mup())
     assert {name: (plan[name].role.name, plan[name].blocks[0]) for name in plan} == {
         "in_proj_weight": ("linear", (3, 8, 8)),
         "in_proj_bias": ("bias", (3, 8)),
@@ -73,7 +73,7 @@ def test_multihead_attention_fused():
 
 
 def test_multihead_attention_with_separate_projections():
-    plan = Plan.of(nn.MultiheadAttention(8, 2, kdim=3, vdim=5, bias=False))
+    plan = Plan.of(nn.MultiheadAttention(8, 2, kdim=3, vdim=5, bias=False), recipes.beyond_mup())
     assert {name: plan[name].blocks[0] for name in plan} == {
         "q_proj_weight": (1, 8, 8),
         "k_proj_weight": (1, 8, 3),

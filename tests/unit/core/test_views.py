@@ -55,6 +55,8 @@ FITTING = {
     "heads": (PerHead(3, Matrix()), (6, 4)),
     "heads of projections": (PerHead(2, Projections((8, 2, 4))), (14, 5)),
     "heads of a bias": (PerHead(2, Interleaved(2, 3)), (24,)),
+    "heads, values whole": (PerHead(2, Fused(3), values=False), (12, 5)),
+    "heads of projections, values whole": (PerHead(2, Transposed(Projections((8, 2, 2))), values=False), (5, 12)),
     "heads, transposed": (PerHead(2, Transposed(Fused(3))), (5, 12)),
 }
 all_views = pytest.mark.parametrize(("view", "shape"), FITTING.values(), ids=FITTING.keys())

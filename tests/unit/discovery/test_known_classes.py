@@ -5,7 +5,7 @@ import torch
 from discovery_helpers import kinds, of_class
 from torch import nn
 
-from surefoot import Plan
+from surefoot import Plan, recipes
 from surefoot.views import AlternatingStack, Fused, FusedStack, Stack, Transposed
 
 
@@ -77,7 +77,7 @@ def test_torchtitans_grouped_queries_are_cut_key_by_key():
     """Two keys of head size 4, three queries each: a key's queries, the key, the value."""
     name = "torchtitan.models.common.attention.FusedQKVLinear"
     owner = of_class(name, wqkv=nn.Linear(6, 40), head_dim=4, heads_per_kv=3, r_dim=5)
-    plan = Plan.of(owner)
+    plan = Plan.of(owner, recipes.beyond_mup())
     assert plan["wqkv.weight"].blocks == ((1, 24, 6), (1, 8, 6), (1, 8, 6))
     assert plan["wqkv.bias"].blocks == ((1, 24), (1, 8), (1, 8))
     rows = torch.arange(40.0)[:, None].expand(40, 6)
