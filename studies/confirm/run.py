@@ -6,7 +6,7 @@
 
 150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
 default and of tuned Muon at widths 32 to 256. `paired`: at width 256 each at the best rate of its own curve there and
-at that of width 32, on eight other seeds. `more`: further seeds of the default's curves. `bounded`, `paired_bounded`:
+at that of width 32, on eight other seeds. `bounded`, `paired_bounded`:
 curves and paired runs again for the default under `PostClip(2)`. `others`: a second text, a tied head, experts, LLaMA's
 shapes. `rivals`: the other families of `studies/search`, each with the settings that it found, at widths 64 and 256.
 The tables are in docs/transfer.md, made by `python studies/report.py`.
@@ -19,12 +19,13 @@ import functools
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -32,19 +33,30 @@ from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import Method, method
+from surefoot.experiment.training.methods import Method, Steepest, method
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "search"))  # of its own, families and winners
 
 STEPS = 150
 WORDNET = "/usr/share/wordnet"  # Debian's package wordnet-base
-SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}  # of the curves, from 400 on
-PAIRED = tuple(range(420, 428))
-CENTRES = {"steady": dict.fromkeys(SEEDS, -3.0), "moonlight_tuned": {32: -3.25, 64: -3.75, 128: -4.25, 256: -5.0}}
+WIDTHS = (32, 64, 128, 256)
+SEEDS: dict[str, dict[int, tuple[int, ...]]] = {
+    "steady": dict.fromkeys(WIDTHS, tuple(range(440, 448))),
+    "steady_whole": dict.fromkeys(WIDTHS, tuple(range(400, 408))),
+    "moonlight_tuned": {width: tuple(range(400, 400 + n)) for width, n in zip(WIDTHS, (8, 8, 5, 3), strict=True)},
+}
+"""Of the curves. `steady_whole` is the default without a norm for each head, which was read first and then changed."""
+PAIRED = tuple(range(460, 468))
+CENTRES = {
+    "steady": dict.fromkeys(WIDTHS, -3.0),
+    "steady_whole": dict.fromkeys(WIDTHS, -3.0),
+    "moonlight_tuned": {32: -3.25, 64: -3.75, 128: -4.25, 256: -5.0},
+}
 """Around which the quarter octaves lie: where the search, or a narrower width, left the optimum."""
 BOUND = "post_clip:2"
 QUARTERS = tuple(0.25 * k for k in range(-3, 4))
+RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, Mapping[str, Any]] = {
     "wordnet": {"data": WORDNET},
@@ -98,27 +110,9 @@ def around(centre: float, shifts: tuple[float, ...] = QUARTERS) -> tuple[float, 
 
 def curve(recipe: str, width: int, bound: str | None = None) -> Part:
     """One recipe's curve at one width."""
-    seeds = tuple(range(400, 400 + SEEDS[width]))
     settings = {"stabiliser": bound} if bound else {}
     label = "bounded" if bound else "curve"
-    return Part(recipe, width, around(CENTRES[recipe][width]), seeds, label, settings)
-
-
-MORE = {128: (405, 406, 407), 256: (403, 404, 405, 406, 407)}
-"""Seeds added to the default's curves after the first reading, which gave its drift as -0.30: eight at each width."""
-
-
-def more(width: int) -> Part:
-    """Further seeds of the default's curve."""
-    return replace(curve("steady", width), seeds=MORE[width], label="more")
-
-
-def runs(recipe: str, width: int, bound: str | None = None) -> list[fit.Point]:
-    """A curve's finished runs, of all its seeds."""
-    found = curve(recipe, width, bound).points()
-    if (recipe, bound) == ("steady", None) and width in MORE and more(width).finished:
-        found += more(width).points()
-    return found
+    return Part(recipe, width, around(CENTRES[recipe][width]), SEEDS[recipe][width], label, settings)
 
 
 def paired(recipe: str, bound: str | None = None) -> Part:
@@ -132,7 +126,7 @@ def paired(recipe: str, bound: str | None = None) -> Part:
 
 def others(name: str) -> list[Part]:
     """The default under another condition."""
-    centre, seeds = CENTRES["steady"][32], (400, 401, 402)
+    centre, seeds = CENTRES["steady"][32], (440, 441, 442)
     return [Part("steady", width, around(centre), seeds, name, OTHERS[name]) for width in (32, 64, 128)]
 
 
@@ -140,36 +134,38 @@ def rival(name: str) -> list[Part]:
     """A family's winner at the search's width and at the widest: half octaves around its rate, or further down."""
     from winners import results
 
+    if name == "steady":
+        return [Part(name, width, around(-3.0, (-0.5, -0.25, 0.0, 0.25)), RIVAL_SEEDS, "rival") for width in (64, 256)]
     lr = next(iter(results(name)))[1]["lr"]
     falls = {"adamw": 1.0}.get(name, 0.0)  # octaves a doubling of the width
     return [
-        Part(f"search:{name}", width, around(lr - falls * doublings, (-1.0, -0.5, 0.0, 0.5)), (400, 401, 402), "rival")
+        Part(f"search:{name}", width, around(lr - falls * doublings, (-1.0, -0.5, 0.0, 0.5)), RIVAL_SEEDS, "rival")
         for width, doublings in ((64, 0), (256, 2))
     ]
 
 
 def parts(name: str) -> list[Part]:
     """The parts of a name, those with the most work first."""
-    widths = sorted(SEEDS, reverse=True)
+    widths = sorted(WIDTHS, reverse=True)
     if name == "curves":
         return [curve(recipe, width) for width in widths for recipe in CENTRES]
-    if name == "more":
-        return [more(width) for width in sorted(MORE, reverse=True)]
     if name == "paired":
-        return [paired(recipe) for recipe in CENTRES]
+        return [paired(recipe) for recipe in ("steady", "moonlight_tuned")]
     if name == "bounded":
         return [curve("steady", width, BOUND) for width in widths]
     if name == "paired_bounded":
         return [paired("steady", BOUND)]
-    found = map(rival, RIVALS) if name == "rivals" else map(others, OTHERS)
+    found = map(rival, ("steady", *RIVALS)) if name == "rivals" else map(others, OTHERS)
     return list(itertools.chain.from_iterable(found))
 
 
-NAMES = ("curves", "paired", "more", "others", "bounded", "paired_bounded", "rivals")
+NAMES = ("curves", "paired", "others", "bounded", "paired_bounded", "rivals")
 
 
 def chosen(recipe: str) -> Method:
     """A method by its name, or `search:` and a family: the winner of its search."""
+    if recipe == "steady_whole":
+        return Steepest(recipes.steady(per_head=False))
     if not recipe.startswith("search:"):
         return method(recipe)
     from families import FAMILIES

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from confirm import run as confirm
-from confirm.run import BOUND, CENTRES, OTHERS, RIVALS, SEEDS, Part
+from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Part
 from search import rounding
 from search.winners import results
 from surefoot.experiment.files import dumps
@@ -64,18 +64,18 @@ def curves() -> str:
     """Best rates at four widths, and how far they move."""
     rows = []
     for label, recipe, bound in (*((name, name, None) for name in CENTRES), (f"steady, {BOUND}", "steady", BOUND)):
-        parts = {width: confirm.curve(recipe, width, bound) for width in SEEDS}
+        parts = {width: confirm.curve(recipe, width, bound) for width in WIDTHS}
         if not all(part.finished for part in parts.values()):
             continue
-        optima = {width: fit.optimum(confirm.runs(recipe, width, bound)) for width in parts}
+        optima = {width: fit.optimum(parts[width].points()) for width in parts}
         ends = fit.drift(optima[32], optima[256])
         reused = fit.Estimate(None, None, 0)
         if optima[32].log2_lr is not None:
-            reused = fit.regret(confirm.runs(recipe, 256, bound), nearest(parts[256], optima[32].log2_lr))
+            reused = fit.regret(parts[256].points(), nearest(parts[256], optima[32].log2_lr))
         seeds = ", ".join(str(len(optimum.by_seed)) for optimum in optima.values())
         row = [label, seeds, *map(rate, optima.values()), cell(slope(optima), 2), cell(ends, 2), cell(reused, 3, "")]
         rows.append(row)
-    head = ["recipe", "seeds", *(f"best lr at {w}" for w in SEEDS), "drift by the line", "by the ends"]
+    head = ["recipe", "seeds", *(f"best lr at {w}" for w in WIDTHS), "drift by the line", "by the ends"]
     return markdown([*head, "regret at 256"], rows)
 
 
@@ -87,10 +87,10 @@ def nearest(part: Part, log2_lr: float) -> float:
 def paired() -> str:
     """At width 256 on eight fresh seeds: each at the best rate of its own curve there, and at that of width 32."""
     rows, losses = [], {}
-    for recipe, bound in ((name, None) for name in (*CENTRES, "bounded")):
+    for recipe, bound in ((name, None) for name in ("steady", "moonlight_tuned", "bounded")):
         bound = BOUND if recipe == "bounded" else bound
         recipe = "steady" if bound else recipe
-        if not all(confirm.curve(recipe, width, bound).finished for width in SEEDS):
+        if not all(confirm.curve(recipe, width, bound).finished for width in WIDTHS):
             continue
         part = confirm.paired(recipe, bound)
         if not part.finished:
@@ -127,14 +127,14 @@ def rivals() -> str:
     """Every family's winner at the search's width and at the widest, beside the default on the same seeds."""
     rows = []
     for name in ("steady", "moonlight_tuned", *RIVALS):
-        family = name in RIVALS
-        parts = confirm.rival(name) if family else [confirm.curve(name, width) for width in (64, 256)]
+        own = name == "moonlight_tuned"
+        parts = [confirm.curve(name, width) for width in (64, 256)] if own else confirm.rival(name)
         if not all(part.finished for part in parts):
             continue
         cells = []
         for part in parts:
-            found, ours = (fit.lowest(one.points()) for one in (part, confirm.curve("steady", part.width)))
-            found = {seed: loss for seed, loss in found.items() if seed < 403}
+            ours = fit.lowest(next(one for one in confirm.rival("steady") if one.width == part.width).points())
+            found = {seed: loss for seed, loss in fit.lowest(part.points()).items() if seed in RIVAL_SEEDS}
             gap = "" if name == "steady" else f" ({cell(fit.difference(found, ours), 3)})"
             cells.append(f"{np.mean(list(found.values())):.3f}{gap}")
         rows.append([name, *cells])
@@ -144,7 +144,7 @@ def rivals() -> str:
 def searches() -> str:
     """The winner of each family's search."""
     rows = []
-    for name in ("steady", "steady_rows", "moonlight", *RIVALS):
+    for name in ("steady", "steady_rows", "steady_heads", "moonlight", *RIVALS):
         found = list(results(name))
         _, point, wide, narrow = found[0]
         start = next((one for one in found if one[0] == 0), None)
@@ -158,9 +158,10 @@ def searches() -> str:
 
 def picture(path: Path) -> None:
     """Draw the curves of the default and of tuned Muon at four widths."""
-    parts = [confirm.curve(recipe, width) for recipe in CENTRES for width in SEEDS]
+    drawn = ("steady", "moonlight_tuned")
+    parts = [confirm.curve(recipe, width) for recipe in drawn for width in WIDTHS]
     rates = tuple(sorted({rate for part in parts for rate in part.rates}))
-    config = SweepConfig(tuple(CENTRES), tuple(SEEDS), parts[0].seeds, confirm.STEPS, Grid(rates))
+    config = SweepConfig(drawn, WIDTHS, parts[0].seeds, confirm.STEPS, Grid(rates))
     with TemporaryDirectory() as merged:
         lines = "".join((part.directory / RESULTS).read_text(encoding="utf-8") for part in parts)
         (Path(merged) / RESULTS).write_text(lines, encoding="utf-8")

@@ -44,6 +44,17 @@ def _pair(point: Point) -> sf.Momentum:
     return sf.Momentum(1 - point["short"], 1 - point["ahead"])
 
 
+@dataclass(frozen=True)
+class Sides(sf.Scale):
+    """A factor on matrices that widen; another scale on the others."""
+
+    other: sf.Scale
+    widening: float
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        return self.widening if shape[-2] > shape[-1] else self.other(shape)
+
+
 def steady(point: Point) -> Method:
     """The default's family: spectral steps on hidden matrices; tables by their history, of rows or of entries."""
     table, rows = recipes.beyond_mup().table, point["by"] == "rows"
@@ -58,16 +69,17 @@ def steady(point: Point) -> Method:
         weight = {"weight_norm": table[kind].weight_geometry}
         return decayed(sf.Constant(point[kind])) | weight | {"geometry": sf.RMSScaled(norm), "momentum": smoothing}
 
+    ratio = sf.FanRatio() if point["down"] == "longer" else sf.Constant(1.0)
     changes = {
-        "linear": decayed(sf.FanRatio() if point["down"] == "longer" else sf.Constant(1.0))
-        | {"momentum": _pair(point)},
+        "linear": decayed(Sides(ratio, point["up"]) if "up" in point else ratio) | {"momentum": _pair(point)},
         "embedding": ends(norms[0], "embedding"),
         "head": ends(norms[1], "head"),
         **dict.fromkeys(("gain", "bias", "scalar"), vector | {"momentum": _pair(point)}),
     }
-    return Steepest(
-        recipes.Recipe("steady", {kind: replace(table[kind], **change) for kind, change in changes.items()})
-    )
+    found = {kind: replace(table[kind], **change) for kind, change in changes.items()}
+    if "queries" in point:
+        found["heads"] = replace(found["linear"], initial=sf.SquareNormal(), **decayed(sf.Constant(point["queries"])))
+    return Steepest(recipes.Recipe("steady", found))
 
 
 def moonlight(point: Point) -> Method:
@@ -174,6 +186,10 @@ AS_PUBLISHED = {"short": 0.05, "ahead": 0.1, "embedding": 1, "head": 1, "gain": 
 LIKE_DEFAULT = {"short": 0.1, "ahead": 0.2, "embedding": 1, "head": 16, "gain": 0.25, "decay": 0.01}
 ROWS = {"embedding": 2.5, "head": 20, "gain": 0.1, "decay": 0.06}
 CANDIDATE = {**SHORT, **LONG, "embedding": 1.75, "head": 56, "gain": 0.25, "decay": 0.1}
+ROUNDED = {
+    "short": 0.1, "ahead": 0.5, "mean": 0.1, "history": 0.02 / (1 - 0.9**2),
+    "embedding": 2, "head": 20, "gain": 0.05, "decay": 0.08,
+}  # fmt: skip
 
 FAMILIES = {
     "steady": Family(
@@ -194,6 +210,12 @@ FAMILIES = {
             {"lr": -3.25, **CANDIDATE},
             {"lr": -3.25, **CANDIDATE, "embedding": 2.5, "head": 20, "gain": 0.1, "decay": 0.06},
         ),
+    ),
+    "steady_heads": Family(  # a norm for each head of queries and keys
+        lambda point: steady({**point, "by": "rows", "down": "longer"}),
+        (-5.0, -1.5),
+        {**PAIR, **ADAM, **NATURAL, **DECAY, "queries": (0.5, 4), "up": (0.5, 4)},
+        ({"lr": -3.0, **ROUNDED, "queries": 1, "up": 1}, {"lr": -3.25, **ROUNDED, "queries": 2, "up": 2}),
     ),
     "moonlight": Family(
         moonlight,

@@ -7,8 +7,9 @@
 
 Two blocks, four heads, 64 positions, 16 sequences of bytes of the standard library's top-level files in name order (the
 last tenth for validation), 100 steps, a tenth of warm-up, then linear decay. `steady` is `SteepestDescent(model, lr)`
-after `plan.initialise_`, `beyond_mup` its predecessor as the default, also with a head of its own (`untied`), `adamw`
-torch's with the model's own initial values. Seven rates each at most, chosen by the same search.
+after `plan.initialise_`, `steady_whole` the same with one norm for all heads of queries or keys, `beyond_mup` the
+default before, also with a head of its own (`untied`), `adamw` torch's with the model's own initial values. Seven rates
+each at most, chosen by the same search.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ PARTS = (*((family, STEPS) for family in FAMILIES), ("bert", 400))
 WIDTHS = {"gpt2": (32, 64, 128)}
 EARLIER, UNTIED = "beyond_mup", "beyond_mup, untied"
 CENTRES = {EARLIER: -3.5, "adamw": -6.0, UNTIED: -3.5}
-DEFAULT = {"steady": -3.5}
-"""Runs of the default are in directories of their own, `<family>_steady`, on the same seeds."""
+DEFAULTS = {"steady_whole": -3.5, "steady": -3.0}
+"""Runs of the default, and of it without a norm for each head, are in directories of their own, on the same seeds."""
 BETAS, DECAY = (0.7, 0.9), 0.1
 VALIDATION_BATCHES = 16
 
@@ -64,7 +65,8 @@ def optimizer(way: str, model: nn.Module, lr: float, seed: int) -> torch.optim.O
     """AdamW, or a recipe's initial values and steps."""
     if way == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY)
-    plan = sf.Plan.of(model, None if way in DEFAULT else sf.recipes.beyond_mup())
+    recipe = sf.recipes.steady(per_head=way == "steady") if way in DEFAULTS else sf.recipes.beyond_mup()
+    plan = sf.Plan.of(model, recipe)
     plan.initialise_(model, seed)
     return sf.SteepestDescent(model, plan, lr=lr)
 
@@ -111,7 +113,7 @@ def measure(family: str, steps: int) -> None:
 
     seeds = tuple(range(MORE_SEEDS.get(family, SEEDS) if steps == STEPS else SEEDS))
     earlier = (EARLIER, "adamw", UNTIED) if kinds[family].tied else (EARLIER, "adamw")
-    for of, ways, centres in (("", earlier, CENTRES), ("steady", tuple(DEFAULT), DEFAULT)):
+    for of, ways, centres in (("", earlier, CENTRES), *((way, (way,), {way: at}) for way, at in DEFAULTS.items())):
         sweep = SweepConfig(ways, WIDTHS.get(family, (32, 128)), seeds, steps, Bracket(centres, budget=RATES))
         cell = functools.partial(run_trial, family=family)
         run(sweep, part(family, steps, of), cell, environment={"corpus_sha256": corpus().sha256})
@@ -121,7 +123,8 @@ def table(parts: Iterable[tuple[str, int]] = PARTS) -> str:
     """Markdown: losses at the best rates, their differences from the first way's on the same seeds, drifts, regrets."""
     rows = []
     for family, steps in parts:
-        found = [load(path) for of in ("steady", "") if ((path := part(family, steps, of)) / "summary.json").exists()]
+        ways = (*reversed(DEFAULTS), "")
+        found = [load(path) for of in ways if ((path := part(family, steps, of)) / "summary.json").exists()]
         if not found:
             continue
         records = [record for _, part_records in found for record in part_records]
