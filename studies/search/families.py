@@ -78,7 +78,7 @@ def steady(point: Point) -> Method:
     }
     found = {kind: replace(table[kind], **change) for kind, change in changes.items()}
     if "queries" in point:
-        found["heads"] = replace(found["linear"], initial=sf.SquareNormal(), **decayed(sf.Constant(point["queries"])))
+        found["heads"] = replace(found["linear"], **decayed(sf.Constant(point["queries"])))
     return Steepest(recipes.Recipe("steady", found))
 
 

@@ -226,6 +226,18 @@ def test_a_gradient_that_one_rank_alone_lacks_or_spoils_stops_nobody(what):
     )
 
 
+def test_a_step_of_ones_own_is_refused_where_an_owner_would_take_it():
+    plan = plan_of(recipes.steady(), None)
+
+    def work(rank):
+        table = sf.Plan("table", {"embedding": plan["embedding"]})
+        built(table, (2,), fsdp, step=sf.compiled())
+        with pytest.raises(ValueError, match=r"^square needs other processes .* leave step out"):
+            built(plan, (2,), fsdp, step=sf.compiled())
+
+    run(2, work)
+
+
 def test_plain_parameters_beside_sharded_ones():
     plan = plan_of(recipes.steady(), sf.PostClip(1.0))
     want = alone(plan, 4, F64, 0.05)

@@ -57,7 +57,8 @@ class Job:
     def masks(self) -> list[Tensor]:
         """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries."""
         if not self.shard.placement.role.geometry.couples:  # an entrywise direction needs none
-            return [torch.ones(1, *(1,) * (len(block) - 1)) for block in self.placement.blocks]
+            one = torch.ones((), device=self.key.device)
+            return [one.reshape((1,) * len(block)) for block in self.placement.blocks]
         masks = self.shard.masks()
         return masks if self.only is None else [mask[self.only : self.only + 1] for mask in masks]
 
@@ -67,7 +68,7 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     placement, shape = shard.placement, shard.placement.shape
     block = placement.blocks[0]
     whole = Slab((0,) * len(shape), shape)
-    separate = len(placement.blocks) == 1 and len(block) == 3 and block == shape and shard.way != "all"
+    separate = len(placement.blocks) == 1 and len(block) == 3 and block == shape and shard.way != "all" and shape[0] > 0
     boxes = [Slab((i, *whole.start[1:]), (1, *shape[1:])) for i in range(shape[0])] if separate else [whole]
     if separate:
         role = replace(
@@ -92,11 +93,6 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
         )
         for i, box in enumerate(boxes)
     ]
-
-
-def _cut(kept: Tensor, new: Tensor) -> Tensor:
-    """What was kept, without the margins by which a parameter's smaller blocks are filled up."""
-    return kept[tuple(slice(n) for n in new.shape)]
 
 
 def advance(

@@ -122,7 +122,7 @@ class SteepestDescent(Optimizer):
             return
         from surefoot.optim.sharding import Sharding
 
-        self._sharding = self._sharding or Sharding(self._precision, self._bounds)
+        self._sharding = self._sharding or Sharding(self._precision, self._bounds, self._step is plain_step)
         for p in split:
             self._sharding.add(p, self._names[p], self._placements[p])  # type: ignore[arg-type]
             if self.state[p]:

@@ -32,10 +32,15 @@ class Sharding:
     """All parameters of an optimizer that are `DTensor`.
 
     Nothing here is called where there are none, and torch.distributed is not imported then.
+
+    Args:
+        precision: in which numbers weights and momentum are kept.
+        bounds: the optimizer's running bounds.
+        plain: whether the optimizer's step is `surefoot.step.step`, whose parts owners take.
     """
 
-    def __init__(self, precision: Precision, bounds: RunningBound) -> None:
-        self._precision, self._bounds = precision, bounds
+    def __init__(self, precision: Precision, bounds: RunningBound, plain: bool = True) -> None:
+        self._precision, self._bounds, self._plain = precision, bounds, plain
         self._exchanges: list[Exchange] | None = None
         self.shards: dict[Tensor, Shard] = {}
         self._groups = Groups()
@@ -50,11 +55,14 @@ class Sharding:
             placement: its role and shape.
 
         Raises:
-            ValueError: a placement that is neither a copy nor a contiguous part.
+            ValueError: a placement that is neither a copy nor a contiguous part; a step of the user's for a parameter
+                that needs other processes.
         """
         cut, local = self._groups.cut(p, name), p.to_local().detach()
         dims = {d for d, n in enumerate(p.shape) if any(slab.size[d] != n for slab in cut.slabs)}
         way, here = way_of(placement, dims, tuple(local.shape))
+        if way != "here" and not self._plain:
+            raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = Shard(p, placement, cut, way, here, local)
         if way in ("direction", "weight") and placement.role.geometry.couples:
             labels, count = problems_of(placement, cut.slab)
