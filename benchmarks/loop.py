@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run, build
 
@@ -61,7 +62,8 @@ def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
     corpus = load(None)
     prepare = torch.nn.Module.compile if compiled else None
     loops = {PLAIN: plain(config, corpus, prepare)} | {
-        name: Run(config.replace(method=method), corpus, prepare=prepare).advance for name, method in METHODS.items()
+        name: Run(config.replace(method=method), corpus, layout=Layout(prepare=prepare)).advance
+        for name, method in METHODS.items()
     }
     times = interleave(loops, rounds)
     for name, time in times.items():

@@ -58,12 +58,13 @@ BOUND = "post_clip:2"
 QUARTERS = tuple(0.25 * k for k in range(-3, 4))
 RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
-OTHERS: dict[str, Mapping[str, Any]] = {
-    "wordnet": {"data": WORDNET},
-    "tied": {"model": "tied"},
-    "experts": {"model": "moe"},
-    "llama": {"model": "llama"},
+OTHERS: dict[str, tuple[Mapping[str, Any], float, float]] = {
+    "wordnet": ({"data": WORDNET}, -4.75, -2.25),
+    "tied": ({"model": "tied"}, -3.75, -0.75),
+    "experts": ({"model": "moe"}, -4.0, -2.0),
+    "llama": ({"model": "llama"}, -4.0, -2.0),
 }
+"""Conditions, each with its lowest and highest rate; quarter octaves between."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +127,18 @@ def paired(recipe: str, bound: str | None = None) -> Part:
 
 def others(name: str) -> list[Part]:
     """The default under another condition."""
-    centre, seeds = CENTRES["steady"][32], (440, 441, 442)
-    return [Part("steady", width, around(centre), seeds, name, OTHERS[name]) for width in (32, 64, 128)]
+    settings, lowest, highest = OTHERS[name]
+    rates = tuple(lowest + 0.25 * k for k in range(round(4 * (highest - lowest)) + 1))
+    return [Part("steady", width, rates, (440, 441, 442), name, settings) for width in (32, 64, 128)]
 
 
 def rival(name: str) -> list[Part]:
     """A family's winner at the search's width and at the widest: half octaves around its rate, or further down."""
-    from winners import results
+    from winners import winner
 
     if name == "steady":
         return [Part(name, width, around(-3.0, (-0.5, -0.25, 0.0, 0.25)), RIVAL_SEEDS, "rival") for width in (64, 256)]
-    lr = next(iter(results(name)))[1]["lr"]
+    lr = winner(name)["lr"]
     falls = {"adamw": 1.0}.get(name, 0.0)  # octaves a doubling of the width
     return [
         Part(f"search:{name}", width, around(lr - falls * doublings, (-1.0, -0.5, 0.0, 0.5)), RIVAL_SEEDS, "rival")
@@ -169,10 +171,10 @@ def chosen(recipe: str) -> Method:
     if not recipe.startswith("search:"):
         return method(recipe)
     from families import FAMILIES
-    from winners import results
+    from winners import winner
 
     name = recipe.removeprefix("search:")
-    return FAMILIES[name].method(next(iter(results(name)))[1])
+    return FAMILIES[name].method(winner(name))
 
 
 def run_trial(trial: Trial) -> TrialResult:

@@ -260,3 +260,42 @@ FAMILIES = {
         ({"lr": -6.5, **ADAMW}, {"lr": -6.0, **ADAMW, **LONG}),
     ),
 }
+
+
+def again(name: str, rate: Range, **ranges: Range) -> Family:
+    """A second search of a family, in wider ranges, where its first ended at an edge; it starts from that end."""
+    first = FAMILIES[name]
+    return replace(first, rate=rate, ranges={**first.ranges, **ranges}, starts=(FOUND[name],))
+
+
+FOUND: dict[str, Point] = {
+    "scion": {
+        "lr": -12.0, "short": 0.05, "ahead": 0.453, "radius": 500.0, "embedding": 500.0, "head": 5610.0, "gain": 200.0,
+    },
+    "moga_row": {
+        "lr": -1.43, "p": "3", "short": 0.23, "ahead": 0.376, "embedding": 0.3, "head": 1.84, "gain": 0.05,
+        "decay": 0.01,
+    },
+    "moga_column": {
+        "lr": -2.69, "short": 0.169, "ahead": 0.28, "embedding": 0.3, "head": 1.0, "gain": 1.5, "decay": 0.01,
+    },
+    "adamw": {
+        "lr": -6.9, "mean": 0.363, "history": 0.092, "embedding": 16.0, "head": 3.61, "gain": 4.27, "decay": 0.029,
+        "clip": "none", "start": "torch",
+    },
+    "mup_adamw": {
+        "lr": -6.62, "mean": 0.267, "history": 0.05, "embedding": 16.0, "head": 4.22, "gain": 1.26, "decay": 0.08,
+        "clip": "1",
+    },
+}  # fmt: skip
+"""Where the first searches ended, to three digits."""
+WIDE_NATURAL: dict[str, Range] = {"embedding": (0.01, 8.0), "head": (0.03, 200.0), "gain": (0.003, 15.0)}
+FAMILIES |= {
+    "scion_2": again(
+        "scion", (-16.0, -6.5), short=(0.01, 0.5), radius=(5, 10000), embedding=(5, 10000), gain=(1, 5000)
+    ),
+    "moga_row_2": again("moga_row", (-5.5, 1.0), **WIDE_NATURAL, decay=(0.0003, 0.6)),
+    "moga_column_2": again("moga_column", (-5.5, 1.0), **WIDE_NATURAL, decay=(0.0003, 0.6)),
+    "adamw_2": again("adamw", (-10.0, -4.5), embedding=(0.2, 200.0), head=(0.1, 50.0), gain=(0.1, 50.0)),
+    "mup_adamw_2": again("mup_adamw", (-10.0, -4.5), history=(0.005, 0.8), embedding=(0.2, 200.0), head=(0.1, 50.0)),
+}

@@ -27,3 +27,14 @@ def results(name: str) -> Iterator[tuple[int, Mapping[str, Any], float, dict[flo
         narrow = {shift: mean(values) for (width, shift), values in losses.items() if width == CHECK_WIDTH}
         ranked.append((number, points[number], mean(losses[WIDTH, 0.0]), narrow))
     yield from sorted(ranked, key=lambda result: result[2] + min(result[3].values()))
+
+
+def searches(name: str) -> tuple[str, ...]:
+    """The searches of a family that have been run: the first, and one in wider ranges where it ended at an edge."""
+    return tuple(one for one in (name, f"{name}_2") if (HERE / one / "results.jsonl").exists())
+
+
+def winner(name: str) -> Mapping[str, Any]:
+    """The best settings of all searches of a family."""
+    found = [result for one in searches(name) for result in results(one)]
+    return min(found, key=lambda result: result[2] + min(result[3].values()))[1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,10 @@ from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from surefoot.experiment.data.corpus import Corpus
+    from surefoot.experiment.distributed.processes import Layout, Processes
     from surefoot.experiment.files import Log
     from surefoot.experiment.training.norm_alarm import Alarm
     from surefoot.experiment.training.run import Run, TrainResult
@@ -45,7 +49,7 @@ def add_to(commands: options.Commands) -> None:
     options.add(parser, TrainConfig, "seed")
     options.add_training(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
-    parser.add_argument("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
+    _add_checkpoints(parser)
     parser.add_argument("--log-every", type=options.count, default=10, help="steps between lines of the log")
     parser.add_argument(
         "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
@@ -55,9 +59,39 @@ def add_to(commands: options.Commands) -> None:
         help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
     )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    _add_layout(parser)
+    options.add_json(parser)
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
+    parser.add_argument("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
+    parser.add_argument(
+        "--keep-best", action="store_true", help="keep the one with the lowest validation loss, too (see --eval-every)"
+    )
+    parser.add_argument(
+        "--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on"
+    )
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    """Options of how a step is computed, under any of which a run goes on."""
+    mesh = "under torchrun: processes along replicate, fsdp and tp, fsdp=4,tp=2 for example (default: all along fsdp)"
+    parser.add_argument("--mesh", metavar="AXIS=N,...", help=mesh)
+    parser.add_argument(
+        "--timeout", type=options.positive, default=10.0, metavar="MINUTES",
+        help="under torchrun: how long a process waits for another before it ends with an error",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes a step"
+    )
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute activations of a block again in the backward pass (less memory)",
+    )
     parser.add_argument("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
     parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
-    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from surefoot.experiment.data.corpus import load
-    from surefoot.experiment.files import claim, dumps, locked, write_atomic
+    from surefoot.experiment.distributed.processes import Layout
     from surefoot.experiment.training.run import require_model
 
     if arguments.threads:
@@ -74,6 +108,19 @@ def run(arguments: argparse.Namespace) -> int:
     config = TrainConfig.of(**options.settings(arguments))
     corpus = load(arguments.data, context=arguments.context)
     require_model(config, corpus)
+    with _processes(arguments) as processes:
+        layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
+        processes.rows(config.batches.batch_size, 0, layout.accumulate)
+        if not processes.first:
+            _train_beside(arguments, config, corpus, layout)
+            return 0
+        return _run_first(arguments, config, corpus, layout)
+
+
+def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> int:
+    """Train on the process that writes files and speaks."""
+    from surefoot.experiment.files import claim, dumps, locked, write_atomic
+
     out: Path = arguments.out
     board = _board(arguments)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         claim(out, {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}, LOG)
         print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
         try:
-            result = _train(arguments, config, corpus, board)
+            result = _train(arguments, config, corpus, layout, board)
         except KeyboardInterrupt:
             _draw(out)
             raise
@@ -92,11 +139,33 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, board: Board | None) -> TrainResult:
-    """Train, and write the logs on the way."""
-    import torch
+def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:
+    """The processes that `torchrun` started, or this one alone."""
+    from surefoot.experiment.distributed.processes import ALONE
 
-    from surefoot.experiment.training.checkpoint import Checkpoints
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        if arguments.mesh:
+            raise ValueError(f"--mesh {arguments.mesh} needs several processes: torchrun -m surefoot train ...")
+        return nullcontext(ALONE)
+    from surefoot.experiment.distributed.mesh import joined
+    from surefoot.experiment.training.run import pick_device
+
+    return joined(arguments.mesh, pick_device(arguments.device), arguments.timeout)
+
+
+def _compile(model: nn.Module) -> None:
+    """Compile a model; where it is cut, block by block, since each block gathers its weights first."""
+    from surefoot.experiment.distributed.processes import blocks_of
+
+    cut = any(hasattr(p, "placements") for p in model.parameters())
+    for module in (blocks_of(model) if cut else []) or [model]:
+        module.compile()
+
+
+def _train(
+    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, board: Board | None
+) -> TrainResult:
+    """Train, and write the logs on the way."""
     from surefoot.experiment.training.loop import train
     from surefoot.experiment.training.norm_log import NormLog
 
@@ -117,16 +186,36 @@ def _train(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, b
             if board is not None:
                 board.norms(line)
 
-        return train(
-            config,
-            corpus,
-            prepare=torch.nn.Module.compile if arguments.compile else None,
-            on_step=on_step,
-            observe=observe,
-            log_every=arguments.log_every,
-            eval_every=arguments.eval_every,
-            checkpoints=Checkpoints(out / CHECKPOINTS, arguments.checkpoint_every),
-        )
+        return train(config, corpus, on_step=on_step, observe=observe, **_options(arguments, layout))
+
+
+def _train_beside(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> None:
+    """Train on the other processes, which take part in every measurement and write only their parts of checkpoints."""
+    from surefoot.experiment.training.loop import train
+    from surefoot.experiment.training.norm_log import Norms
+
+    measured: list[Norms] = []
+
+    def observe(run: Run) -> None:
+        if not measured:
+            measured.append(Norms(run, arguments.norm_limit))
+        measured[0].measure()
+
+    train(config, corpus, on_step=lambda record: None, observe=observe, **_options(arguments, layout))
+
+
+def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
+    """What all processes must agree on."""
+    from surefoot.experiment.training.checkpoint import Checkpoints
+
+    every, folder = arguments.checkpoint_every, arguments.out / CHECKPOINTS
+    checkpoints = Checkpoints(folder, every, arguments.keep, arguments.keep_best, arguments.async_checkpoints)
+    return {
+        "layout": layout,
+        "log_every": arguments.log_every,
+        "eval_every": arguments.eval_every,
+        "checkpoints": checkpoints,
+    }
 
 
 def _board(arguments: argparse.Namespace) -> Board | None:

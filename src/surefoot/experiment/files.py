@@ -20,6 +20,10 @@ class DirectoryInUse(RuntimeError):
     """Another process is writing to the run directory."""
 
 
+class Damaged(ValueError):
+    """What is on the disk is not what was written."""
+
+
 def dumps(value: Any, indent: int | None = None) -> str:
     """A value as strict JSON; a `ValueError` for NaN and infinities, which other parsers refuse."""
     return json.dumps(value, allow_nan=False, indent=indent)
@@ -60,7 +64,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         for path, temporary in temporaries.items():
             os.replace(temporary, path)
         for directory in {path.parent for path in contents}:
-            _sync_directory(directory)
+            sync_directory(directory)
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
@@ -70,7 +74,7 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make renames durable, where the platform can open a directory."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)

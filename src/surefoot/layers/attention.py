@@ -159,5 +159,5 @@ class Attention(nn.Module):
             q, k = self.rope.rotate(q, *turn), self.rope.rotate(k, *turn)
         grouped = heads.kv_count != heads.count
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=grouped)
-        out: Tensor = self.output(y.transpose(1, 2).reshape(x.shape))
+        out: Tensor = self.output(y.transpose(1, 2).flatten(2))
         return out

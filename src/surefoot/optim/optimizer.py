@@ -116,19 +116,18 @@ class SteepestDescent(Optimizer):
         group["format"] = FORMAT
 
     def _add_sharded(self, params: list[Tensor]) -> None:
-        """Find this process's part of each `DTensor`; the state is complete from here on."""
+        """Find this process's part of each `DTensor`; all state, of the other parameters too, is there from here on."""
         split = [p for p in params if is_dtensor(p)]
-        if not split:
+        if not (split or self._sharding):
             return
         from surefoot.optim.sharding import Sharding
 
         self._sharding = self._sharding or Sharding(self._precision, self._bounds, self._step is plain_step)
         for p in split:
-            self._sharding.add(p, self._names[p], self._placements[p])  # type: ignore[arg-type]
-            if self.state[p]:
-                self._sharding.adopt(p, self.state[p])
-            else:
-                self.state[p] = self._sharding.init_state(p, self._names[p])
+            name, placement = self._names[p], self._placements[p]
+            self.state[p] = self._sharding.add(p, name, placement, self.state[p])  # type: ignore[arg-type]
+        for p in {*self._placements} - self._sharding.shards.keys():
+            self._state(p)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -46,13 +46,17 @@ class Sharding:
         self._groups = Groups()
         self._agreements: dict[tuple[int, ...], list[Shard]] | None = None
 
-    def add(self, p: DTensor, name: str, placement: Placement) -> None:
+    def add(self, p: DTensor, name: str, placement: Placement, state: State) -> State:
         """Find a parameter's slabs, and how its step is taken.
 
         Args:
             p: the parameter.
             name: its name.
             placement: its role and shape.
+            state: the optimizer's; empty before the first step.
+
+        Returns:
+            The state, complete.
 
         Raises:
             ValueError: a placement that is neither a copy nor a contiguous part; a step of the user's for a parameter
@@ -68,10 +72,11 @@ class Sharding:
             labels, count = problems_of(placement, cut.slab)
             self.shards[p].problems = (labels.to(local.device), count)
         self._agreements, self._exchanges = None, None
+        self.shards[p].kept = state or self._init_state(self.shards[p], name)
+        return self.shards[p].kept
 
-    def init_state(self, p: Tensor, name: str) -> State:
+    def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
-        shard = self.shards[p]
         if shard.way in ("here", "rows"):
             state = init_state(shard.here, shard.local)
         else:
@@ -81,8 +86,7 @@ class Sharding:
             )
         averages = shard.placement.role.momentum.averages
         state = self._precision.convert(shard.local, state, averages, name)
-        shard.kept = {key: self.wrap(shard, key, x) for key, x in state.items()}
-        return shard.kept
+        return {key: self.wrap(shard, key, x) for key, x in state.items()}
 
     def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor | None:
         """An entry of a loaded state, a `DTensor` of any mesh or whole, cut as this mesh cuts it; None for others."""

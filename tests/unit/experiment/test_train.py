@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.checkpoint import Checkpoints
@@ -231,7 +232,7 @@ def test_a_model_can_be_prepared_and_a_compiled_one_trains_alike(corpus):
         graphs.append(graph)
         return graph.forward
 
-    compiled = train(config, corpus, prepare=lambda model: model.compile(backend=compiler))
+    compiled = train(config, corpus, layout=Layout(prepare=lambda model: model.compile(backend=compiler)))
     assert graphs, "the compiled path is the one that runs"
     plain = train(config, corpus)
     assert compiled.val_loss == pytest.approx(plain.val_loss, abs=1e-5)

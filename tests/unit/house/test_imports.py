@@ -27,7 +27,7 @@ LAYERS = (
     ("experiment", "integrations"),
     ("cli",),
 )
-EXPERIMENT = (("files", "models", "data"), ("training",), ("sweep",), ("coordcheck",), ("reports",))
+EXPERIMENT = (("files", "models", "data"), ("distributed",), ("training",), ("sweep",), ("coordcheck",), ("reports",))
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazily
 INNER = {f"experiment.{name}": level for level, names in enumerate(EXPERIMENT) for name in names}

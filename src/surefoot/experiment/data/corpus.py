@@ -70,7 +70,9 @@ class Corpus:
                     f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
                 )
 
-    def batch(self, split: Split, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
+    def batch(
+        self, split: Split, seed: int, step: int, batch_size: int, context: int, rows: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
         """Draw random windows of a split as inputs, and the windows one token later as targets.
 
         A pure function of its arguments: the starts are draws of the Philox counter generator with key (seed, split)
@@ -82,9 +84,10 @@ class Corpus:
             step: 0 or more.
             batch_size: number of windows.
             context: tokens per window.
+            rows: which of the windows are read; default: all.
 
         Returns:
-            `(inputs, targets)`, both `(batch_size, context)` int64.
+            `(inputs, targets)`, both `(batch_size, context)` int64, or as many as there are rows.
 
         Raises:
             ValueError: an unknown split, a negative number, or a text too short for the context.
@@ -104,7 +107,7 @@ class Corpus:
         key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
         counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
         # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
-        draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)
+        draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
         starts = (draws % np.uint64(text.size - context)).astype(np.int64)
         windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())

@@ -6,23 +6,29 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from surefoot.experiment.files import replace_files
+from surefoot.experiment.distributed import FACTS
+from surefoot.experiment.files import Damaged, replace_files
+
+if TYPE_CHECKING:
+    from surefoot.experiment.training.run import Run
 
 MANIFEST = ".sha256.json"
 """Suffix of the file beside a checkpoint that lists the digests it may have."""
 RETAINED = 2
-"""Number of checkpoints in a folder: the newest, and the one before it in case the newest is damaged."""
+REMEDY = "delete it to resume from an older one, or start again in another folder"
 
 
-def save(path: Path | str, payload: Mapping[str, Any]) -> None:
+def save(path: Path | str, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
     """Write a checkpoint. At every moment `path` is the old one or the new one, complete.
 
     The manifest is replaced before the checkpoint and lists the digests of both.
@@ -30,6 +36,7 @@ def save(path: Path | str, payload: Mapping[str, Any]) -> None:
     Args:
         path: the checkpoint's file.
         payload: tensors, numbers, strings, lists and dictionaries only (`weights_only` loading).
+        val_loss: kept in the manifest.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; an older checkpoint at `path` still loads.
@@ -41,7 +48,7 @@ def save(path: Path | str, payload: Mapping[str, Any]) -> None:
     digests = [hashlib.sha256(data).hexdigest()]
     if path.exists():
         digests.append(_digest(path))
-    manifest = json.dumps({"file": path.name, "sha256": digests}).encode()
+    manifest = json.dumps({"file": path.name, "sha256": digests, "val_loss": val_loss}).encode()
     try:
         replace_files({_manifest(path): manifest, path: data})
     except OSError as error:
@@ -64,80 +71,184 @@ def load(path: Path | str) -> dict[str, Any]:
     """
     path = Path(path)
     data = path.read_bytes()
-    remedy = "delete it to resume from an older one, or start again in another folder"
     try:
         digests = list(json.loads(_manifest(path).read_bytes())["sha256"])
     except FileNotFoundError:
-        raise ValueError(f"{path} cannot be verified: {_manifest(path).name} is missing; {remedy}") from None
+        raise Damaged(f"{path} cannot be verified: {_manifest(path).name} is missing; {REMEDY}") from None
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{_manifest(path)} is damaged, so {path.name} cannot be verified; {remedy}") from None
+        raise Damaged(f"{_manifest(path)} is damaged, so {path.name} cannot be verified; {REMEDY}") from None
     if hashlib.sha256(data).hexdigest() not in digests:
-        raise ValueError(f"{path} is damaged: its SHA-256 is not the one it was saved with; {remedy}")
+        raise Damaged(f"{path} is damaged: its SHA-256 is not the one it was saved with; {REMEDY}")
     payload: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return payload
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Checkpoints:
-    """A folder of checkpoints named by step.
+    """A folder of checkpoints named by step: a file each of one process, a folder each of several.
+
+    Either kind can be gone on from by one process and by any mesh.
 
     Args:
         folder: created when the first is saved.
         every: steps between two.
+        keep: how many of the newest are kept; the second newest is there in case the newest is damaged.
+        best: whether the one with the lowest validation loss is kept, too, of those saved at a step of an evaluation.
+        background: whether several processes copy their state and write while the run goes on.
 
     Raises:
-        ValueError: `every` is below 1.
+        ValueError: `every` or `keep` is below 1.
     """
 
     folder: Path
     every: int = 100
+    keep: int = RETAINED
+    best: bool = False
+    background: bool = False
+    _pending: tuple[Future[Any], bool] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"checkpoints need at least one step between them, got {self.every}")
+        if self.keep < 1:
+            raise ValueError(f"at least one checkpoint must be kept, got {self.keep}")
 
-    def save(self, step: int, payload: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step, then delete all but the newest two.
+    def write(self, run: Run, val_loss: float | None = None) -> None:
+        """Save a run, then delete the checkpoints that need not be kept. With several processes, a collective.
+
+        Args:
+            run: between two steps.
+            val_loss: of its weights, if it was measured.
+
+        Raises:
+            OSError: this one, or one begun in the background, cannot be written.
+        """
+        processes = run.layout.processes
+        if processes.group is None:
+            self.save(run.step, run.state(), val_loss)
+            return
+        from surefoot.experiment.training import run_folder
+
+        self.close()
+        if processes.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        saving = run_folder.save(run, self.folder / _name(run.step), {"val_loss": val_loss}, self.background)
+        self._pending = (saving, processes.first)
+        if not self.background:
+            self.close()
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written in the background.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            saving, first = pending
+            saving.result()
+            if first:
+                self._delete_older()
+
+    def save(self, step: int, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
+        """Write the checkpoint of a step as a file, then delete those that need not be kept.
 
         Args:
             step: number of steps taken.
             payload: as for `save`.
+            val_loss: of its weights, if it was measured.
 
         Raises:
             OSError: it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        save(self.folder / f"step-{step:08d}.pt", payload)
-        for path in self._paths()[RETAINED:]:
-            path.unlink(missing_ok=True)
-            _manifest(path).unlink(missing_ok=True)
+        save(self.folder / f"{_name(step)}.pt", payload, val_loss)
+        self._delete_older()
+
+    def resume(self, run: Run) -> None:
+        """Go on from the newest checkpoint that is intact, with a warning for each newer one. A collective.
+
+        Args:
+            run: of the same configuration; unchanged where there are no checkpoints.
+
+        Raises:
+            ValueError: there are checkpoints, and every one is damaged; or they are of another run.
+        """
+        problem, processes = None, run.layout.processes
+        for path in processes.together(self.paths())[0]:  # as the first process sees them
+            try:
+                self._restore(run, path)
+                return
+            except Damaged as error:
+                problem = error
+                if processes.first:
+                    warnings.warn(f"{error}; passed over", stacklevel=2)
+        if problem is not None:
+            raise ValueError(f"{problem}; {REMEDY}")
+
+    def _restore(self, run: Run, path: Path) -> None:
+        """Go on from one checkpoint; `Damaged` on all processes if it is on one."""
+        if path.suffix == ".pt" and run.layout.processes.group is None:
+            run.load_state(load(path))
+            return
+        from surefoot.experiment.training import run_folder
+
+        if path.suffix == ".pt":
+            run_folder.load_whole(run, load(path))
+        else:
+            run_folder.load_(run, path)
 
     def newest(self) -> dict[str, Any] | None:
-        """Read the newest checkpoint that is intact, with a warning for each newer one.
+        """Read the newest checkpoint file that is intact, with a warning for each newer one.
 
         Returns:
-            Its payload; None if there are no checkpoints.
+            Its payload; None if there are no checkpoint files.
 
         Raises:
             ValueError: there are checkpoints and every one is damaged.
         """
         problem: ValueError | None = None
-        for path in self._paths():
-            try:
-                return load(path)
-            except ValueError as error:
-                problem = error
-                warnings.warn(str(error), stacklevel=2)
+        for path in self.paths():
+            if path.suffix == ".pt":
+                try:
+                    return load(path)
+                except ValueError as error:
+                    problem = error
+                    warnings.warn(str(error), stacklevel=2)
         if problem is not None:
             raise problem
         return None
 
-    def _paths(self) -> list[Path]:
+    def paths(self) -> list[Path]:
         """Paths of the checkpoints, newest first."""
-        files = self.folder.glob("step-*.pt") if self.folder.is_dir() else ()
-        named = [path for path in files if re.fullmatch(r"step-\d+", path.stem)]
-        return sorted(named, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
+        there = self.folder.glob("step-*") if self.folder.is_dir() else ()
+        named = [path for path in there if re.fullmatch(r"step-\d+(\.pt)?", path.name)]
+        return sorted(named, key=lambda path: (int(path.stem.removeprefix("step-")), path.suffix), reverse=True)
+
+    def _delete_older(self) -> None:
+        paths = self.paths()
+        kept = set(paths[: self.keep])
+        losses = {path: loss for path in paths if (loss := _val_loss(path)) is not None}
+        if self.best and losses:
+            kept.add(min(losses, key=losses.__getitem__))
+        for path in paths:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                _manifest(path).unlink(missing_ok=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _val_loss(path: Path) -> float | None:
+    """The validation loss that was saved with a checkpoint, if it can be read."""
+    try:
+        facts = json.loads((path / FACTS if path.is_dir() else _manifest(path)).read_bytes())
+        return None if facts.get("val_loss") is None else float(facts["val_loss"])
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _manifest(path: Path) -> Path:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch import nn
-
 from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
@@ -19,7 +18,7 @@ def train(
     corpus: Corpus,
     *,
     method: Method | None = None,
-    prepare: Callable[[nn.Module], object] | None = None,
+    layout: Layout | None = None,
     on_step: Callable[[Record], None] | None = None,
     observe: Callable[[Run], None] | None = None,
     log_every: int = 10,
@@ -32,7 +31,7 @@ def train(
         config: settings of the run.
         corpus: the data.
         method: overrides the method that `config` names.
-        prepare: called once with the model before its first step.
+        layout: how the work of a step is divided; default: one process, the whole batch at once.
         on_step: called with a record of `Run` every `log_every` steps and at the end.
         observe: called with the run before its first step and whenever `on_step` is.
         log_every: steps between two records.
@@ -46,9 +45,9 @@ def train(
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
-    run = Run(config, corpus, method, prepare)
-    if checkpoints and (saved := checkpoints.newest()):
-        run.load_state(saved)
+    run = Run(config, corpus, method, layout)
+    if checkpoints:
+        checkpoints.resume(run)
     if observe and run.step == 0:
         observe(run)
     start, diverged = time.perf_counter() - run.seconds, _diverged(run)
@@ -57,22 +56,26 @@ def train(
         logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
         if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
             _stop_clock(run, start)
-            if logs:
-                _log(run, on_step, observe, evaluates=_due(run, eval_every))
+            val_loss = _log(run, on_step, observe, evaluates=_due(run, eval_every)) if logs else None
             if checkpoints and _due(run, checkpoints.every):
-                checkpoints.save(run.step, run.state())
+                checkpoints.write(run, val_loss)
             start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
     _stop_clock(run, start)
+    if checkpoints:
+        checkpoints.close()
     return run.result()
 
 
 def _log(
     run: Run, on_step: Callable[[Record], None] | None, observe: Callable[[Run], None] | None, evaluates: bool
-) -> None:
+) -> float | None:
+    """Call what observes the run; the validation loss, if it was measured."""
+    val_loss = run.validate() if evaluates else None
     if on_step is not None:
-        on_step(run.record() | ({"val_loss": run.validate()} if evaluates else {}))
+        on_step(run.record() | ({"val_loss": val_loss} if evaluates else {}))
     if observe is not None:
         observe(run)
+    return val_loss
 
 
 def _stop_clock(run: Run, start: float) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.distributed.processes import Layout, blocks_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.decoder import published, reference
 from surefoot.experiment.models.layers import Learned
@@ -125,29 +128,31 @@ class Run:
         config: settings of the run.
         corpus: the data. `batch(split, seed, step, ...)` is a pure function, so the state has no position in the data.
         method: overrides the method that `config` names.
-        prepare: called once with the model before its first step, for example `nn.Module.compile`.
+        layout: how the work of a step is divided; default: one process, the whole batch at once.
 
     Raises:
-        ValueError: an impossible configuration, or a GPU that is missing.
+        ValueError: an impossible configuration, a GPU that is missing, or a batch that the layout cannot divide.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        corpus: Corpus,
-        method: Method | None = None,
-        prepare: Callable[[nn.Module], object] | None = None,
+        self, config: TrainConfig, corpus: Corpus, method: Method | None = None, layout: Layout | None = None
     ) -> None:
-        self.config, self.corpus = config, corpus
+        self.config, self.corpus, self.layout = config, corpus, layout or Layout()
+        processes = self.layout.processes
+        processes.rows(config.batches.batch_size, 0, self.layout.accumulate)
         self.method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
         self.device = pick_device(config.execution.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
-        self.model: nn.Module = model.to(self.device)
+        if self.layout.recompute:
+            for block in blocks_of(model):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        bfloat16 = config.execution.autocast == "bfloat16"
+        self.model, self._autocasts = processes.place(model, self.device, bfloat16)
         self.optimizer = self.method.optimizer(self.model, config.optimisation.lr)
         self.scheduler = LambdaLR(self.optimizer, config.schedule.factor)
-        if prepare is not None:
-            prepare(self.model)
+        if self.layout.prepare is not None:
+            self.layout.prepare(self.model)
         self.losses = torch.full((config.schedule.steps,), math.nan, device=self.device)
         self.before: dict[str, Tensor] | None = None
         self.step = 0
@@ -161,29 +166,40 @@ class Run:
         """
         self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()} if keep else None
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss("train", self.config.seed, self.step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        total = torch.zeros((), device=self.device)
+        for part in range(self.layout.accumulate):
+            loss = self.loss("train", self.config.seed, self.step, part, self.layout.accumulate)
+            (loss / self.layout.accumulate).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() / self.layout.accumulate
+        self.layout.processes.finish_gradients(self.model)
         if self.method.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.method.clip)
+            self.layout.processes.clip_(self.model, self.method.clip)
         self.optimizer.step()
         self.scheduler.step()
-        self.losses[self.step] = loss.detach()
+        self.layout.processes.average_(total)  # what decides anything reads the same loss on every process
+        self.losses[self.step] = total
         self.step += 1
 
-    def loss(self, split: Literal["train", "validation"], seed: int, step: int) -> Tensor:
-        """Mean cross entropy of one batch in nats per token, a float32 scalar."""
-        shape, autocast = self.config.batches, self.config.execution.autocast
-        batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context)
+    def loss(
+        self, split: Literal["train", "validation"], seed: int, step: int, part: int = 0, parts: int = 1
+    ) -> Tensor:
+        """Mean cross entropy in nats per token of this process's rows of a part of a batch, a float32 scalar."""
+        shape = self.config.batches
+        rows = self.layout.processes.rows(shape.batch_size, part, parts)
+        batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows)
         tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast == "bfloat16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
             logits = self.model(tokens)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     @torch.no_grad()
     def validate(self) -> float | None:
-        """Mean loss of the validation batches; None if it is not finite."""
-        losses = [self.loss("validation", VALIDATION_SEED, i) for i in range(VALIDATION_BATCHES)]
-        return finite_or_none(float(torch.stack(losses).mean()))
+        """Mean loss of the validation batches, of all processes; None if it is not finite."""
+        mean = torch.stack([self.loss("validation", VALIDATION_SEED, i) for i in range(VALIDATION_BATCHES)]).mean()
+        self.layout.processes.average_(mean)
+        self.layout.processes.release(self.model)
+        return finite_or_none(float(mean))
 
     def diverged(self) -> bool:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
@@ -191,18 +207,20 @@ class Run:
         uniform = math.log(classes(self.config, self.corpus.vocab))
         return self.step > 0 and not float(recent.mean()) <= 2 * uniform + 1
 
-    def state(self) -> dict[str, Any]:
-        """The state of the run for a checkpoint: tensors, numbers, strings, lists and dictionaries."""
+    def facts(self) -> dict[str, Any]:
+        """What of the run's state is no tensor, as JSON values."""
         return {
             "config": self.config.to_json(),
             "corpus": self.corpus.sha256,
             "step": self.step,
             "seconds": self.seconds,
-            "losses": self.losses,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
         }
+
+    def state(self) -> dict[str, Any]:
+        """The state of the run for a checkpoint: tensors, numbers, strings, lists and dictionaries."""
+        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
@@ -213,6 +231,14 @@ class Run:
         Raises:
             ValueError: it is of another configuration or of other data.
         """
+        self.require_own(state)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses.copy_(state["losses"])
+        self.go_on(state)
+
+    def require_own(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
         theirs = {**state["config"], "corpus": state["corpus"]}
         differing = [
@@ -220,11 +246,11 @@ class Run:
         ]
         if differing:
             raise ValueError(f"the checkpoint is of another run: it differs in {', '.join(differing)}")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.losses.copy_(state["losses"])
-        self.step, self.seconds = state["step"], state["seconds"]
+
+    def go_on(self, facts: Mapping[str, Any]) -> None:
+        """Go on after the step of these facts, when all tensors have been restored."""
+        self.scheduler.load_state_dict(facts["scheduler"])
+        self.step, self.seconds = facts["step"], facts["seconds"]
 
     def record(self) -> Record:
         """The line of the log after the last step: step, loss, learning rate, tokens and seconds."""

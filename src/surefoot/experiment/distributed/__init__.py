@@ -1,0 +1,4 @@
+"""Training by several processes: their mesh, how a model is cut over it, checkpoints that every mesh can read."""
+
+FACTS = "facts.json"
+"""The file of a checkpoint folder that holds what is no tensor."""

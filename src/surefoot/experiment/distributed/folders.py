@@ -1,0 +1,236 @@
+"""Checkpoints as folders that every mesh can read: torch.distributed.checkpoint behind a manifest of SHA-256 digests.
+
+torch loads a flipped byte without a word and runs whatever a pickle in `.metadata` says. So a folder appears under its
+name when it is complete and on the disk, with a manifest of all its files, which is compared before anything is opened;
+and pickles may build nothing but the descriptions of tensors that they are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.storage import WriteResult
+
+from surefoot.experiment.distributed import FACTS
+from surefoot.experiment.files import Damaged, dumps, sync_directory, write_atomic
+
+MANIFEST = "manifest.json"
+UNFINISHED = ".tmp"
+"""Suffix of a folder that is being written."""
+
+ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "pathlib": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"},
+}  # fmt: skip
+"""What a `.metadata` may name, by module; besides dtypes."""
+
+
+@dataclass(frozen=True)
+class _Hashed(WriteResult):
+    """What one process reports of an entry that it wrote, with the digests of all its files."""
+
+    digests: Mapping[str, str]
+
+
+class _Writer(FileSystemWriter):
+    """Writes a folder under a temporary name; when all processes have written, adds the manifest and renames it."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        super().__init__(path.with_name(path.name + UNFINISHED), thread_count=1)
+        self._final, self._facts = path, facts
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """As torch's, and digests of the files."""
+        written = super().write_data(plan, planner).wait()
+        files = {result.storage_data.relative_path for result in written}
+        digests = {name: digest(Path(self.path) / name) for name in sorted(files)}
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([_Hashed(one.index, one.size_in_bytes, one.storage_data, digests) for one in written])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """As torch's, then the facts, the manifest and the folder's name: called by one process."""
+        super().finish(metadata, results)
+        folder = Path(self.path)
+        write_atomic(folder / FACTS, dumps(dict(self._facts)))
+        digests = {name: digest(folder / name) for name in (".metadata", FACTS)}
+        for result in (one for own in results for one in own):
+            assert isinstance(result, _Hashed)
+            digests |= result.digests
+        write_atomic(folder / MANIFEST, dumps({"sha256": digests}, indent=1))
+        aside = self._final.with_name(self._final.name + ".damaged" + UNFINISHED)
+        if self._final.exists():  # it was passed over when the run was resumed
+            shutil.rmtree(aside, ignore_errors=True)
+            self._final.rename(aside)
+        folder.rename(self._final)
+        sync_directory(self._final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def save(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group: Any, background: bool) -> Future[Any]:
+    """Write a checkpoint: a collective of all processes of the group. At every moment `path` is absent or complete.
+
+    Args:
+        path: the folder, in one that exists and that all processes see.
+        tensors: nested dictionaries of tensors, `DTensor` among them, numbers and strings.
+        facts: JSON values, the same on every process.
+        group: of processes that can communicate between hosts' memories.
+        background: whether to copy the tensors and write while the caller goes on.
+
+    Returns:
+        Its result is there when the folder is. An `OSError` in it says that it could not be written.
+    """
+    unfinished = path.with_name(path.name + UNFINISHED)
+    if torch.distributed.get_rank() == 0:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    torch.distributed.barrier(group)
+    writer, outcome = _Writer(path, facts), Future[Any]()
+    if background:
+        pending = state_dict_saver.async_save(dict(tensors), storage_writer=writer, process_group=group)
+        assert isinstance(pending, Future)
+        pending.add_done_callback(lambda done: _settle(outcome, done.exception(), path))
+        return outcome
+    try:
+        state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
+    except (CheckpointException, OSError) as error:
+        _settle(outcome, error, path)
+    else:
+        _settle(outcome, None, path)
+    return outcome
+
+
+def _settle(outcome: Future[Any], error: BaseException | None, path: Path) -> None:
+    if error is None:
+        outcome.set_result(None)
+        return
+    first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    outcome.set_exception(OSError(f"cannot write {path}: {first}; what was saved earlier is intact"))
+
+
+def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
+    """What is wrong with a checkpoint, by its manifest; nothing of it is opened but the manifest.
+
+    Args:
+        folder: of the checkpoint.
+        share: which part of the files to compare.
+        shares: number of such parts.
+
+    Returns:
+        A sentence that names the file; None if this part is sound.
+    """
+    try:
+        digests = json.loads((folder / MANIFEST).read_bytes())["sha256"]
+        there = {path.name for path in folder.iterdir()} - {MANIFEST}
+        if there != digests.keys() or not {".metadata", FACTS} <= there:
+            return f"{folder} is damaged: its files are not those of {MANIFEST}: {sorted(there ^ digests.keys())}"
+        for name in sorted(digests)[share::shares]:
+            if digest(folder / name) != digests[name]:
+                return f"{folder / name} is damaged: its SHA-256 is not the one it was saved with"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder} cannot be verified: {MANIFEST} is missing or damaged ({type(error).__name__}: {error})"
+    return None
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """The facts of a checkpoint that was verified."""
+    facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    return facts
+
+
+def load_(folder: Path, tensors: dict[str, Any], group: Any = None) -> None:
+    """Read a checkpoint that was verified into tensors: a collective of all processes, of any mesh.
+
+    Args:
+        folder: of the checkpoint.
+        tensors: dictionaries of the same form as those saved; tensors are overwritten, other entries replaced.
+        group: as for `save`; None in one process.
+
+    Raises:
+        Damaged: its manifest fits, and its contents are not a checkpoint's, or not one of these tensors.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            state_dict_loader.load(
+                tensors, storage_reader=_Reader(folder), planner=_Planner(), process_group=group, no_dist=group is None
+            )
+    except (CheckpointException, Damaged, RuntimeError, pickle.UnpicklingError) as error:
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise Damaged(f"{folder} cannot be loaded: {first}") from None
+
+
+class _Reader(FileSystemReader):
+    """As torch's, with an unpickler that builds descriptions of tensors only, and files of this folder only."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The description of all tensors."""
+        folder = Path(self.path)
+        try:
+            with (folder / ".metadata").open("rb") as file:
+                metadata = _Unpickler(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
+            raise Damaged(f"{folder / '.metadata'} is not a description of tensors: {error}") from None
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise Damaged(f"{folder / '.metadata'} is not a description of tensors")
+        for place in metadata.storage_data.values():
+            if not (folder / place.relative_path).is_file() or Path(place.relative_path).name != place.relative_path:
+                raise Damaged(f"{folder / '.metadata'} names {place.relative_path!r}, which is no file of the folder")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """A class of the list; UnpicklingError for all others."""
+        known = name in ALLOWED.get(module, ())
+        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+class _Planner(DefaultLoadPlanner):
+    """As torch's, but entries that are no tensors are read by an unpickler that builds numbers and strings only."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        """Read an entry once with torch's allow-list, then as torch does."""
+        try:
+            torch.load(value, weights_only=True)
+        except Exception as error:
+            raise Damaged(f"{read_item.dest_index.fqn} is neither a number nor a string") from error
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def clear_unfinished(parent: Path) -> None:
+    """Delete what killed processes left half written."""
+    for path in parent.glob(f"*{UNFINISHED}") if parent.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,248 @@
+"""A mesh of processes: data-parallel copies, FSDP2 and tensor parallelism, by torch's own functions."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from surefoot.experiment.distributed.processes import Processes, blocks_of
+from surefoot.experiment.models.decoder import Decoder
+from surefoot.experiment.models.layers import MLP, Block, GatedMLP
+
+AXES = ("replicate", "fsdp", "tp")
+"""Axes of a mesh, the slowest links first: whole copies, parts of every parameter, parts of every matrix product."""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How many processes lie along each axis.
+
+    Args:
+        replicate: copies of the model, each with its own part of the batch.
+        fsdp: processes that share a copy by `fully_shard`, each with its own part of the batch.
+        tp: processes that share matrix products, with the same part of the batch.
+    """
+
+    replicate: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.replicate * self.fsdp * self.tp
+
+
+def parse(text: str | None, ranks: int) -> MeshShape:
+    """A mesh as it is written on the command line.
+
+    Args:
+        text: `fsdp=4,tp=2`; None: all processes along fsdp.
+        ranks: number of processes there are.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ValueError: an unknown axis, one named twice, a size that is no positive number, or another number of processes.
+
+    >>> parse("fsdp=4,tp=2", 8)
+    MeshShape(replicate=1, fsdp=4, tp=2)
+    """
+    if text is None:
+        return MeshShape(fsdp=ranks)
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise ValueError(
+                f"{part!r} of the mesh {text!r} is not one axis of {', '.join(AXES)} with a size: fsdp=4,tp=2"
+            )
+        sizes[axis] = int(size)
+    shape = MeshShape(**sizes)
+    if shape.size != ranks:
+        remedy = f"torchrun --nproc-per-node {shape.size}, or another mesh"
+        raise ValueError(f"the mesh {text} has {shape.size} processes, and {ranks} were started: {remedy}")
+    return shape
+
+
+def launched() -> int:
+    """How many processes `torchrun` has started, this one among them; 0 without it."""
+    return int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
+
+
+@contextmanager
+def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[Processes]:
+    """The processes that `torchrun` started, as a mesh; they part at the end.
+
+    Args:
+        mesh: as `parse` takes it.
+        device: where to train.
+        minutes: a process that waits longer than this for another ends with an error.
+
+    Yields:
+        The mesh.
+
+    Raises:
+        ValueError: see `parse`.
+    """
+    shape = parse(mesh, launched())
+    limit = datetime.timedelta(minutes=minutes)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    store, rank, ranks = next(iter(rendezvous("env://", timeout=limit)))
+    # After a restart the store may still have the addresses of processes that are gone: keys of this attempt only.
+    store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    try:
+        yield Mesh(shape, device, limit)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+class Mesh(Processes):
+    """All processes of torch's default group, as a mesh.
+
+    Args:
+        shape: processes along each axis; as many as there are.
+        device: where to train.
+        limit: how long a process waits for another in the collectives of checkpoints.
+    """
+
+    def __init__(self, shape: MeshShape, device: torch.device, limit: datetime.timedelta | None = None) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (shape.replicate, shape.fsdp, shape.tp)
+        self._shape, self._mesh = shape, init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+        self.rank, self.shares = dist.get_rank(), shape.replicate * shape.fsdp
+        self.share = self.rank // shape.tp
+        self.group = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
+
+    def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:
+        """Cut a model: matrix products over tp, then every block and the rest over fsdp and replicate.
+
+        Args:
+            model: whole, with its initial values, the same on every process.
+            device: where to train.
+            bfloat16: whether the forward pass is to compute in it; by `MixedPrecisionPolicy` where `fully_shard` cuts.
+
+        Returns:
+            The model, and whether the forward pass still needs `torch.autocast`.
+
+        Raises:
+            ValueError: a model that tensor parallelism does not know, or heads that its axis does not divide.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        model = model.to(device)
+        if self._shape.tp > 1:
+            _split_products(model, self._mesh["tp"])
+        if self.shares == 1:
+            return model, bfloat16
+        axes = ("replicate", "fsdp") if self._shape.replicate > 1 else "fsdp"
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        options: dict[str, Any] = {"mesh": self._mesh[axes], **({"mp_policy": policy} if bfloat16 else {})}
+        for module in (*blocks_of(model), model):
+            fully_shard(module, **options)
+        return model, False
+
+    def average_(self, x: Tensor) -> None:
+        """The mean over all processes."""
+        dist.all_reduce(x)
+        x /= dist.get_world_size()
+
+    def finish_gradients(self, model: nn.Module) -> None:
+        """Add the gradients of the norms of single heads over tp, of which each process sees its own heads alone."""
+        if self._shape.tp > 1:
+            group = self._mesh["tp"].get_group()
+            for name, p in model.named_parameters():
+                if p.grad is not None and ("query_norm" in name or "key_norm" in name):
+                    dist.all_reduce(_local(p.grad), group=group)
+
+    def release(self, model: nn.Module) -> None:
+        """Cut weights again; the outermost module's stay whole for a backward pass that does not come."""
+        from torch.distributed.fsdp import FSDPModule
+
+        if isinstance(model, FSDPModule):
+            model.reshard()
+
+    @torch.no_grad()
+    def clip_(self, model: nn.Module, limit: float) -> None:
+        """As torch's, where parameters lie on several meshes."""
+        squares: dict[Any, list[Tensor]] = {}
+        for p in model.parameters():
+            if p.grad is not None:
+                squares.setdefault(_cuts(p.grad), []).append(_local(p.grad).float().square().sum())
+        total = torch.zeros((), device=next(model.parameters()).device)
+        for axes, parts in squares.items():
+            own = torch.stack(parts).sum()
+            for axis in axes:
+                dist.all_reduce(own, group=self._mesh[axis].get_group())
+            total += own
+        factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for p in model.parameters():
+            if p.grad is not None:
+                _local(p.grad).mul_(factor)
+
+    def together(self, value: Any) -> list[Any]:
+        """Every process's value, by rank."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value, self.group)
+        return found
+
+
+def _local(x: Any) -> Tensor:
+    """What this process holds of a tensor."""
+    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return local
+
+
+def _cuts(x: Any) -> tuple[str, ...]:
+    """The axes along which a tensor is cut."""
+    if not hasattr(x, "placements"):
+        return ()
+    return tuple(
+        name for name, one in zip(x.device_mesh.mesh_dim_names, x.placements, strict=True) if not one.is_replicate()
+    )
+
+
+def _split_products(model: nn.Module, mesh: Any) -> None:
+    """Cut the matrix products of a reference model over a tensor-parallel axis, heads and inner features."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if not isinstance(model, Decoder):
+        raise ValueError("tensor parallelism cuts reference and published models alone: use fsdp=... for others")
+    plan: dict[str, Any] = {"embedding": RowwiseParallel(input_layouts=Replicate())}
+    for i, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        heads = block.attention.heads
+        if math.gcd(heads.count, heads.kv_count) % mesh.size():
+            raise ValueError(
+                f"tp={mesh.size()} does not divide the {heads.count} heads and {heads.kv_count} key-value heads"
+            )
+        outward = [f"attention.{name}" for name in ("query", "key", "value")]
+        homeward = ["attention.output"]
+        if isinstance(block.mlp, (MLP, GatedMLP)):
+            outward += [f"mlp.{name}" for name, _ in block.mlp.named_children() if name != "down"]
+            homeward.append("mlp.down")
+        plan |= {f"blocks.{i}.{name}": ColwiseParallel() for name in outward}
+        plan |= {f"blocks.{i}.{name}": RowwiseParallel() for name in homeward}
+    tied = model.head.weight is model.embedding.weight
+    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    if tied:
+        model.head.weight = model.embedding.weight

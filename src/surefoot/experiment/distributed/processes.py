@@ -1,0 +1,126 @@
+"""What a training run asks of the processes that it is divided over; here the answers of one process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Processes:
+    """The processes that train a model together. This class: one process, which has all of it.
+
+    Attributes:
+        rank: this process's number, from 0.
+        shares: how many parts a batch is cut into; processes of a tensor-parallel group have the same part.
+        share: the number of this process's part.
+        group: for collectives of checkpoints; None alone.
+    """
+
+    rank = 0
+    shares = 1
+    share = 0
+    group: Any = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:
+        """Move a model with all its initial values to where it is trained.
+
+        Args:
+            model: whole, on the CPU.
+            device: where to train.
+            bfloat16: whether the forward pass is to compute in it.
+
+        Returns:
+            The model, and whether the forward pass still needs `torch.autocast`.
+        """
+        return model.to(device), bfloat16
+
+    def rows(self, count: int, part: int = 0, parts: int = 1) -> slice:
+        """Which rows of a batch this process computes in one of its forward passes.
+
+        Args:
+            count: rows of the whole batch.
+            part: number of the pass.
+            parts: passes a step.
+
+        Returns:
+            The rows; those of all processes and passes make up the batch.
+
+        Raises:
+            ValueError: the batch does not divide evenly.
+
+        >>> Processes().rows(8, part=1, parts=2)
+        slice(4, 8, None)
+        """
+        each, rest = divmod(count, parts * self.shares)
+        if rest:
+            raise ValueError(
+                f"a batch of {count} sequences cannot be cut into {parts * self.shares} equal parts "
+                f"({parts} passes on {self.shares} shares of the mesh): choose a multiple"
+            )
+        start = (part * self.shares + self.share) * each
+        return slice(start, start + each)
+
+    def average_(self, x: Tensor) -> None:
+        """Put the mean over all processes in place of each one's value: the same on every process to the last bit."""
+
+    def finish_gradients(self, model: nn.Module) -> None:
+        """Add what other processes have of gradients that no layer has added."""
+
+    def release(self, model: nn.Module) -> None:
+        """Let go of weights that a forward pass without a backward one has gathered."""
+
+    def clip_(self, model: nn.Module, limit: float) -> None:
+        """Scale all gradients down together until their l2 norm is at most a limit."""
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
+
+    def together(self, value: Any) -> list[Any]:
+        """Every process's value, by rank: a collective."""
+        return [value]
+
+
+ALONE = Processes()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work of a step is divided. The result is the same up to rounding, so a run may go on under another one.
+
+    Args:
+        processes: who takes part.
+        accumulate: forward and backward passes a step, each of a part of the batch.
+        recompute: whether a block's activations are computed again in the backward pass instead of being kept.
+        prepare: called once with the model before its first step, for example `nn.Module.compile`.
+
+    Raises:
+        ValueError: `accumulate` is below 1.
+    """
+
+    processes: Processes = ALONE
+    accumulate: int = 1
+    recompute: bool = False
+    prepare: Callable[[nn.Module], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise ValueError(f"a step needs at least one pass, got accumulate={self.accumulate}")
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model: the members of its outermost lists of modules.
+
+    >>> [type(block).__name__ for block in blocks_of(nn.Sequential(nn.ModuleList([nn.Linear(1, 1)])))]
+    ['Linear']
+    """
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
+    return found
