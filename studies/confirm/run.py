@@ -6,9 +6,9 @@
 
 150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
 default and of tuned Muon at widths 32 to 256. `paired`: at width 256 each at the best rate of its own curve there and
-at that of width 32, on eight other seeds. `bounded`, `paired_bounded`:
-curves and paired runs again for the default under `PostClip(2)`. `others`: a second text, a tied head, experts, LLaMA's
-shapes. `rivals`: the other families of `studies/search`, each with the settings that it found, at widths 64 and 256.
+at that of width 32, on eight other seeds. `bounded`, `paired_bounded`: curves and paired runs again for the default
+under `PostClip(2)`; `roles`: which matrices pay for it. `others`: a second text, a tied head, experts, LLaMA's shapes.
+`rivals`: the other families of `studies/search`, each with the settings that it found, at widths 64 and 256.
 The tables are in docs/transfer.md, made by `python studies/report.py`.
 """
 
@@ -19,7 +19,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Method, Steepest, method
+from surefoot.stabilise import Free, PostClip
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "search"))  # of its own, families and winners
@@ -56,6 +57,16 @@ CENTRES = {
 """Around which the quarter octaves lie: where the search, or a narrower width, left the optimum."""
 BOUND = "post_clip:2"
 QUARTERS = tuple(0.25 * k for k in range(-3, 4))
+HIDDEN, TABLES = ("linear", "heads", "conv"), ("embedding", "head")
+ROLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "steady": {},
+    "no_decay": {"free": (*HIDDEN, *TABLES)},
+    "clip_all": {"clip": (*HIDDEN, *TABLES, "gain", "bias", "scalar")},
+    "clip_hidden": {"clip": HIDDEN},
+    "clip_tables": {"clip": TABLES},
+    "clip_factors": {"clip": TABLES, "factor": HIDDEN},
+}
+"""Which roles of the default have another stabiliser: none, `PostClip(2)`, or it in units of the step's factor."""
 RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, tuple[Mapping[str, Any], float, float]] = {
@@ -132,6 +143,23 @@ def others(name: str) -> list[Part]:
     return [Part("steady", width, rates, (440, 441, 442), name, settings) for width in (32, 64, 128)]
 
 
+def roles() -> list[Part]:
+    """The default with another stabiliser on some roles, at width 64."""
+    return [Part(name, 64, (-3.25, -3.0), tuple(range(440, 448)), "roles") for name in ROLES]
+
+
+def clipped(name: str) -> Method:
+    """The default with the stabilisers of `ROLES`."""
+    table = dict(recipes.steady().table)
+    for how, kinds in ROLES[name].items():
+        scheme = Free() if how == "free" else PostClip(float(BOUND.split(":")[1]))
+        for kind in kinds:
+            table[kind] = replace(table[kind], stabiliser=scheme)
+            if how == "factor":
+                table[kind] = replace(table[kind], radius_unit=table[kind].lr_scale)
+    return Steepest(recipes.Recipe(name, table))
+
+
 def rival(name: str) -> list[Part]:
     """A family's winner at the search's width and at the widest: half octaves around its rate, or further down."""
     from winners import winner
@@ -157,17 +185,21 @@ def parts(name: str) -> list[Part]:
         return [curve("steady", width, BOUND) for width in widths]
     if name == "paired_bounded":
         return [paired("steady", BOUND)]
+    if name == "roles":
+        return roles()
     found = map(rival, ("steady", *RIVALS)) if name == "rivals" else map(others, OTHERS)
     return list(itertools.chain.from_iterable(found))
 
 
-NAMES = ("curves", "paired", "others", "bounded", "paired_bounded", "rivals")
+NAMES = ("curves", "paired", "others", "bounded", "paired_bounded", "roles", "rivals")
 
 
 def chosen(recipe: str) -> Method:
     """A method by its name, or `search:` and a family: the winner of its search."""
     if recipe == "steady_whole":
         return Steepest(recipes.steady(per_head=False))
+    if recipe in ROLES and recipe != "steady":
+        return clipped(recipe)
     if not recipe.startswith("search:"):
         return method(recipe)
     from families import FAMILIES

@@ -123,6 +123,19 @@ def others() -> str:
     return markdown(["", *(f"best lr at {w}" for w in (32, 64, 128)), "drift over 4x", "regret at 128"], rows)
 
 
+def roles() -> str:
+    """What bounds on some roles cost at width 64, each at the better of two rates."""
+    parts, rows = confirm.roles(), []
+    if not all(part.finished for part in parts):
+        return ""
+    ours = fit.lowest(parts[0].points())
+    for part in parts:
+        found = fit.lowest(part.points())
+        cost = "" if part is parts[0] else cell(fit.difference(found, ours), 3)
+        rows.append([part.recipe, str(len(found)), f"{np.mean(list(found.values())):.3f}", cost])
+    return markdown(["at width 64", "seeds", "loss", "minus the default's"], rows)
+
+
 def rivals() -> str:
     """Every family's winner at the search's width and at the widest, beside the default on the same seeds."""
     rows = []
@@ -173,6 +186,7 @@ TABLES = {
     "confirm_curves": curves,
     "confirm_paired": paired,
     "confirm_others": others,
+    "confirm_roles": roles,
     "confirm_rivals": rivals,
     "search": searches,
     "rounding": rounding.table,

@@ -268,7 +268,7 @@ def again(name: str, rate: Range, **ranges: Range) -> Family:
     return replace(first, rate=rate, ranges={**first.ranges, **ranges}, starts=(FOUND[name],))
 
 
-FOUND: dict[str, Point] = {
+FOUND: dict[str, Point] = {  # where the first searches ended
     "scion": {
         "lr": -12.0, "short": 0.05, "ahead": 0.453, "radius": 500.0, "embedding": 500.0, "head": 5610.0, "gain": 200.0,
     },
@@ -288,7 +288,6 @@ FOUND: dict[str, Point] = {
         "clip": "1",
     },
 }  # fmt: skip
-"""Where the first searches ended, to three digits."""
 WIDE_NATURAL: dict[str, Range] = {"embedding": (0.01, 8.0), "head": (0.03, 200.0), "gain": (0.003, 15.0)}
 FAMILIES |= {
     "scion_2": again(

@@ -34,6 +34,7 @@ surefoot train --recipes adamw --lr 0.015 --out runs/adamw
 surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
 surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
 surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
+torchrun --nproc-per-node 4 -m surefoot train --mesh fsdp=2,tp=2 --model llama --out runs/mesh
 surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
 """
 

@@ -30,6 +30,7 @@ LAYERS = (
 EXPERIMENT = (("files", "models", "data"), ("distributed",), ("training",), ("sweep",), ("coordcheck",), ("reports",))
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazily
+LEVEL["__main__"] = LEVEL["cli"]
 INNER = {f"experiment.{name}": level for level, names in enumerate(EXPERIMENT) for name in names}
 
 ANYWHERE = {*sys.stdlib_module_names, "surefoot", "torch"}

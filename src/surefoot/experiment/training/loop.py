@@ -46,10 +46,7 @@ def train(
         OSError: a checkpoint cannot be written.
     """
     run = Run(config, corpus, method, layout)
-    if checkpoints:
-        checkpoints.resume(run)
-    if observe and run.step == 0:
-        observe(run)
+    _begin(run, observe, checkpoints)
     start, diverged = time.perf_counter() - run.seconds, _diverged(run)
     while run.step < config.schedule.steps and not diverged:
         run.advance(keep=observe is not None and _due(run, log_every, ahead=1))
@@ -64,6 +61,13 @@ def train(
     if checkpoints:
         checkpoints.close()
     return run.result()
+
+
+def _begin(run: Run, observe: Callable[[Run], None] | None, checkpoints: Checkpoints | None) -> None:
+    if checkpoints:
+        checkpoints.resume(run)
+    if observe and run.step == 0:
+        observe(run)
 
 
 def _log(
