@@ -1,7 +1,7 @@
-"""The tables of docs/performance.md, from the committed results: seconds.
+"""The tables of docs/performance.md and docs/scaling.md, from the committed results: seconds.
 
-python benchmarks/report.py            # rewrite the marked parts of the page
-python benchmarks/report.py --check    # exit code 1 if the page differs from the results
+python benchmarks/report.py            # rewrite the marked parts of the pages
+python benchmarks/report.py --check    # exit code 1 if a page differs from the results
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import layers
 import loop
 import memory
 import msign
+import scaling
 import share
 import step
 from common import Columns, table
@@ -30,7 +31,7 @@ from paired import run as paired  # noqa: E402
 from streaming import run as streaming  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / name for name in ("performance.md", "scaling.md")]
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 TABLES: dict[str, tuple[str, str, Columns]] = {
@@ -48,6 +49,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "layers": ("layers.json", "rows", layers.COLUMNS),
     "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
+    "scaling": ("scaling.json", "rows", scaling.COLUMNS),
 }
 """Marked part of the page -> results file, key in it, columns."""
 
@@ -76,9 +78,12 @@ def part(mark: str) -> str:
         return streaming.table() + "\n"
     file, key, columns = TABLES[mark]
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
-    lines = [table(results[key], columns), "", about(results["environment"])]
+    env = results["environment"]
+    if columns is scaling.COLUMNS:  # counts, the same on every machine
+        return f"{table(results[key], columns)}\n\n`{env['command']}`; torch {env['torch']}, {env['date']}.\n"
+    lines = [table(results[key], columns), "", about(env)]
     if columns is step.COLUMNS:
-        lines.append(rivals(results["environment"]))
+        lines.append(rivals(env))
     return "\n".join(lines) + "\n"
 
 
@@ -88,18 +93,22 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Rewrite or check the page; return the exit code."""
+    """Rewrite or check the pages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
-    parser.add_argument("--page", type=Path, default=PAGE, help="another page with marked parts")
+    parser.add_argument("--page", type=Path, action="append", help="another page with marked parts")
     options = parser.parse_args()
-    old = options.page.read_text(encoding="utf-8")
-    new = page(old)
-    if options.check:
-        print("up to date" if new == old else f"{options.page} is not what the results say: run benchmarks/report.py")
-        return int(new != old)
-    write_atomic(options.page, new)
-    return 0
+    wrong = 0
+    for path in options.page or PAGES:
+        old = path.read_text(encoding="utf-8")
+        new = page(old)
+        if not options.check:
+            write_atomic(path, new)
+        elif new != old:
+            wrong = 1
+            print(f"{path} is not what the results say: run benchmarks/report.py")
+    print("" if wrong or not options.check else "up to date")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import surefoot as sf
 from surefoot import Plan
 from surefoot.mesh.slabs import Slab, slabs
 from surefoot.plan import Placement
-from surefoot.views import Fused, Interleaved, PerHead, Projections, Transposed
+from surefoot.views import AlternatingStack, Fused, FusedStack, Interleaved, PerHead, Projections, Transposed
 
 LINEAR = {"square": (8, 8), "one": (1, 6), "three": (3, 5), "five": (5, 3), "column": (9, 1), "empty": (0, 4)}
 VIEWS = {
@@ -22,6 +22,11 @@ VIEWS = {
     "interleaved": ((12, 6), Interleaved(2, 3)),
     "transposed": ((6, 12), Transposed(Fused(3))),
     "heads": ((8, 6), PerHead(2, sf.views.Matrix())),
+}
+STACKS = {
+    "gates": ((4, 6, 5), FusedStack(2)),
+    "alternating": ((5, 6, 4), AlternatingStack(2)),
+    "turned": ((4, 5, 6), Transposed(FusedStack(2))),
 }
 KINDS = {
     "embedding": ((11, 6), "embedding"),
@@ -47,6 +52,8 @@ def plan_of(recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None) -> Plan
         add(name, shape, recipe.role("linear"))
     for name, (shape, view) in VIEWS.items():
         add(name, shape, replace(recipe.role("linear"), view=view))
+    for name, (shape, view) in STACKS.items():
+        add(name, shape, replace(recipe.role("experts"), view=view))
     for name, (shape, kind) in KINDS.items():
         add(name, shape, recipe.role(kind))
     return Plan(recipe.name, placements)
@@ -63,7 +70,7 @@ def gradient(name: str, shape: Sequence[int], step: int, dtype: torch.dtype) -> 
         g.zero_()
     if step == 3 and name in ("square", "three", "embedding", "experts", "gain"):
         g.view(-1)[-1] = torch.nan
-    if step == 4 and name == "experts":
+    if step == 4 and name in ("experts", *STACKS):
         g[1] = 0
     if step == 4 and name in ("fused", "interleaved"):
         g[:4] = 0

@@ -165,7 +165,7 @@ def test_rows_entries_and_experts_send_nothing_but_flags():
     table = {
         n: x
         for n, x in plan_of(recipes.steady(), None).placements.items()
-        if n in ("embedding", "head", "gain", "experts")
+        if n in ("embedding", "head", "gain", "experts", "gates", "turned")
     }
     plan = sf.Plan("local", table)
     with Counted() as counted:

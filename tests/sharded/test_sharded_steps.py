@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from sharded_cases import alone, fsdp, plan_of, sharded
+from sharded_cases import STACKS, alone, fsdp, plan_of, sharded
 from threads import run
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -39,17 +39,20 @@ def tensor_parallel(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
     return (Shard(0),) if len(shape) == 1 or name in TABLES else (Shard(1),)
 
 
+EXPERTS = ("experts", *STACKS)
+
+
 def both(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
     """FSDP2 of what tensor parallelism has cut along the rows, or the columns."""
     if not shape:
         return (Replicate(), Replicate())
-    rows = len(shape) == 1 or name in (*TABLES, "square", "experts")
+    rows = len(shape) == 1 or name in (*TABLES, "square", *EXPERTS)
     return (_StridedShard(0, split_factor=2), Shard(0)) if rows else (Shard(0), Shard(1))
 
 
 def experts(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
     """Expert parallelism, whose experts FSDP2 cuts along the rows; all else is cut by FSDP2 alone."""
-    if name != "experts":
+    if name not in EXPERTS:
         return (Shard(0), Replicate()) if shape else (Replicate(), Replicate())
     return (Shard(1), Shard(0))
 
@@ -110,7 +113,7 @@ def test_other_meshes(mesh, recipe, stabiliser):
 @pytest.mark.parametrize("cut", [(_StridedShard(0, split_factor=2), Shard(0)), (Shard(1), Shard(0))], ids=str)
 def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
     def placements(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
-        return cut if name == "experts" else experts(name, shape)
+        return cut if name in EXPERTS else experts(name, shape)
 
     worst = differences(recipes.steady(), stabiliser, (2, 2), placements)
     assert max(worst.values()) <= 1e-12, worst

@@ -26,7 +26,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     left. Until then float32 products of every other thread are computed in full precision too. If a setting is changed
     to something other than `ieee` inside, the change survives: the next context entered replaces it, and the last one
     left restores it. A setting that was inherited from `torch.backends.fp32_precision` is restored as an explicit one.
-    Within a graph of `torch.compile` it does nothing: `surefoot.compiled` sets the flags around the graph.
+    Within a graph of `torch.compile` it does nothing: `surefoot.compiled` sets the flags around the graph. On the meta
+    device it does nothing, either.
 
     Args:
         device: the device whose autocast is switched off, for this thread.
@@ -38,7 +39,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     ...     (torch.eye(2) @ torch.eye(2)).dtype
     torch.float32
     """
-    if torch.compiler.is_compiling():  # a graph cannot set flags
+    if torch.compiler.is_compiling() or device.type == "meta":  # a graph cannot set flags
         yield
         return
     user = object()

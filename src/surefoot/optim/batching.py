@@ -132,10 +132,14 @@ def batches(leaves: Iterable[Leaf], group: dict[str, Any]) -> Iterator[Batch]:
         placement, value = leaf.placement, leaf.value
         buckets[placement.role, placement.shape, value.dtype, value.device, leaf.finite is None].append(leaf)
     for bucket in buckets.values():
-        value = bucket[0].value
-        count = max(1, BATCH_BYTES.get(value.device.type, ELSEWHERE) // (4 * max(1, value.numel())))
+        count = stacked_at_once(bucket[0].value.device, bucket[0].value.numel())
         for start in range(0, len(bucket), count):
             yield Batch(bucket[start : start + count], group)
+
+
+def stacked_at_once(device: torch.device, numel: int) -> int:
+    """How many parameters of so many entries are stacked at once."""
+    return max(1, BATCH_BYTES.get(device.type, ELSEWHERE) // (4 * max(1, numel)))
 
 
 def load(batch: Batch, precision: Precision) -> Blocks:

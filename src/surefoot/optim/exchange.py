@@ -15,7 +15,7 @@ from surefoot.geometry.adaptive import Given
 from surefoot.mesh.schedule import Bucket, schedule
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import join_blocks, split_by_block
-from surefoot.optim.batching import split_blocks, stack_blocks, write_, write_back
+from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
 from surefoot.optim.jobs import Job, advance, jobs_of
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
@@ -29,15 +29,17 @@ class Prepared:
     """What this process has of a parameter while it is exchanged.
 
     Args:
-        sent: slabs of the tensors that the owner needs.
+        sent: slabs of the tensors that the owner needs, until all of it is on its way.
         w: the slab of the weight, in the dtype of the step.
         active: which entries move, broadcasting to the slab; 1 for all.
+        waiting: jobs that are not on their way.
         left: jobs that are not finished.
     """
 
     sent: list[Tensor]
     w: Tensor
     active: Tensor | float
+    waiting: int
     left: int
 
 
@@ -68,17 +70,17 @@ class Exchange:
             groups: the parameter group of each parameter.
         """
         buckets = list(self.schedule)
-        coming = self._send(buckets[0], groups)
+        coming: Any = self._send(buckets[0], groups)
         going: tuple[Bucket, Any] | None = None
         for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
-            arrived = coming
-            if following is not None:
-                coming = self._send(following, groups)  # under way while this one is computed
-            results = self._compute(bucket, self._whole(bucket, arrived), groups)
-            returned = self._return(bucket, results)
+            arrived, coming = coming, following and self._send(following, groups)  # under way while this is computed
+            whole = self._whole(bucket, arrived)
+            del arrived
+            results = self._compute(whole, groups)
             if going is not None:
                 self._finish(*going, groups)
-            going = (bucket, returned)
+            going = (bucket, self._return(bucket, results))
+            del results
         if going is not None:
             self._finish(*going, groups)
 
@@ -96,6 +98,9 @@ class Exchange:
             for job in self._mine(bucket, owner):
                 prepared = self._prepare(job.shard, groups[job.shard.p])
                 pieces += [x[job.region].reshape(-1) for x in prepared.sent]
+                prepared.waiting -= 1
+                if not prepared.waiting:
+                    prepared.sent = []
         return self._start(pieces, bucket.outward(self._me))
 
     def _start(self, pieces: list[Tensor], counts: list[tuple[int, int]]) -> tuple[Any, Tensor, list[int]]:
@@ -135,7 +140,7 @@ class Exchange:
             active = active[0] if isinstance(active, Tensor) else active
             if shard.way == "weight" and not shard.placement.role.geometry.couples:
                 sent.append(torch.as_tensor(active, dtype=w.dtype, device=w.device).expand(w.shape))
-        self._prepared[shard] = Prepared(sent, w, active, self._counts[shard])
+        self._prepared[shard] = Prepared(sent, w, active, self._counts[shard], self._counts[shard])
         return self._prepared[shard]
 
     def _whole(self, bucket: Bucket, arrived: tuple[Any, Tensor, list[int]]) -> dict[Job, list[Tensor]]:
@@ -154,16 +159,18 @@ class Exchange:
         return whole
 
     def _compute(
-        self, bucket: Bucket, whole: dict[Job, list[Tensor]], groups: dict[Tensor, dict[str, Any]]
+        self, whole: dict[Job, list[Tensor]], groups: dict[Tensor, dict[str, Any]]
     ) -> dict[Job, tuple[list[Tensor], State]]:
-        """The owned jobs' results, like ones as one batch: tensors of their boxes, and numbers."""
+        """The owned jobs' results, like ones in batches: tensors of their boxes, and numbers."""
         like: dict[Any, list[Job]] = defaultdict(list)
         for job in whole:
             placement = job.placement
             like[placement.role, placement.shape, job.shard.way, id(groups[job.shard.p])].append(job)
         results: dict[Job, tuple[list[Tensor], State]] = {}
         for jobs in like.values():
-            results |= self._batch(jobs, [whole.pop(job) for job in jobs], groups[jobs[0].shard.p])
+            count = stacked_at_once(jobs[0].shard.local.device, jobs[0].work.box.numel)
+            for some in (jobs[i : i + count] for i in range(0, len(jobs), count)):
+                results |= self._batch(some, [whole.pop(job) for job in some], groups[some[0].shard.p])
         return results
 
     def _batch(
@@ -172,6 +179,7 @@ class Exchange:
         """Take the step of like jobs."""
         placement, role = jobs[0].placement, jobs[0].placement.role
         stacks = [stack_blocks(list(x), role.view) for x in zip(*tensors, strict=True)]
+        tensors.clear()
         split = [split_by_block(job.kept(), placement.blocks) for job in jobs]
         kept = [{name: torch.stack([x[name] for x in own]) for name in own[0]} for own in zip(*split, strict=True)]
         bounded = "upper" in kept[0]

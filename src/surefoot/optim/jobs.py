@@ -16,7 +16,6 @@ from surefoot.optim.shard import Shard
 from surefoot.plan import Placement
 from surefoot.scaling import Constant
 from surefoot.step import move, step, turned
-from surefoot.views import Stack
 
 
 @dataclass(eq=False)
@@ -27,7 +26,7 @@ class Job:
         shard: this process's part of the parameter.
         work: which entries, and what is sent.
         placement: role and shape of the entries.
-        only: which of a stack's matrices this is; None: all of the parameter.
+        only: which expert of a stack this is; None: all of the parameter.
         key: stands for the matrix in a `RunningBound`.
     """
 
@@ -52,28 +51,33 @@ class Job:
 
     def _own(self, names: Iterable[str]) -> State:
         own = {name: self.shard.state[name] for name in names}
-        return {n: x if self.only is None or not x.ndim else x[self.only : self.only + 1] for n, x in own.items()}
+        return {n: self._part(x) if x.ndim else x for n, x in own.items()}
+
+    def _part(self, x: Tensor) -> Tensor:
+        """What is this expert's of a tensor with a row for each matrix of the stack."""
+        if self.only is None:
+            return x
+        each = self.placement.blocks[0][0]
+        return x[each * self.only : each * (self.only + 1)]
 
     def masks(self) -> list[Tensor]:
         """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries."""
         if not self.shard.placement.role.geometry.couples:  # an entrywise direction needs none
             one = torch.ones((), device=self.key.device)
             return [one.reshape((1,) * len(block)) for block in self.placement.blocks]
-        masks = self.shard.masks()
-        return masks if self.only is None else [mask[self.only : self.only + 1] for mask in masks]
+        return list(map(self._part, self.shard.masks()))
 
 
 def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
-    """A parameter's jobs: one for each matrix of a stack, else one."""
+    """A parameter's jobs: one for each expert of a stack, else one."""
     placement, shape = shard.placement, shard.placement.shape
     block = placement.blocks[0]
     whole = Slab((0,) * len(shape), shape)
-    separate = len(placement.blocks) == 1 and len(block) == 3 and block == shape and shard.way != "all" and shape[0] > 0
+    separate = placement.role.view.stacked and shard.way != "all" and shape[0] > 0
     boxes = [Slab((i, *whole.start[1:]), (1, *shape[1:])) for i in range(shape[0])] if separate else [whole]
     if separate:
         role = replace(
             placement.role,
-            view=Stack(),
             lr_scale=Constant(placement.role.lr_scale(block)),
             stabiliser=placement.stabilisers[0],
             radius_unit=Constant(),

@@ -178,20 +178,24 @@ class Shard:
         )
 
 
-def way_of(placement: Placement, cut: set[int], local: tuple[int, ...]) -> tuple[Way, Placement]:
-    """How a parameter cut along these dimensions takes its step, and the slab's placement where it does so here."""
+def way_of(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) -> tuple[Way, Placement]:
+    """How a parameter cut into slabs takes its step, and the own slab's placement where it does so here."""
+    cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
     role, shape = placement.role, placement.shape
     view, momentum, ball = role.view, role.momentum, role.weight_geometry
     stabiliser = placement.stabilisers[0]
     if not cut:
         return "here", placement
+    block = placement.blocks[0]
+    even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
+    own = replace(  # of the whole's scale and radius, whatever the slab's sizes are
+        role, lr_scale=Constant(role.lr_scale(block)), stabiliser=stabiliser, radius_unit=Constant()
+    )
+    if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
+        return "here", Placement(replace(own, view=Stack()), placement.why, local)
+    if cut == {0} and view.stacked and (block[0] == shape[0] or even):
+        return "here", Placement(own, placement.why, local)
     if isinstance(view, OneBlock):
-        block = placement.blocks[0]
-        own = replace(  # of the whole's scale and radius, whatever the slab's sizes are
-            role, lr_scale=Constant(role.lr_scale(block)), stabiliser=stabiliser, radius_unit=Constant()
-        )
-        if cut == {0} and len(block) == 3 and block == (shape[0], *shape[1:]):  # whole matrices of a stack
-            return "here", Placement(replace(own, view=Stack()), placement.why, local)
         columns = block[-1] if len(block) == 3 else 1
         first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
         rows = all(d < first for d in cut) and turned_by_row(role.geometry)

@@ -22,7 +22,6 @@ from surefoot.optim.rows import step_by_rows
 from surefoot.optim.shard import Agreed, Shard, problems_of, way_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
-from surefoot.views import Stack
 
 FLAGS = 4
 """Of each parameter: its gradient is not finite, is there, is missing, is not zero."""
@@ -63,8 +62,7 @@ class Sharding:
                 that needs other processes.
         """
         cut, local = self._groups.cut(p, name), p.to_local().detach()
-        dims = {d for d, n in enumerate(p.shape) if any(slab.size[d] != n for slab in cut.slabs)}
-        way, here = way_of(placement, dims, tuple(local.shape))
+        way, here = way_of(placement, cut.slabs, tuple(local.shape))
         if way != "here" and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = Shard(p, placement, cut, way, here, local)
@@ -202,7 +200,7 @@ class Sharding:
         block, cut = shard.placement.blocks[0], shard.here.role.view
         if shard.here is shard.placement or not x.ndim:
             return x
-        dim = 0 if isinstance(cut, Stack) else 1
+        dim = 0 if cut.stacked else 1
         if dim >= x.ndim:
             return x
         shape = (*x.shape[:dim], block[dim], *x.shape[dim + 1 :])

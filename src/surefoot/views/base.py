@@ -33,6 +33,11 @@ class View(ABC):
                 raise TypeError(f"{cls.__name__} overrides {name} alone: split and join are inverses, define both")
 
     @property
+    def stacked(self) -> bool:
+        """Whether the parameter's first dimension numbers experts: a part of it has a part of the one block."""
+        return False
+
+    @property
     def whole(self) -> View:
         """The layout before it was cut into heads; itself where it was not."""
         return self
@@ -151,6 +156,11 @@ class Stack(OneBlock):
     ((8, 4, 3),)
     """
 
+    @property
+    def stacked(self) -> bool:
+        """True."""
+        return True
+
     def block(self, shape: Shape) -> Shape:
         """`(prod(...), out, in)`."""
         if len(shape) < 3:
@@ -253,6 +263,11 @@ class Transposed(View):
     """
 
     inner: View = field(default_factory=Matrix)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the inner view is."""
+        return self.inner.stacked
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """The inner view's blocks of the transposed shape."""

@@ -140,6 +140,11 @@ class FusedStack(OneBlock):
 
     parts: int
 
+    @property
+    def stacked(self) -> bool:
+        """True."""
+        return True
+
     def block(self, shape: Shape) -> Shape:
         """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
         if not 2 <= len(shape) <= 3 or shape[1] % self.parts:
@@ -161,6 +166,11 @@ class AlternatingStack(View):
     """
 
     parts: int
+
+    @property
+    def stacked(self) -> bool:
+        """True."""
+        return True
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""

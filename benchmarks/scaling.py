@@ -1,0 +1,125 @@
+"""What a step sends, computes and keeps on 8 to 4,096 processes, counted by the schedule that the optimizer runs by.
+
+    python benchmarks/scaling.py                                            # a minute, no memory for weights
+    python benchmarks/scaling.py --json benchmarks/results/scaling.json
+
+Nothing is trained and nothing is timed: models on the meta device, their plans, each parameter's slabs on a mesh, and
+`surefoot.mesh.schedule.schedule` of the works that an exchange would have. tests/sharded/test_schedule.py compares
+counted collectives with the same function, to the byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Shard
+
+import surefoot as sf
+from common import Columns, Row, parser, publish
+from surefoot import recipes
+from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
+from surefoot.experiment.models.moe import Mixture
+from surefoot.mesh.groups import Cut
+from surefoot.mesh.schedule import Schedule, Work, cost, schedule
+from surefoot.mesh.slabs import slabs
+from surefoot.optim.batching import init_state
+from surefoot.optim.jobs import jobs_of
+from surefoot.optim.shard import Shard as Part
+from surefoot.optim.shard import way_of
+
+MODELS = {
+    "7B": lambda: LlamaConfig(Size(4096, 32, 128, 32000), intermediate=11008),
+    "70B": lambda: LlamaConfig(Size(8192, 80, 128, 32000), kv_heads=8, intermediate=28672),
+    "smoke": lambda: LlamaConfig(Size(64, 1, 16, 256), mixture=Mixture(experts=4, active=1)),
+    "400B, 128 experts": lambda: LlamaConfig(
+        Size(5120, 24, 128, 200000), kv_heads=8, intermediate=8192, mixture=Mixture(experts=128, active=1)
+    ),
+}
+RANKS = (8, 64, 512, 4096)
+GROUP = 512
+"""The most processes that share one copy; more hold copies, as FSDP2 is used at that size (HSDP)."""
+ENTRY = 4  # bytes of float32
+COLUMNS: Columns = {
+    "model": ("model", ""),
+    "stabiliser": ("stabiliser", ""),
+    "processes": ("processes", ",d"),
+    "share a copy": ("group", ",d"),
+    "stepped by owners": ("exchanged", ".1%"),
+    "all-to-alls": ("collectives", ",d"),
+    "GB sent, mean": ("sent", ".3f"),
+    "busiest": ("sent_most", ".3f"),
+    "an all-gather's GB": ("gathered", ".1f"),
+    "TFLOP, mean": ("tflop", ".2f"),
+    "busiest / mean": ("imbalance", ".3f"),
+    "GB of weights, gradients, state": ("shards", ".2f"),
+    "GB of buffers": ("buffers", ".2f"),
+}
+
+
+def placements_of(shape: tuple[int, ...], group: int) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """The mesh of one copy and how a parameter is cut over it: experts first along the stack, all else along rows."""
+    if len(shape) == 3 and group > shape[0]:
+        return (shape[0], group // shape[0]), (Shard(0), Shard(1))
+    return (group,), (Shard(0),)
+
+
+def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Work], int, int]:
+    """The works of an exchange over a group, the entries of all parameters, and what the first process does alone."""
+    works, entries, local = [], 0, 0
+    for name, p in model.named_parameters():
+        placement = plan[name]
+        mesh, placements = placements_of(tuple(p.shape), group)
+        boxes = tuple(slabs(tuple(p.shape), mesh, placements))
+        way, here = way_of(placement, boxes, boxes[0].size)
+        entries += p.numel()
+        if way in ("here", "rows"):
+            matrices = placement.role.geometry.couples == {-1, -2}
+            local += matrices and sum(cost(*block) for block in here.blocks)
+        else:
+            state = init_state(placement, torch.empty(p.shape, device="meta"))
+            cut = Cut(boxes, 0, tuple(range(group)), None)
+            part = Part(p, placement, cut, way, here, torch.empty(boxes[0].size, device="meta"), state)  # type: ignore[arg-type]
+            works += [job.work for job in jobs_of(part, torch.float32)]
+    return works, entries, local
+
+
+def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> Row:
+    """The counts of a model on so many processes."""
+    group = min(ranks, GROUP)
+    with torch.device("meta"):
+        model = Llama(MODELS[name]())
+    works, entries, local = works_of(model, sf.Plan.of(model, recipes.steady(), stabiliser=bound), group)
+    found: Schedule = schedule(works)
+    exchanged = sum(work.box.numel for work in works)
+    return {
+        "model": name,
+        "stabiliser": "the default's decay" if bound is None else str(bound),
+        "processes": ranks,
+        "group": group,
+        "exchanged": exchanged / entries,
+        "collectives": found.collectives,
+        "sent": sum(found.sent_bytes) / group / 1e9,
+        "sent_most": max(found.sent_bytes) / 1e9,
+        "gathered": (1 - 1 / group) * exchanged * ENTRY / 1e9,
+        "tflop": 2 * (sum(found.costs) / group + local) / 1e12,
+        "imbalance": (max(found.costs) + local) / (sum(found.costs) / group + local),
+        "shards": 3 * ENTRY * entries / group / 1e9,
+        "buffers": 2 * (works[0].sent + works[0].returned) * found.buffer_bytes / 1e9,
+    }
+
+
+def main() -> None:
+    """Count, print, and write."""
+    arguments = parser(__doc__)
+    options = arguments.parse_args()
+    if options.smoke:
+        counts = [row("smoke", 4, None)]
+    else:
+        counts = [row(name, ranks, None) for name in MODELS if name != "smoke" for ranks in RANKS]
+        counts.append(row("70B", 64, sf.PostClip(2.0)))
+    publish(options.json, {"rows": (counts, COLUMNS)})
+
+
+if __name__ == "__main__":
+    main()
