@@ -19,7 +19,6 @@ import layers
 import loop
 import memory
 import msign
-import scaling
 import share
 import step
 from common import Columns, table
@@ -28,6 +27,7 @@ from surefoot.experiment.files import write_atomic
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
 from paired import run as paired  # noqa: E402
+from scaling import run as scaling  # noqa: E402
 from streaming import run as streaming  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,7 +49,6 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "layers": ("layers.json", "rows", layers.COLUMNS),
     "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
-    "scaling": ("scaling.json", "rows", scaling.COLUMNS),
 }
 """Marked part of the page -> results file, key in it, columns."""
 
@@ -74,13 +73,13 @@ def part(mark: str) -> str:
     """Format a marked part: the table and the conditions of its run."""
     if mark in paired.STUDIES:
         return paired.table(mark) + "\n"
+    if mark == "scaling":
+        return scaling.table() + "\n"
     if mark == "streaming":
         return streaming.table() + "\n"
     file, key, columns = TABLES[mark]
     results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
     env = results["environment"]
-    if columns is scaling.COLUMNS:  # counts, the same on every machine
-        return f"{table(results[key], columns)}\n\n`{env['command']}`; torch {env['torch']}, {env['date']}.\n"
     lines = [table(results[key], columns), "", about(env)]
     if columns is step.COLUMNS:
         lines.append(rivals(env))
@@ -107,7 +106,8 @@ def main() -> int:
         elif new != old:
             wrong = 1
             print(f"{path} is not what the results say: run benchmarks/report.py")
-    print("" if wrong or not options.check else "up to date")
+    if options.check and not wrong:
+        print("up to date")
     return wrong
 
 

@@ -7,7 +7,7 @@ loading and storing exchange data with other processes; the step between them is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,12 +117,15 @@ def init_state(placement: Placement, w: Tensor) -> State:
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
 
 
-def batches(leaves: Iterable[Leaf], group: dict[str, Any]) -> Iterator[Batch]:
+def batches(
+    leaves: Iterable[Leaf], group: dict[str, Any], kind: Callable[[Tensor], Any] | None = None
+) -> Iterator[Batch]:
     """Like parameters of a group together, cut to `BATCH_BYTES`.
 
     Args:
         leaves: the parameters that take a step.
         group: their group.
+        kind: of a parameter; those of one kind together.
 
     Yields:
         Batches, in the order of their first parameters.
@@ -130,7 +133,8 @@ def batches(leaves: Iterable[Leaf], group: dict[str, Any]) -> Iterator[Batch]:
     buckets: dict[Any, list[Leaf]] = defaultdict(list)
     for leaf in leaves:
         placement, value = leaf.placement, leaf.value
-        buckets[placement.role, placement.shape, value.dtype, value.device, leaf.finite is None].append(leaf)
+        own = None if kind is None else kind(value)
+        buckets[placement.role, placement.shape, value.dtype, value.device, leaf.finite is None, own].append(leaf)
     for bucket in buckets.values():
         count = stacked_at_once(bucket[0].value.device, bucket[0].value.numel())
         for start in range(0, len(bucket), count):

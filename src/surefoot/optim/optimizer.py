@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.monitor.norms import by_name, measured_change, stability
-from surefoot.optim.batching import Batch, Blocks, Leaf, batches, init_state, load, store
+from surefoot.optim.batching import Leaf, batches, init_state, load, store
+from surefoot.optim.certify import STEPS, record, revalidate
 from surefoot.optim.param_groups import by_role, check_group, is_dtensor, place, whole_of, with_names
 from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
@@ -25,10 +26,10 @@ from surefoot.step import Step
 from surefoot.step import step as plain_step
 
 if TYPE_CHECKING:
-    from surefoot.optim.sharding import Sharding
+    from torch.distributed import ProcessGroup
 
-STEPS = "steps_on_device"
-"""Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
+    from surefoot.optim.sharding import Sharding
+    from surefoot.optim.sharing import Sharing
 
 Params = nn.Module | Iterable[Any]
 
@@ -51,6 +52,7 @@ class SteepestDescent(Optimizer):
         precision: in which numbers momentum and half-precision weights are stored; default: float32, to nearest.
         step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
+        replicas: copies, as under DDP, that share the matrix signs by one all-gather a step; default: each steps all.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
@@ -73,6 +75,7 @@ class SteepestDescent(Optimizer):
         precision: Precision | None = None,
         step: Step = plain_step,
         maximize: bool = False,
+        replicas: ProcessGroup | None = None,
     ) -> None:
         self._precision = precision or Precision()
         self._step = step
@@ -82,6 +85,11 @@ class SteepestDescent(Optimizer):
         self._bounds = RunningBound()
         self._vectors: dict[Tensor, State] = {}  # of `stability`; no part of the state
         self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
+        self._sharing: Sharing | None = None
+        if replicas is not None:
+            from surefoot.optim.sharing import Sharing
+
+            self._sharing = Sharing(replicas)
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -112,6 +120,9 @@ class SteepestDescent(Optimizer):
             shared = self._roles.setdefault(placement.role, placement.role)
             self._placements[p] = replace(placement, role=shared)
         self._add_sharded(group["params"])
+        if self._sharing:
+            self._sharing.divide(self._placements)
+            self.state.update({p: self._state(p) for p in group["params"]})  # complete, as it is exchanged
         group["plan"] = [placement.digest for placement in placements]
         group["format"] = FORMAT
 
@@ -149,17 +160,26 @@ class SteepestDescent(Optimizer):
         if self._sharding:
             self._sharding.agree()
         for group in self.param_groups:
-            for batch in batches(self._leaves(group), group):
-                blocks = load(batch, self._precision)
-                self._revalidate(batch, blocks)
-                advance(batch, blocks, self._step)
-                store(batch, blocks, self._precision)
-                self._record(batch, blocks)
+            self._advance(self._leaves(group), group)
             if not all(device.on_cpu(p) for p in group["params"]):
                 group[STEPS] = group.get(STEPS, 0) + 1
         if self._sharding:
             self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
+        if self._sharing:
+            self._sharing.exchange(self.state, self._placements)
         return loss
+
+    def _advance(self, leaves: Iterable[Leaf], group: dict[str, Any]) -> None:
+        """Take the step of parameters that are whole here; where another process takes it, that of their momentum."""
+        for batch in batches(leaves, group, self._sharing.step_of if self._sharing else None):
+            step = self._sharing.step_of(batch.params[0]) if self._sharing else None
+            blocks = load(batch, self._precision)
+            if step is None:
+                revalidate(self._bounds, batch, blocks)
+            advance(batch, blocks, step or self._step)
+            store(batch, blocks, self._precision)
+            if step is None:
+                record(self._bounds, batch, blocks)
 
     def _leaves(self, group: dict[str, Any]) -> Iterator[Leaf]:
         """Those parameters of a group that this process steps by itself."""
@@ -171,25 +191,6 @@ class SteepestDescent(Optimizer):
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
                 leaf = Leaf(p, p.grad, self._placements[p], self._state(p))
                 yield from [leaf] if p.numel() else []
-
-    def _revalidate(self, batch: Batch, blocks: Blocks) -> None:
-        """Reset norm bounds that no longer hold of the loaded weights."""
-        if "upper" not in blocks.states[0]:
-            return
-        due = False
-        if not device.on_cpu(blocks.weights[0]):
-            placement, lr = batch.placement, batch.group["lr"]
-            pairs = zip(placement.stabilisers, placement.blocks, strict=True)
-            period = min(scheme.certificate_period(lr * placement.role.lr_scale(shape)) for scheme, shape in pairs)
-            due = batch.group.get(STEPS, 0) % period == 0
-        norm = batch.placement.role.weight_geometry
-        blocks.states = self._bounds.revalidate(batch.params, blocks.weights, blocks.states, norm, due)
-
-    def _record(self, batch: Batch, blocks: Blocks) -> None:
-        """Remember weights whose norm bounds hold; what was rounded to half precision is another weight."""
-        exact = batch.params[0].dtype == batch.dtype or "master" in batch.states[0]
-        if "upper" in blocks.states[0] and exact:
-            self._bounds.record(batch.params, blocks.weights)
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step."""
@@ -291,7 +292,7 @@ class SteepestDescent(Optimizer):
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
         own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None}
+        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_sharing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -10,7 +10,18 @@ from scripts import ROOT, importable, run, run_in_shell
 from surefoot.experiment.sweep.fit import Optimum
 from surefoot.momentum import Momentum
 
-STUDIES = ("confirm", "coordinates", "defaults", "paired", "search", "stability", "streaming", "transfer", "wiring")
+STUDIES = (
+    "confirm",
+    "coordinates",
+    "defaults",
+    "paired",
+    "scaling",
+    "search",
+    "stability",
+    "streaming",
+    "transfer",
+    "wiring",
+)
 SCRIPTS = ["report.py", "moga.py", "search/rounding.py", *(f"{name}/run.py" for name in STUDIES)]
 
 

@@ -1,7 +1,7 @@
 """What a step sends, computes and keeps on 8 to 4,096 processes, counted by the schedule that the optimizer runs by.
 
-    python benchmarks/scaling.py                                            # a minute, no memory for weights
-    python benchmarks/scaling.py --json benchmarks/results/scaling.json
+    python studies/scaling/run.py            # a minute, no memory for weights; writes counts.json beside this file
+    python studies/scaling/run.py --table    # from the committed counts, as docs/scaling.md has it
 
 Nothing is trained and nothing is timed: models on the meta device, their plans, each parameter's slabs on a mesh, and
 `surefoot.mesh.schedule.schedule` of the works that an exchange would have. tests/sharded/test_schedule.py compares
@@ -10,16 +10,20 @@ counted collectives with the same function, to the byte.
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import Shard
 
 import surefoot as sf
-from common import Columns, Row, parser, publish
 from surefoot import recipes
+from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
 from surefoot.experiment.models.moe import Mixture
+from surefoot.experiment.reports.style import markdown
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.schedule import Schedule, Work, cost, schedule
 from surefoot.mesh.slabs import slabs
@@ -28,10 +32,10 @@ from surefoot.optim.jobs import jobs_of
 from surefoot.optim.shard import Shard as Part
 from surefoot.optim.shard import way_of
 
+COUNTS = Path(__file__).parent / "counts.json"
 MODELS = {
     "7B": lambda: LlamaConfig(Size(4096, 32, 128, 32000), intermediate=11008),
     "70B": lambda: LlamaConfig(Size(8192, 80, 128, 32000), kv_heads=8, intermediate=28672),
-    "smoke": lambda: LlamaConfig(Size(64, 1, 16, 256), mixture=Mixture(experts=4, active=1)),
     "400B, 128 experts": lambda: LlamaConfig(
         Size(5120, 24, 128, 200000), kv_heads=8, intermediate=8192, mixture=Mixture(experts=128, active=1)
     ),
@@ -40,7 +44,7 @@ RANKS = (8, 64, 512, 4096)
 GROUP = 512
 """The most processes that share one copy; more hold copies, as FSDP2 is used at that size (HSDP)."""
 ENTRY = 4  # bytes of float32
-COLUMNS: Columns = {
+COLUMNS = {
     "model": ("model", ""),
     "stabiliser": ("stabiliser", ""),
     "processes": ("processes", ",d"),
@@ -84,7 +88,7 @@ def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Wo
     return works, entries, local
 
 
-def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> Row:
+def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> dict[str, Any]:
     """The counts of a model on so many processes."""
     group = min(ranks, GROUP)
     with torch.device("meta"):
@@ -109,16 +113,21 @@ def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> Row:
     }
 
 
+def table() -> str:
+    """Markdown of the committed counts."""
+    rows = json.loads(COUNTS.read_text(encoding="utf-8"))
+    return markdown(list(COLUMNS), [[format(row[key], form) for key, form in COLUMNS.values()] for row in rows])
+
+
 def main() -> None:
-    """Count, print, and write."""
-    arguments = parser(__doc__)
-    options = arguments.parse_args()
-    if options.smoke:
-        counts = [row("smoke", 4, None)]
-    else:
-        counts = [row(name, ranks, None) for name in MODELS if name != "smoke" for ranks in RANKS]
+    """Count, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    if not parser.parse_args().table:
+        counts = [row(name, ranks, None) for name in MODELS for ranks in RANKS]
         counts.append(row("70B", 64, sf.PostClip(2.0)))
-    publish(options.json, {"rows": (counts, COLUMNS)})
+        write_atomic(COUNTS, dumps(counts, indent=1) + "\n")
+    print(table())
 
 
 if __name__ == "__main__":

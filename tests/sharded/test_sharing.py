@@ -1,0 +1,87 @@
+"""Copies that share the matrix signs: the weights of one process, bit for bit the same on each, by one all-gather."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharded_cases import alone, gradient, plan_of, weights
+from threads import run
+from torch import nn
+
+import surefoot as sf
+from surefoot import recipes
+from surefoot.optim.optimizer import SteepestDescent
+
+F64 = torch.float64
+
+
+def sharing(rank, plan, steps, dtype, options):
+    """Weights, state and calls of a process that has all parameters and all gradients."""
+    params = {name: nn.Parameter(w.clone()) for name, w in weights(plan, dtype).items()}
+    optimizer = SteepestDescent(list(params.items()), plan, lr=0.05, replicas=dist.group.WORLD, **options)
+    for step in range(steps):
+        for name, p in params.items():
+            p.grad = gradient(name, p.shape, step, dtype)
+        optimizer.step()
+    return {name: p.detach() for name, p in params.items()}, optimizer.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("recipe", "stabiliser", "options"),
+    [
+        (recipes.steady(), None, {}),
+        (recipes.steady(), sf.PostClip(1.0), {}),
+        (recipes.steady(), sf.StreamingPostClip(1.0, 2), {}),
+        (recipes.muon(), sf.SpectralSphere(1.0), {}),
+        (recipes.lion(), sf.Normalise(1.0), {}),
+        (recipes.steady(), sf.PostClip(1.0), {"precision": sf.Precision(torch.bfloat16, sf.StochasticRounding())}),
+        (recipes.lion(), None, {"precision": sf.Precision(torch.float32, sf.MasterWeights())}),
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
+def test_the_weights_of_one_process(recipe, stabiliser, options, ranks):
+    plan, dtype = plan_of(recipe, stabiliser), torch.bfloat16 if options else F64
+    want = alone(plan, 8, dtype, 0.05, **options)
+    found = run(ranks, sharing, plan, 8, dtype, options)
+    for got, state in found:
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12 if dtype == F64 else 0)
+            assert torch.equal(got[name], found[0][0][name])
+        for i, entries in state["state"].items():
+            for key, x in entries.items():
+                assert torch.equal(x, found[0][1]["state"][i][key]), (i, key)
+
+
+def test_each_matrix_is_stepped_by_one_process_and_one_all_gather_brings_it():
+    plan, seen, gathers = plan_of(recipes.steady(), None), [], []
+    direction, gather = sf.geometry.Spectral.direction, dist.all_gather
+
+    def counted(self, g):
+        seen.append(g.shape[:-2].numel())
+        return direction(self, g)
+
+    def counted_gather(outputs, source, group=None):
+        gathers.append(source.nbytes)
+        return gather(outputs, source, group)
+
+    with (
+        mock.patch.object(sf.geometry.Spectral, "direction", counted),
+        mock.patch.object(dist, "all_gather", counted_gather),
+    ):
+        run(2, sharing, plan, 1, F64, {})
+        by_two = sum(seen)
+        seen.clear()
+        alone(plan, 1, F64, 0.05)
+    assert by_two == sum(seen)
+    dear = [x for x in plan.placements.values() if x.role.geometry.couples == {-2, -1}]
+    share = 8 * sum(torch.Size(x.shape).numel() for x in dear)
+    assert len(gathers) == 2  # one of each process
+    assert share / 2 <= gathers[0] == gathers[1] <= 0.7 * share
+
+
+def test_without_a_group_nothing_is_sent():
+    plan = plan_of(recipes.steady(), None)
+    with mock.patch.object(dist, "all_gather", side_effect=AssertionError):
+        alone(plan, 2, F64, 0.05)
