@@ -7,7 +7,7 @@ from titan_helpers import TOKENS, WQKV, SteepestDescentContainer, build, deepsee
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
 LAYER = {
-    "attention.qkv_linear.wqkv.weight": ("linear", ((1, 256, 256), (1, 128, 256), (1, 128, 256))),
+    "attention.qkv_linear.wqkv.weight": ("linear", ((4, 64, 256), (2, 64, 256), (1, 128, 256))),
     "attention.wo.weight": ("linear", ((1, 256, 256),)),
     "feed_forward.w1.weight": ("linear", ((1, 48, 256),)),
     "feed_forward.w2.weight": ("linear", ((1, 256, 48),)),
@@ -39,7 +39,7 @@ DEEPSEEK = {
 }
 GPT_OSS = {
     "attention.sinks": ("scalar", ((1, 64),)),
-    "attention.qkv_linear.wqkv.weight": ("linear", ((1, 4096, 256), (1, 512, 256), (1, 512, 256))),
+    "attention.qkv_linear.wqkv.weight": ("linear", ((64, 64, 256), (8, 64, 256), (1, 512, 256))),
     "attention.qkv_linear.wqkv.bias": ("bias", ((1, 4096), (1, 512), (1, 512))),
     "attention.wo.weight": ("linear", ((1, 256, 4096),)),
     "attention.wo.bias": ("bias", ((1, 256),)),

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.optimizer import OptimizersContainer
 
@@ -38,16 +35,16 @@ def plan_of(part: nn.Module, *args: Any, **options: Any) -> Plan:
 class SteepestDescentContainer(OptimizersContainer):
     """One `SteepestDescent` per model part, under torchtitan's schedules, hooks and checkpoints.
 
-    torchtitan makes every parameter a `DTensor`, on one device too. The parameters must be replicated; every device
-    takes the same step on the local tensor of each.
+    torchtitan makes every parameter a `DTensor`, on one device too; `SteepestDescent` takes them as they are, split by
+    FSDP, tensor or expert parallelism or replicated (docs/scaling.md).
 
     Args:
         config: learning rate, plan and seed, see `Config`.
         model_parts: the model, or the pipeline stages of this process.
 
     Raises:
-        ValueError: a parameter that is split over devices or that the plan lacks; an option of torchtitan's own
-            optimizers in the configuration.
+        ValueError: a parameter that the plan lacks, or that is no contiguous part of its whole; an option of
+            torchtitan's own optimizers in the configuration.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -72,54 +69,14 @@ class SteepestDescentContainer(OptimizersContainer):
             raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr, plan and seed instead")
         self.model_parts = model_parts
         self.optimizers = []
-        self._local: list[tuple[Any, nn.Parameter]] = []  # (DTensor, its local tensor)
         for part in model_parts:
             wrapped = config.plan(part)
-            placements = {canonical_fqn(name): placement for name, placement in wrapped.placements.items()}
-            plan = Plan(wrapped.recipe, placements)
-            trainable = [(canonical_fqn(name), p) for name, p in part.named_parameters() if p.requires_grad]
-            local = {name: self._local_tensor(name, p) for name, p in trainable}
             if config.seed is not None:
-                for name, p in local.items():
-                    plan[name].fill_(p, name, config.seed)
-            self.optimizers.append(SteepestDescent(local.items(), plan, lr=config.lr))
+                wrapped.initialise_(part, config.seed)
+            placements = {canonical_fqn(name): placement for name, placement in wrapped.placements.items()}
+            trainable = [(canonical_fqn(name), p) for name, p in part.named_parameters() if p.requires_grad]
+            optimizer = SteepestDescent(trainable, Plan(wrapped.recipe, placements), lr=config.lr)
+            for _, p in trainable:
+                optimizer._state(p)  # else torchtitan makes it by a step of rate 0, which counts
+            self.optimizers.append(optimizer)
         self._post_init([p for part in model_parts for p in part.parameters() if p.requires_grad])
-
-    def _local_tensor(self, name: str, p: nn.Parameter) -> nn.Parameter:
-        """The parameter, or the local tensor of a `DTensor`, over the same memory."""
-        if not isinstance(p, DTensor):
-            return p
-        axes = zip(p.placements, p.device_mesh.shape, strict=True)
-        if any(size > 1 and not placement.is_replicate() for placement, size in axes):
-            raise ValueError(
-                f"{name} is split over devices, {p.placements} on {tuple(p.device_mesh.shape)}, and SteepestDescent "
-                "takes whole parameters: set parallelism.data_parallel_replicate_degree to the number of devices, "
-                "data_parallel_shard_degree to 1, and no tensor, context or expert parallelism"
-            )
-        local = nn.Parameter(p.to_local().detach())
-        self._local.append((p, local))
-        return local
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Take one step of every part's optimizer.
-
-        Args:
-            closure: None; torchtitan's trainer has no closures.
-        """
-        assert closure is None, "torchtitan's trainer has no closures"
-        for p, local in self._local:
-            local.data = p.to_local()  # a wrapper may have moved it
-            local.grad = None if p.grad is None else p.grad.redistribute(p.device_mesh, p.placements).to_local()
-        for optimizer in self.optimizers:
-            optimizer.step()
-        for _, local in self._local:
-            local.grad = None
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of the model's parameters, which are not the local tensors that the optimizers step.
-
-        Args:
-            set_to_none: set gradients to None instead of zero.
-        """
-        Optimizer.zero_grad(self, set_to_none)
