@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from confirm import run as confirm
 from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Part
 from search import rounding
 from search.winners import results
+from search.winners import searches as searched
 from surefoot.experiment.files import dumps
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.reports.style import markdown, plus_minus
@@ -155,9 +157,16 @@ def rivals() -> str:
 
 
 def searches() -> str:
-    """The winner of each family's search."""
+    """The winner of each search."""
     rows = []
-    for name in ("steady", "steady_rows", "steady_heads", "moonlight", *RIVALS):
+    names = (
+        "steady",
+        "steady_rows",
+        "steady_heads",
+        "moonlight",
+        *itertools.chain.from_iterable(map(searched, RIVALS)),
+    )
+    for name in names:
         found = list(results(name))
         _, point, wide, narrow = found[0]
         start = next((one for one in found if one[0] == 0), None)
@@ -165,8 +174,8 @@ def searches() -> str:
             f"{key} {value}" if isinstance(value, str) else f"{key} {value:.2g}" for key, value in point.items()
         )
         first = "" if start is None else f"{start[2]:.3f}, {min(start[3].values()):.3f}"
-        rows.append([name, f"{wide:.3f}, {min(narrow.values()):.3f}", first, ", ".join(settings)])
-    return markdown(["family", "loss at 64, 32", "of the start", "settings of the winner"], rows)
+        rows.append([name, "180", f"{wide:.3f}, {min(narrow.values()):.3f}", first, ", ".join(settings)])
+    return markdown(["search", "runs", "loss at 64, 32", "of the start", "settings of the winner"], rows)
 
 
 def picture(path: Path) -> None:

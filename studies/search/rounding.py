@@ -3,14 +3,15 @@
     python studies/search/rounding.py            # what is missing; resumes, 8 minutes on 2 cores
     python studies/search/rounding.py --table    # from the committed results, as docs/transfer.md has it
 
-The winners of the searches `steady` and `steady_rows`, each beside its numbers as a person would write them, at rates
-a quarter of an octave apart.
+The winners of the searches `steady`, `steady_rows` and `steady_heads`, each beside its numbers as a person would write
+them, at rates a quarter of an octave apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ ROWS = {"by": "rows", **LONGER, **pair(0.9, 0.5), **history(0.9, 0.98)}
 ROUND: dict[str, Mapping[str, Any]] = {
     "entries, rounded": {**ENTRIES, "embedding": 3, "head": 30, "gain": 0.1, "decay": 0.06},
     "rows, rounded": {**ROWS, "embedding": 2, "head": 20, "gain": 0.05, "decay": 0.08},
+    "heads, rounded": {**ROWS, "embedding": 2, "head": 20, "gain": 0.05, "decay": 0.08, "queries": 2},
     "rows, rounded, no factor": {**ROWS, "embedding": 2, "head": 20, "gain": 0.05, "decay": 0.08, "down": "one"},
 }
 
@@ -58,12 +60,16 @@ def point(name: str) -> Mapping[str, Any]:
 
     if name in ROUND:
         return ROUND[name]
-    family = "steady_rows" if name == "rows" else "steady"
-    own = {"by": "rows", **LONGER} if name == "rows" else {}
+    family = {"rows": "steady_rows", "heads": "steady_heads"}.get(name, "steady")
+    own = {"by": "rows", **LONGER} if name != "entries" else {}
     return {**next(iter(results(family)))[1], **own}
 
 
-NAMES = ("entries", "rows", *ROUND)
+PARTS = {
+    "rounding": ("entries", "rows", "entries, rounded", "rows, rounded", "rows, rounded, no factor"),
+    "rounding_heads": ("heads", "heads, rounded"),
+}
+"""Variants that are compared with the first of them; "heads, rounded" is the default."""
 
 
 @functools.cache
@@ -85,14 +91,14 @@ def run_trial(trial: Trial) -> TrialResult:
 def table() -> str:
     """Markdown: each variant at its own best rate, and its difference from the first."""
     rows = []
-    for width in SEEDS:
-        found = sweep.load(HERE / f"rounding_{width}")[1]
-        losses = {name: fit.lowest(points(found, name, width)) for name in NAMES}
+    for part, width in itertools.product(PARTS, SEEDS):
+        found, names = sweep.load(HERE / f"{part}_{width}")[1], PARTS[part]
+        losses = {name: fit.lowest(points(found, name, width)) for name in names}
         for name, own in losses.items():
-            cost = fit.difference(own, losses[NAMES[0]])
-            against = "" if name == NAMES[0] else f"{cost.value:+.3f}{plus_minus(cost.interval, 3)}"
+            cost = fit.difference(own, losses[names[0]])
+            against = "" if name == names[0] else f"{cost.value:+.3f}{plus_minus(cost.interval, 3)}"
             rows.append([str(width), name, str(len(own)), f"{np.mean(list(own.values())):.3f}", against])
-    return markdown(["width", "history by", "seeds", "loss", "minus the first"], rows)
+    return markdown(["width", "history by", "seeds", "loss", "minus the part's first"], rows)
 
 
 def main() -> None:
@@ -100,8 +106,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only print the table")
     options = parser.parse_args()
-    for width, seeds in SEEDS.items() if not options.table else ():
-        sweep.run(SweepConfig(NAMES, (width,), seeds, 150, Grid(RATES[width])), HERE / f"rounding_{width}", run_trial)
+    for part, width in itertools.product(PARTS, SEEDS) if not options.table else ():
+        config = SweepConfig(PARTS[part], (width,), SEEDS[width], 150, Grid(RATES[width]))
+        sweep.run(config, HERE / f"{part}_{width}", run_trial)
     print(table())
 
 

@@ -1,6 +1,7 @@
 """The code of docs/integrations.md, run: every block, then a resume in the middle that goes on bit for bit."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,66 @@ def test_lightning_and_its_resume(tmp_path):
     again, lr_again = fit(tmp_path / "again", STEPS, resume=str(checkpoint))
     assert_equal(whole, again)
     assert lr == lr_again
+
+
+def under_fsdp2(rank, ranks, folder):
+    """The page's loop of accelerate under FSDP2, which accelerate itself starts on accelerators only."""
+    import os
+
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": (Path(folder) / "port").read_text(), "GLOO_SOCKET_IFNAME": "lo"}
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    plugin = accelerate.FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        cpu_ram_efficient_loading=False,
+    )
+    accelerator.state.distributed_type = accelerate.DistributedType.FSDP
+    accelerator.state.fsdp_plugin = accelerator.state._shared_state["fsdp_plugin"] = plugin
+    model = build()
+    space = {"sf": sf, "model": model, "accelerator": accelerator, "loader": batches()}
+    (code,) = blocks("accelerate")
+    exec(code, space)
+    whole = {name: p.full_tensor().detach() for name, p in space["model"].named_parameters()}
+    torch.save(whole, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def batches():
+    rows = dataset(4)
+    return [{"input_ids": row["input_ids"][None], "labels": row["labels"][None]} for row in rows]
+
+
+def test_accelerate_under_fsdp2_puts_other_parameters_into_the_optimizer(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        (tmp_path / "port").write_text(str(free.getsockname()[1]))
+    torch.multiprocessing.spawn(under_fsdp2, (2, str(tmp_path)), nprocs=2)
+    model = build()
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
+    for batch in batches():
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-5, msg=name)
+
+
+def test_parameters_put_into_a_group_later_are_refused():
+    model = build()
+    optimizer = sf.SteepestDescent(model, lr=2**-6)
+    optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(32, 16))
+    optimizer.step()  # before its first step it is known by its name
+    next(model.parameters()).grad = None
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(32, 16))
+    with pytest.raises(ValueError, match="wrap the model before its first step"):
+        optimizer.step()

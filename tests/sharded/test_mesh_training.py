@@ -54,6 +54,24 @@ def test_twenty_steps_are_those_of_one_process(ranks, sizes, settings, layout):
         torch.testing.assert_close(got["losses"], want, rtol=0, atol=tolerance(settings))
 
 
+def block_by_block(model):
+    """Compile as the command line does, by a backend that needs no compiler."""
+    for block in model.blocks:
+        block.compile(backend="eager")
+
+
+@pytest.mark.slow
+def test_compiled_blocks_and_bfloat16_on_a_mesh():
+    """`MixedPrecisionPolicy` rounds at other places than autocast does: the losses agree to bfloat16's digits."""
+    settings = {"steps": 8, "autocast": "bfloat16", "model": "llama"}
+    want = trained(0, None, settings)["losses"]
+    exact = trained(0, None, {**settings, "autocast": "none"})["losses"]
+    found = spawn(2, trained, (1, 2, 1), settings, {"prepare": block_by_block})
+    assert torch.equal(found[0]["losses"], found[1]["losses"])
+    assert not torch.equal(found[0]["losses"], exact)
+    torch.testing.assert_close(found[0]["losses"], want, rtol=0, atol=0.05)
+
+
 def tolerance(settings, own=1e-10):
     """AdamW divides the rounding of gradients that are nearly 0 by itself."""
     return 1e-6 if settings.get("method") == "adamw" else own

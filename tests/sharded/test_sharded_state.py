@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import surefoot as sf
 from surefoot import recipes
+from surefoot.optim import measuring
 
 F64 = torch.float64
 
@@ -168,6 +169,29 @@ def test_reports_and_skipped_steps_are_the_same_on_every_rank():
             for key, x in entry.items():
                 if not key.startswith("update"):  # a running bound is the owner's
                     assert report[name][key] == pytest.approx(x, rel=0.03, abs=1e-9), (name, key)
+
+
+def test_each_parameter_is_measured_by_one_process_and_each_has_all_numbers(monkeypatch):
+    plan, seen = plan_of(recipes.steady(), None), []
+    original = measuring.stability
+
+    def counted(weight, placement, *args):
+        seen.append(tuple(weight.shape))
+        return original(weight, placement, *args)
+
+    monkeypatch.setattr(measuring, "stability", counted)
+
+    def work(rank):
+        params, optimizer = built(plan, (4,), fsdp)
+        before = {name: p.detach().clone() for name, p in params.items()}
+        advance(params, optimizer, range(1))
+        return optimizer.stability(before)
+
+    reports = run(4, work)
+    assert all(report == reports[0] for report in reports)
+    shared = [x for x in plan.placements.values() if x.shape]
+    assert len(seen) == len(shared) + 4  # a scalar is nobody's part
+    assert all("update_measured" in reports[0][name] for name in plan if plan[name].shape != (0, 4))
 
 
 def test_factors_scale_the_part_of_each_rank():

@@ -82,21 +82,34 @@ class Groups:
         return ranks
 
 
-def gather(x: Any, cut: Cut | None = None) -> Tensor:
+def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
     """All of a `DTensor`, from every process's part: a collective, and no part of a step.
 
     torch's `full_tensor` does not take uneven parts of what several mesh dimensions cut.
+
+    Args:
+        x: the tensor.
+        cut: how it is cut, if that is known.
+        owner: the one process of the group that gets it, the others nothing; default: all of them.
+
+    Returns:
+        The whole tensor; an empty one where another process gets it.
     """
     cut = cut or Groups().cut(x, "a tensor")
     local: Tensor = x.to_local().detach()
     if cut.group is None:
         return local
-    most, shape = max(slab.numel for slab in cut.slabs), tuple(x.shape)
-    parts, whole = local.new_empty(len(cut.slabs), most), local.new_empty(shape)
-    own = torch.nn.functional.pad(local.reshape(-1), (0, most - local.numel()))
-    dist.all_gather(list(parts.unbind()), own, cut.group)
-    for slab, part in zip(cut.slabs, parts, strict=True):
-        whole[slab.within(Slab((0,) * len(shape), shape))] = part[: slab.numel].reshape(slab.size)
+    sizes, own = [slab.numel for slab in cut.slabs], local.reshape(-1)
+    sent = [own.numel() if owner in (None, rank) else 0 for rank in range(len(sizes))]
+    received = sizes if owner in (None, cut.mine) else [0] * len(sizes)
+    parts = local.new_empty(sum(received))
+    dist.all_to_all_single(parts, own.repeat(sum(n > 0 for n in sent)), received, sent, cut.group)
+    if owner not in (None, cut.mine):
+        return parts
+    shape = tuple(x.shape)
+    whole = local.new_empty(shape)
+    for slab, part in zip(cut.slabs, torch.split(parts, received), strict=True):
+        whole[slab.within(Slab((0,) * len(shape), shape))] = part.reshape(slab.size)
     return whole
 
 

@@ -16,7 +16,7 @@ from surefoot.mesh.schedule import Bucket, schedule
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
-from surefoot.optim.jobs import Job, advance, jobs_of
+from surefoot.optim.jobs import Job, advance, jobs_of, rest_marked
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
@@ -136,10 +136,11 @@ class Exchange:
             for name, x in after.items():
                 kept = self._precision.keep(x[0], shard.state[name], shard.state, shard.noise_index())
                 write_(shard.state[name], kept)
-            sent = [m[0]] if shard.way == "direction" else [m[0], w]
             active = active[0] if isinstance(active, Tensor) else active
-            if shard.way == "weight" and not shard.placement.role.geometry.couples:
-                sent.append(torch.as_tensor(active, dtype=w.dtype, device=w.device).expand(w.shape))
+            if shard.way == "direction":
+                sent = [m[0]]
+            else:
+                sent = [rest_marked(m[0], active) if not shard.placement.role.geometry.couples else m[0], w]
         self._prepared[shard] = Prepared(sent, w, active, self._counts[shard], self._counts[shard])
         return self._prepared[shard]
 

@@ -83,7 +83,7 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
             radius_unit=Constant(),
         )
         placement = Placement(role, placement.why, (1, *shape[1:]))
-    sent = {"direction": 1, "weight": 2 + (not placement.role.geometry.couples), "all": 2 + len(shard.shaped)}
+    sent = {"direction": 1, "weight": 2, "all": 2 + len(shard.shaped)}
     returned = 1 + (len(shard.shaped) if shard.way == "all" else 0)
     numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
     amount = sum(cost(*b) for b in placement.blocks)
@@ -99,6 +99,17 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     ]
 
 
+def rest_marked(m: Tensor, active: Tensor | float) -> Tensor:
+    """Smoothed gradients with NaN where an entry rests, so that its owner needs no mask; none that moves is NaN."""
+    return m if isinstance(active, float) else torch.where(active.bool(), m, torch.nan)
+
+
+def rest_unmarked(m: Tensor) -> tuple[Tensor, Tensor]:
+    """`(m with 0 where entries rest, their active mask)`."""
+    rests = m.isnan()
+    return m.masked_fill(rests, 0.0), (~rests).to(m.dtype)
+
+
 def advance(
     jobs: list[Job], i: int, tensors: list[Tensor], kept: State, lr: float | Tensor
 ) -> tuple[list[Tensor], State]:
@@ -112,7 +123,9 @@ def advance(
         state = dict(zip(shard.shaped, states, strict=True)) | kept
         w, new = step(role, stabiliser, w, g, state, eta, finite)
         return [w, *(new[name] for name in shard.shaped)], new
-    mask = tensors[2] if len(tensors) == 3 else torch.stack([job.masks()[i] for job in jobs])
+    mask = torch.stack([job.masks()[i] for job in jobs])
+    if shard.way == "weight" and not role.geometry.couples:
+        tensors[0], mask = rest_unmarked(tensors[0])
     active = 1.0 if device.on_cpu(mask) and bool((mask == 1).all()) else mask
     if shard.way == "direction":
         geometry, m, new = turned(role, tensors[0], tensors[0], kept, active)

@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.monitor.norms import by_name, measured_change, stability
 from surefoot.optim.batching import Leaf, batches, init_state, load, store
 from surefoot.optim.certify import STEPS, record, revalidate
-from surefoot.optim.param_groups import by_role, check_group, is_dtensor, place, whole_of, with_names
+from surefoot.optim.measuring import Measuring
+from surefoot.optim.param_groups import by_role, check_group, is_dtensor, place, replaced, whole_of, with_names
 from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
-from surefoot.optim.saved_state import FORMAT, kept_norms, own_memory, refuse_other
+from surefoot.optim.saved_state import FORMAT, own_memory, refuse_other
+from surefoot.optim.sharing import Sharing
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.stabilise.running_bound import RunningBound
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from surefoot.optim.sharding import Sharding
-    from surefoot.optim.sharing import Sharing
 
 Params = nn.Module | Iterable[Any]
 
@@ -83,13 +83,9 @@ class SteepestDescent(Optimizer):
         self._names: dict[Tensor, str] = {}
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds = RunningBound()
-        self._vectors: dict[Tensor, State] = {}  # of `stability`; no part of the state
+        self._measuring = Measuring(self._bounds)
         self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
-        self._sharing: Sharing | None = None
-        if replicas is not None:
-            from surefoot.optim.sharing import Sharing
-
-            self._sharing = Sharing(replicas)
+        self._sharing = None if replicas is None else Sharing(replicas)
         if isinstance(params, nn.Module):
             plan = plan or Plan.of(params)
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
@@ -140,6 +136,12 @@ class SteepestDescent(Optimizer):
         for p in {*self._placements} - self._sharding.shards.keys():
             self._state(p)
 
+    def _adopt(self) -> None:
+        """Know again, by name, what a wrapper has put in the place of parameters, as accelerate does under FSDP2."""
+        for p, before in replaced(self.param_groups, self._names, self.state).items():
+            self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
+            self._add_sharded([p])
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step.
@@ -153,10 +155,8 @@ class SteepestDescent(Optimizer):
         Raises:
             RuntimeError: a sparse gradient.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure is not None else None
+        self._adopt()
         if self._sharding:
             self._sharding.agree()
         for group in self.param_groups:
@@ -271,19 +271,8 @@ class SteepestDescent(Optimizer):
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
             parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
         """
-        report: dict[str, dict[str, float]] = {}
-        for name, p, group in self._named():
-            placement = self._placements[p]
-            if self._sharding and p in self._sharding.shards:
-                weight, kept = self._sharding.whole(p)
-            else:
-                weight, kept = p, kept_norms(p, placement, self.state.get(p, {}), self._bounds)
-            numbers, cache = stability(weight, placement, float(group["lr"]), self._vectors.get(p), kept)
-            self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
-            report |= by_name(name, numbers)
-            if before is not None and name in before:
-                report[name]["update_measured"] = measured_change(whole_of(before[name]), weight, placement)
-        return report
+        parameters = {n: (p, self._placements[p], float(g["lr"]), self.state.get(p, {})) for n, p, g in self._named()}
+        return self._measuring.report(parameters, before or {}, self._sharding)
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
@@ -292,7 +281,15 @@ class SteepestDescent(Optimizer):
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
         own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_sharing": None}
+        bounds = RunningBound()
+        return {
+            **pickled,
+            **own,
+            "_bounds": bounds,
+            "_measuring": Measuring(bounds),
+            "_sharding": None,
+            "_sharing": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -75,6 +75,27 @@ def whole_of(x: Tensor) -> Tensor:
     return gather(x)
 
 
+def replaced(
+    groups: list[dict[str, Any]], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]
+) -> dict[Tensor, Tensor]:
+    """Parameters that somebody has written into the groups: new -> the one of its name before.
+
+    ValueError for one without a name, or whose state is that of other entries.
+    """
+    new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in names]
+    before = {name: p for p, name in names.items()} if new else {}
+    found = {}
+    for i, p, group in new:
+        old = before.get(group.get("param_names", [None] * len(group["params"]))[i])
+        if old is None or states.get(old):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: "
+                "wrap the model before its first step, and make the optimizer from its named_parameters()"
+            )
+        found[p] = old
+    return found
+
+
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:

@@ -1,18 +1,14 @@
-"""What a saved state dictionary must fulfil, and what a state knows of its weight's norm."""
+"""What a saved state dictionary must fulfil."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from surefoot.momentum import State
-from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.param_groups import is_dtensor
-from surefoot.plan import Placement
-from surefoot.stabilise.running_bound import RunningBound
 
 FORMAT = 2
 """Version of the state dictionary's layout."""
@@ -40,15 +36,3 @@ def own_memory(state: State) -> State:
         name: x.clone() if not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes else x
         for name, x in state.items()
     }
-
-
-def kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBound) -> State:
-    """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
-    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state}
-    if "upper" in cache:
-        wide = p.to(torch.promote_types(p.dtype, torch.float32))
-        weights = [block[None] for block in placement.role.view.split(wide)]
-        uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
-        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
-        cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
-    return cache

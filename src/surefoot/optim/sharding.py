@@ -16,7 +16,7 @@ from surefoot.mesh.slabs import Slab, slabs
 from surefoot.momentum import State, is_finite
 from surefoot.optim.batching import Leaf, init_state
 from surefoot.optim.exchange import Exchange
-from surefoot.optim.param_groups import whole_of
+from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.optim.precision import Precision
 from surefoot.optim.rows import step_by_rows
 from surefoot.optim.shard import Agreed, Shard, problems_of, way_of
@@ -108,11 +108,23 @@ class Sharding:
         own = factor[self.shards[p].cut.slab.within(Slab((0,) * p.ndim, tuple(p.shape)))]
         return _wrapped(own.contiguous(), self.shards[p].p.device_mesh, self.shards[p].p.placements, tuple(p.shape))
 
-    def whole(self, p: Tensor) -> tuple[Tensor, State]:
-        """All of a parameter, and the singular-vector estimates in its state: a collective."""
+    def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, State, Tensor | None] | None:
+        """A parameter, its singular-vector estimates and its weights before, whole at one process; None at the others.
+
+        A collective of those that hold a part; they take turns.
+        """
         shard = self.shards[p]
-        kept = {name: shard.kept[name] for name in ("vectors",) if name in shard.kept}
-        return gather(shard.p, shard.cut), {n: whole_of(x) for n, x in kept.items()}
+        owner = next(i for i, other in enumerate(self.shards) if other is p) % len(shard.cut.slabs)
+        kept = {name: whole_of(shard.kept[name]) for name in ("vectors",) if name in shard.kept}
+        whole = gather(shard.p, shard.cut, owner)
+        then = None if before is None else gather(before, shard.cut, owner) if is_dtensor(before) else before
+        return (whole, kept, then) if owner == shard.cut.mine else None
+
+    def together(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What all processes found: a collective of all of them."""
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, found)
+        return {name: numbers for own in everybody for name, numbers in own.items()}
 
     def gather_owned(self) -> None:
         """Give every process what only owners of matrices keep, for a checkpoint."""

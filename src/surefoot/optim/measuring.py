@@ -1,0 +1,78 @@
+"""The stability numbers of an optimizer's parameters: each measured once, by the process that has it or is sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from surefoot.momentum import State
+from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
+from surefoot.plan import Placement
+from surefoot.stabilise.running_bound import RunningBound
+
+if TYPE_CHECKING:
+    from surefoot.optim.sharding import Sharding
+
+Numbers = dict[str, dict[str, float]]
+
+
+class Measuring:
+    """Measures parameters, with singular vectors remembered from one time to the next; they are no part of the state.
+
+    Args:
+        bounds: the optimizer's running bounds.
+    """
+
+    def __init__(self, bounds: RunningBound) -> None:
+        self._bounds = bounds
+        self._vectors: dict[Tensor, State] = {}
+
+    def report(
+        self,
+        parameters: Mapping[str, tuple[Tensor, Placement, float, State]],
+        before: Mapping[str, Tensor],
+        sharding: Sharding | None,
+    ) -> Numbers:
+        """The numbers of all parameters, with sharded ones a collective: each is sent whole to one process.
+
+        Args:
+            parameters: by name, each with its placement, learning rate and state.
+            before: weights before the last step, of some of them.
+            sharding: of those that are `DTensor`.
+
+        Returns:
+            See `SteepestDescent.stability`; the same on every process.
+        """
+        found: dict[str, Numbers] = {}
+        for name, (p, placement, lr, state) in parameters.items():
+            then = before.get(name)
+            if sharding and p in sharding.shards:
+                whole = sharding.at_owner(p, then)
+                if whole is None:
+                    continue
+                weight, kept, then = whole
+            else:
+                weight, kept = p, _kept_norms(p, placement, state, self._bounds)
+            numbers, cache = stability(weight, placement, lr, self._vectors.get(p), kept)
+            self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
+            found[name] = by_name(name, numbers)
+            if then is not None:
+                found[name][name]["update_measured"] = measured_change(then, weight, placement)
+        if sharding:
+            found = sharding.together(found)
+        return {key: numbers for name in parameters for key, numbers in found[name].items()}
+
+
+def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBound) -> State:
+    """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
+    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state}
+    if "upper" in cache:
+        wide = p.to(torch.promote_types(p.dtype, torch.float32))
+        weights = [block[None] for block in placement.role.view.split(wide)]
+        uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
+        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
+        cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
+    return cache
