@@ -1,7 +1,10 @@
 """The code of docs/integrations.md, run: every block, then a resume in the middle that goes on bit for bit."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,8 +140,7 @@ def test_accelerate(tmp_path):
 def test_lightning_and_its_resume(tmp_path):
     lightning = pytest.importorskip("lightning")
     space = {"sf": sf, "torch": torch, "lightning": lightning, "build": build}
-    (code,) = blocks("Lightning")
-    exec(code, space)
+    exec(blocks("Lightning")[0], space)
 
     def fit(folder, steps, resume=None):
         module = space["Module"]()
@@ -164,10 +166,52 @@ def test_lightning_and_its_resume(tmp_path):
     assert lr == lr_again
 
 
+SHARDED = """
+import sys
+import torch, lightning
+import surefoot as sf
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, sys.argv[1])
+from test_trainers import batches, blocks, build
+
+if __name__ == "__main__":
+    for code in blocks("Lightning"):
+        exec(code)
+    module, strategy = Sharded(), ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+    options = dict.fromkeys(off, False)  # without a sampler both processes see the same batches
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=4, **options)
+    trainer.fit(module, torch.utils.data.DataLoader(batches(), batch_size=None))
+    whole = {name: p.full_tensor().detach() for name, p in module.model.named_parameters()}
+    torch.save(whole, f"{sys.argv[2]}/{module.global_rank}.pt")
+"""
+
+
+def test_lightning_under_fsdp2(tmp_path):
+    pytest.importorskip("lightning")
+    script = tmp_path / "train.py"
+    script.write_text(SHARDED)
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    model = build()
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=20)
+    for batch in batches():
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-5, msg=name)
+
+
 def under_fsdp2(rank, ranks, folder):
     """The page's loop of accelerate under FSDP2, which accelerate itself starts on accelerators only."""
-    import os
-
     import torch.distributed as dist
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}

@@ -154,18 +154,25 @@ def test_all_processes_pass_over_a_damaged_folder_together(tmp_path, saved, harm
 
 
 def test_the_best_and_the_newest_are_kept(tmp_path):
-    spawn(2, keeping, str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000006"]
+    (tmp_path / "step-00000008").mkdir()
+    (tmp_path / "step-00000009.tmp").mkdir()
+    assert spawn(2, keeping, str(tmp_path)) == [6, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-0000000{step}" for step in (2, 6, 8)]
 
 
 def keeping(rank, folder):
+    """Three checkpoints beside a later one that is damaged and one that nobody finished; the step of a resumed run."""
     processes = Mesh(MeshShape(1, 2, 1), torch.device("cpu"))
-    run = Run(TrainConfig.of(**FIRST, steps=9), text(), layout=Layout(processes))
+    config, layout = TrainConfig.of(**FIRST, steps=9), Layout(processes)
+    run = Run(config, text(), layout=layout)
     checkpoints = Checkpoints(Path(folder), every=1, keep=1, best=True, background=True)
     for step, loss in ((2, 1.0), (4, 3.0), (6, 2.0)):
         run.step = step
         checkpoints.write(run, loss)
     checkpoints.close()
+    again = Run(config, text(), layout=layout)
+    checkpoints.resume(again)
+    return again.step
 
 
 ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}

@@ -2,3 +2,6 @@
 
 FACTS = "facts.json"
 """The file of a checkpoint folder that holds what is no tensor."""
+
+UNFINISHED = ".tmp"
+"""Suffix of a checkpoint folder that is being written."""

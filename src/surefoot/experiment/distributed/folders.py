@@ -26,13 +26,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
-from surefoot.experiment.distributed import FACTS
+from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.files import Damaged, dumps, sync_directory, write_atomic
 
 MANIFEST = "manifest.json"
-UNFINISHED = ".tmp"
-"""Suffix of a folder that is being written."""
-
 ALLOWED = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
@@ -227,10 +224,3 @@ def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def clear_unfinished(parent: Path) -> None:
-    """Delete what killed processes left half written."""
-    for path in parent.glob(f"*{UNFINISHED}") if parent.is_dir() else ():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)

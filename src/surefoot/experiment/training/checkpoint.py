@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from surefoot.experiment.distributed import FACTS
+from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.files import Damaged, replace_files
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Checkpoints:
     keep: int = RETAINED
     best: bool = False
     background: bool = False
-    _pending: tuple[Future[Any], bool] | None = field(default=None, init=False, repr=False)
+    _pending: tuple[Future[Any], bool, int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -134,7 +134,7 @@ class Checkpoints:
         if processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
         saving = run_folder.save(run, self.folder / _name(run.step), {"val_loss": val_loss}, self.background)
-        self._pending = (saving, processes.first)
+        self._pending = (saving, processes.first, run.step)
         if not self.background:
             self.close()
 
@@ -146,10 +146,10 @@ class Checkpoints:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            saving, first = pending
+            saving, first, step = pending
             saving.result()
             if first:
-                self._delete_older()
+                self._delete_older(step)
 
     def save(self, step: int, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
         """Write the checkpoint of a step as a file, then delete those that need not be kept.
@@ -164,7 +164,7 @@ class Checkpoints:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         save(self.folder / f"{_name(step)}.pt", payload, val_loss)
-        self._delete_older()
+        self._delete_older(step)
 
     def resume(self, run: Run) -> None:
         """Go on from the newest checkpoint that is intact, with a warning for each newer one. A collective.
@@ -176,6 +176,9 @@ class Checkpoints:
             ValueError: there are checkpoints, and every one is damaged; or they are of another run.
         """
         problem, processes = None, run.layout.processes
+        if processes.first and self.folder.is_dir():
+            for path in self.folder.glob(f"step-*{UNFINISHED}"):  # of processes that were killed
+                shutil.rmtree(path, ignore_errors=True)
         for path in processes.together(self.paths())[0]:  # as the first process sees them
             try:
                 self._restore(run, path)
@@ -224,10 +227,11 @@ class Checkpoints:
         """Paths of the checkpoints, newest first."""
         there = self.folder.glob("step-*") if self.folder.is_dir() else ()
         named = [path for path in there if re.fullmatch(r"step-\d+(\.pt)?", path.name)]
-        return sorted(named, key=lambda path: (int(path.stem.removeprefix("step-")), path.suffix), reverse=True)
+        return sorted(named, key=lambda path: (_step(path), path.suffix), reverse=True)
 
-    def _delete_older(self) -> None:
-        paths = self.paths()
+    def _delete_older(self, step: int) -> None:
+        """Delete what need not be kept up to a step; later ones were passed over when the run was resumed."""
+        paths = [path for path in self.paths() if _step(path) <= step]
         kept = set(paths[: self.keep])
         losses = {path: loss for path in paths if (loss := _val_loss(path)) is not None}
         if self.best and losses:
@@ -240,6 +244,10 @@ class Checkpoints:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _val_loss(path: Path) -> float | None:

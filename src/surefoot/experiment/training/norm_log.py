@@ -18,6 +18,7 @@ from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
 from surefoot.monitor.norms import by_name, measured_change, stability
 from surefoot.optim.optimizer import SteepestDescent
+from surefoot.optim.param_groups import whole_of
 from surefoot.plan import Placement, Plan
 
 NORMS, LAYERS = "norms.jsonl", "layers.json"
@@ -63,12 +64,12 @@ class Norms:
         """Return the largest numbers of each parameter's blocks, from singular vectors cached by earlier calls."""
         numbers: dict[str, dict[str, float]] = {}
         for name, placement in self._natural.placements.items():
-            weight, cache = self._run.model.get_parameter(name), self._vectors.get(name)
+            weight, cache = whole_of(self._run.model.get_parameter(name)), self._vectors.get(name)
             blocks, cache = stability(weight, placement, 0.0, cache)
             self._vectors[name] = {key: x for key, x in cache.items() if key != "upper"}
             numbers |= by_name(name, blocks)
             if self._run.before is not None and blocks:
-                numbers[name]["update_measured"] = measured_change(self._run.before[name], weight, placement)
+                numbers[name]["update_measured"] = measured_change(whole_of(self._run.before[name]), weight, placement)
         return numbers
 
 
