@@ -93,6 +93,15 @@ def pickled_entry(folder, mark):
     forge(folder, ".metadata", pickle.dumps(metadata))
 
 
+def changed_class(folder, _):
+    """A description that sets an attribute of a class of torch's, which is allowed, on its way."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    state = pickle.dumps(MetadataIndex, 2)[:-1]
+    state += b"N}\x8c\x05fancy\x8c\x04evils\x86b0"
+    forge(folder, ".metadata", state + pickle.dumps(pickle.loads((folder / ".metadata").read_bytes()), 2)[2:])
+
+
 def elsewhere(folder, _):
     """A description that names a file outside the folder."""
     metadata = pickle.loads((folder / ".metadata").read_bytes())
@@ -110,7 +119,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("harm", [flipped, truncated, headless, half, pickled, pickled_entry, elsewhere])
+@pytest.mark.parametrize("harm", [flipped, truncated, headless, half, pickled, pickled_entry, changed_class, elsewhere])
 def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm):
     folder, mark = tmp_path / "checkpoints", tmp_path / "executed"
     shutil.copytree(saved, folder)

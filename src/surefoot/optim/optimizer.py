@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from surefoot.optim.sharding import Sharding
 
-Params = nn.Module | Iterable[Any]
-
 
 class SteepestDescent(Optimizer):
     """Steepest descent under the norm of each parameter's role.
@@ -68,7 +66,7 @@ class SteepestDescent(Optimizer):
 
     def __init__(
         self,
-        params: Params,
+        params: nn.Module | Iterable[Any],
         plan: Plan | None = None,
         *,
         lr: float | Tensor,
@@ -119,8 +117,8 @@ class SteepestDescent(Optimizer):
         if self._sharing:
             self._sharing.divide(self._placements)
             self.state.update({p: self._state(p) for p in group["params"]})  # complete, as it is exchanged
-        group["plan"] = [placement.digest for placement in placements]
-        group["format"] = FORMAT
+        group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
+        group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
 
     def _add_sharded(self, params: list[Tensor]) -> None:
         """Find this process's part of each `DTensor`; all state, of the other parameters too, is there from here on."""
@@ -138,9 +136,11 @@ class SteepestDescent(Optimizer):
 
     def _adopt(self) -> None:
         """Know again, by name, what a wrapper has put in the place of parameters, as accelerate does under FSDP2."""
-        for p, before in replaced(self.param_groups, self._names, self.state).items():
+        found = replaced(self.param_groups, self._names, self.state)
+        for p, before in found.items():
             self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
-            self._add_sharded([p])
+        if found:
+            self._add_sharded([*found])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -186,11 +186,10 @@ class SteepestDescent(Optimizer):
         for p in group["params"]:
             if self._sharding and p in self._sharding.shards:
                 yield from self._sharding.leaves(p)
-            elif p.grad is not None:
+            elif p.grad is not None and p.numel():
                 if p.grad.is_sparse:
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
-                leaf = Leaf(p, p.grad, self._placements[p], self._state(p))
-                yield from [leaf] if p.numel() else []
+                yield Leaf(p, p.grad, self._placements[p], self._state(p))
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step."""
@@ -202,8 +201,9 @@ class SteepestDescent(Optimizer):
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        averages = self._placements[p].role.momentum.averages
-        converted = self._precision.convert(p, self.state[p], averages, self._names[p])
+        converted = self._precision.convert(
+            p, self.state[p], self._placements[p].role.momentum.averages, self._names[p]
+        )
         self.state[p].clear()
         self.state[p].update(converted)
         if self._sharding and p in self._sharding.shards:
@@ -211,6 +211,7 @@ class SteepestDescent(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
+        self._adopt()
         if self._sharding:
             self._sharding.gather_owned()
         saved = super().state_dict()
@@ -226,6 +227,7 @@ class SteepestDescent(Optimizer):
         Raises:
             ValueError: the checkpoint was made under another plan, by another optimizer, or by version 1 of the format.
         """
+        self._adopt()
         saved = state_dict["param_groups"]
         for index, (theirs, ours) in enumerate(zip(saved, self.param_groups, strict=False)):
             refuse_other(index, theirs, ours, self._names)
@@ -275,6 +277,7 @@ class SteepestDescent(Optimizer):
         return self._measuring.report(parameters, before or {}, self._sharding)
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        self._adopt()
         return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -121,10 +121,13 @@ class Sharding:
         return (whole, kept, then) if owner == shard.cut.mine else None
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What all processes found: a collective of all of them."""
-        everybody: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everybody, found)
-        return {name: numbers for own in everybody for name, numbers in own.items()}
+        """What the processes found that hold parts of the same parameters: a collective of them."""
+        for ranks in self._largest_groups():
+            if (group := self._groups.of[ranks]) is not None:
+                everybody: list[Any] = [None] * len(ranks)
+                dist.all_gather_object(everybody, found, group)
+                found = {name: numbers for own in everybody for name, numbers in own.items()}
+        return found
 
     def gather_owned(self) -> None:
         """Give every process what only owners of matrices keep, for a checkpoint."""
@@ -181,7 +184,8 @@ class Sharding:
                 shard.local = now.detach()  # a wrapper has moved it
         for ranks, shards in self._agreements.items():
             flags = torch.cat([_flags(shard) for shard in shards])
-            dist.all_reduce(flags, dist.ReduceOp.MAX, self._groups.of[ranks])
+            if (group := self._groups.of[ranks]) is not None:  # None: this process alone
+                dist.all_reduce(flags, dist.ReduceOp.MAX, group)
             sizes = [FLAGS + shard.count for shard in shards]
             for shard, own in zip(shards, torch.split(flags, sizes), strict=True):
                 infinite, there, missing, some = own[:FLAGS].bool().unbind()

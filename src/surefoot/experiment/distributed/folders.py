@@ -15,11 +15,12 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -38,7 +39,6 @@ ALLOWED = {
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
-    "pathlib": {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"},
 }  # fmt: skip
 """What a `.metadata` may name, by module; besides dtypes."""
 
@@ -56,6 +56,10 @@ class _Writer(FileSystemWriter):
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         super().__init__(path.with_name(path.name + UNFINISHED), thread_count=1)
         self._final, self._facts = path, facts
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the path, which is nobody's business where the folder is read."""
+        return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         """As torch's, and digests of the files."""
@@ -135,6 +139,9 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
 
     Returns:
         A sentence that names the file; None if this part is sound.
+
+    Raises:
+        OSError: a file is there and cannot be read: that says nothing about it.
     """
     try:
         digests = json.loads((folder / MANIFEST).read_bytes())["sha256"]
@@ -144,7 +151,7 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
         for name in sorted(digests)[share::shares]:
             if digest(folder / name) != digests[name]:
                 return f"{folder / name} is damaged: its SHA-256 is not the one it was saved with"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder} cannot be verified: {MANIFEST} is missing or damaged ({type(error).__name__}: {error})"
     return None
 
@@ -172,7 +179,7 @@ def load_(folder: Path, tensors: dict[str, Any], group: Any = None) -> None:
             state_dict_loader.load(
                 tensors, storage_reader=_Reader(folder), planner=_Planner(), process_group=group, no_dist=group is None
             )
-    except (CheckpointException, Damaged, RuntimeError, pickle.UnpicklingError) as error:
+    except (CheckpointException, RuntimeError, pickle.PickleError, LookupError, ValueError, TypeError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise Damaged(f"{folder} cannot be loaded: {first}") from None
 
@@ -198,26 +205,47 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-class _Unpickler(pickle.Unpickler):
+_InPython: Any = pickle._Unpickler
+"""The one in C cannot be told about BUILD."""
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]
+    """Builds instances of the allowed classes, and changes nothing else."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_InPython.dispatch)
+
     def find_class(self, module: str, name: str) -> Any:
         """A class of the list; UnpicklingError for all others."""
+        if module in ("pathlib", "pathlib._local") and name.endswith("Path"):
+            return PurePosixPath  # where other programs saved to
         known = name in ALLOWED.get(module, ())
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+    def load_build(self) -> None:
+        """Give an instance its attributes; UnpicklingError for a class or a function, which others use, too."""
+        if callable(self.stack[-2]):
+            raise pickle.UnpicklingError("it changes a class or a function")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 class _Planner(DefaultLoadPlanner):
     """As torch's, but entries that are no tensors are read by an unpickler that builds numbers and strings only."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
-        """Read an entry once with torch's allow-list, then as torch does."""
+        """Read an entry by torch's allow-list."""
+        name = read_item.dest_index.fqn
         try:
-            torch.load(value, weights_only=True)
+            found = torch.load(value, weights_only=True)
         except Exception as error:
-            raise Damaged(f"{read_item.dest_index.fqn} is neither a number nor a string") from error
-        value.seek(0)
-        super().load_bytes(read_item, value)
+            raise Damaged(f"{name} is neither a number nor a string") from error
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], found)
+        else:
+            self.state_dict[name] = found
 
 
 def digest(path: Path) -> str:

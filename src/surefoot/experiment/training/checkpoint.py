@@ -107,6 +107,7 @@ class Checkpoints:
     best: bool = False
     background: bool = False
     _pending: tuple[Future[Any], bool, int] | None = field(default=None, init=False, repr=False)
+    _passed: set[Path] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -133,7 +134,8 @@ class Checkpoints:
         self.close()
         if processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
-        saving = run_folder.save(run, self.folder / _name(run.step), {"val_loss": val_loss}, self.background)
+        self._passed.discard(path := self.folder / _name(run.step))
+        saving = run_folder.save(run, path, {"val_loss": val_loss}, self.background)
         self._pending = (saving, processes.first, run.step)
         if not self.background:
             self.close()
@@ -163,7 +165,8 @@ class Checkpoints:
             OSError: it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        save(self.folder / f"{_name(step)}.pt", payload, val_loss)
+        self._passed.discard(path := self.folder / f"{_name(step)}.pt")
+        save(path, payload, val_loss)
         self._delete_older(step)
 
     def resume(self, run: Run) -> None:
@@ -185,6 +188,7 @@ class Checkpoints:
                 return
             except Damaged as error:
                 problem = error
+                self._passed.add(path)
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
@@ -197,10 +201,12 @@ class Checkpoints:
             return
         from surefoot.experiment.training import run_folder
 
-        if path.suffix == ".pt":
-            run_folder.load_whole(run, load(path))
-        else:
+        if path.suffix != ".pt":
             run_folder.load_(run, path)
+            return
+        state: dict[str, Any] = {}
+        run_folder.agree(run.layout.processes, lambda: state.update(load(path)))
+        run_folder.load_whole(run, state)
 
     def newest(self) -> dict[str, Any] | None:
         """Read the newest checkpoint file that is intact, with a warning for each newer one.
@@ -232,8 +238,9 @@ class Checkpoints:
     def _delete_older(self, step: int) -> None:
         """Delete what need not be kept up to a step; later ones were passed over when the run was resumed."""
         paths = [path for path in self.paths() if _step(path) <= step]
-        kept = set(paths[: self.keep])
-        losses = {path: loss for path in paths if (loss := _val_loss(path)) is not None}
+        sound = [path for path in paths if path not in self._passed]
+        kept = set(sound[: self.keep])
+        losses = {path: loss for path in sound if (loss := _val_loss(path)) is not None}
         if self.best and losses:
             kept.add(min(losses, key=losses.__getitem__))
         for path in paths:

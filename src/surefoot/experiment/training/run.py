@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -196,7 +197,9 @@ class Run:
     @torch.no_grad()
     def validate(self) -> float | None:
         """Mean loss of the validation batches, of all processes; None if it is not finite."""
-        mean = torch.stack([self.loss("validation", VALIDATION_SEED, i) for i in range(VALIDATION_BATCHES)]).mean()
+        parts = self.layout.accumulate
+        passes = itertools.product(range(VALIDATION_BATCHES), range(parts))
+        mean = torch.stack([self.loss("validation", VALIDATION_SEED, i, part, parts) for i, part in passes]).mean()
         self.layout.processes.average_(mean)
         self.layout.processes.release(self.model)
         return finite_or_none(float(mean))

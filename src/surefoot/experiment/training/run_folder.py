@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from surefoot.experiment.distributed import folders
+from surefoot.experiment.distributed.processes import Processes
 from surefoot.experiment.files import Damaged
 from surefoot.experiment.training.run import Run
 
@@ -51,9 +53,7 @@ def load_(run: Run, path: Path) -> None:
     """
     processes = run.layout.processes
     ranks = len(processes.together(None))
-    problems = [problem for problem in processes.together(folders.damage(path, processes.rank, ranks)) if problem]
-    if problems:
-        raise Damaged(problems[0])
+    agree(processes, partial(folders.damage, path, processes.rank, ranks))
     facts = folders.facts_of(path)
     run.require_own(facts)
     tensors = _tensors(run)
@@ -62,6 +62,28 @@ def load_(run: Run, path: Path) -> None:
     set_optimizer_state_dict(run.model, run.optimizer, tensors["optimizer"])
     run.losses.copy_(tensors["losses"])
     run.go_on(facts)
+
+
+def agree(processes: Processes, look: Callable[[], str | None]) -> None:
+    """Raise on every process what one of them finds: `Damaged` for a sentence, an `OSError` as it is. A collective.
+
+    Args:
+        processes: all that call this.
+        look: says what is wrong, or raises one of the two.
+    """
+    found: str | OSError | None
+    try:
+        found = look()
+    except Damaged as error:
+        found = str(error)
+    except OSError as error:
+        found = error
+    everybody = [one for one in processes.together(found) if one is not None]
+    for one in everybody:
+        if isinstance(one, OSError):
+            raise one
+    if everybody:
+        raise Damaged(everybody[0])
 
 
 def load_whole(run: Run, state: Mapping[str, Any]) -> None:
