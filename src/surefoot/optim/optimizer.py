@@ -186,10 +186,10 @@ class SteepestDescent(Optimizer):
         for p in group["params"]:
             if self._sharding and p in self._sharding.shards:
                 yield from self._sharding.leaves(p)
-            elif p.grad is not None and p.numel():
+            elif p.grad is not None:
                 if p.grad.is_sparse:
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
-                yield Leaf(p, p.grad, self._placements[p], self._state(p))
+                yield from [Leaf(p, p.grad, self._placements[p], self._state(p))][: p.numel()]  # none of an empty one
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step."""
