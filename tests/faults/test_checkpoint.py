@@ -10,9 +10,26 @@ import pytest
 import torch
 
 from surefoot.experiment import files
+from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
+
+
+class Loaded:
+    """What a run keeps of the state that it is given."""
+
+    layout, state = Layout(), None
+
+    def load_state(self, state):
+        self.state = state
+
+
+def newest(folder):
+    """The checkpoint that a run resumes from."""
+    run = Loaded()
+    folder.resume(run)
+    return run.state
 
 
 def test_round_trip(tmp_path):
@@ -29,7 +46,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
     data = path.read_bytes()
     for place in range(0, len(data), 97):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with pytest.raises(ValueError, match=r"a\.pt is damaged.*delete it"):
+        with pytest.raises(ValueError, match=r"a\.pt is damaged: its SHA-256"):
             load(path)
     path.write_bytes(data[:-10])
     with pytest.raises(ValueError, match="is damaged"):
@@ -44,7 +61,7 @@ def test_a_manifest_that_is_missing_or_damaged_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"a\.pt"):
             load(path)
     manifest.unlink()
-    with pytest.raises(ValueError, match=r"a\.pt cannot be verified: a\.pt\.sha256\.json is missing; delete it"):
+    with pytest.raises(ValueError, match=r"a\.pt cannot be verified: a\.pt\.sha256\.json is missing"):
         load(path)
 
 
@@ -80,7 +97,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, file_size_limit):
     for _ in range(2):
         with pytest.raises(OSError, match=r"step-00000002\.pt: File too large; what was saved earlier is intact"):
             folder.save(2, {"step": 2, "w": torch.zeros(100_000)})
-    assert folder.newest()["step"] == 1
+    assert newest(folder)["step"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -118,18 +135,18 @@ while True:
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path):
     folder = Checkpoints(tmp_path)
-    assert folder.newest() is None
+    assert newest(folder) is None
     for step in (8, 9, 10):
         folder.save(step, {"step": step})
     (tmp_path / "step-00000010.pt").write_bytes(b"torn")
     with pytest.warns(UserWarning, match=r"step-00000010\.pt is damaged"):
-        assert folder.newest() == {"step": 9}
+        assert newest(folder) == {"step": 9}
     (tmp_path / "step-00000009.pt.sha256.json").unlink()
     with (
         pytest.warns(UserWarning, match="damaged|verified"),
         pytest.raises(ValueError, match=r"step-00000009\.pt cannot be verified"),
     ):
-        folder.newest()
+        newest(folder)
 
 
 def test_old_checkpoints_go(tmp_path):
@@ -138,9 +155,26 @@ def test_old_checkpoints_go(tmp_path):
         folder.save(step, {"step": step})
     names = sorted(path.name for path in tmp_path.glob("*.pt"))
     assert names == ["step-100000000.pt", "step-99999999.pt"]
-    assert folder.newest() == {"step": 100_000_000}
+    assert newest(folder) == {"step": 100_000_000}
 
 
 def test_steps_between_checkpoints_must_be_positive(tmp_path):
     with pytest.raises(ValueError, match="got 0"):
         Checkpoints(tmp_path, every=0)
+
+
+def test_a_checkpoint_that_was_passed_over_displaces_no_sound_one(tmp_path):
+    """Not as the newest, and not as the best, whose loss its manifest still tells."""
+    folder = Checkpoints(tmp_path, keep=1, best=True)
+    folder.save(10, {"step": 10}, 2.0)
+    folder.save(20, {"step": 20}, 1.0)
+    (tmp_path / "step-00000020.pt").write_bytes(b"torn")
+    folder.save(30, {"step": 30}, 3.0)
+    (tmp_path / "step-00000030.pt").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="delete it to resume"):
+        newest(folder)
+    folder.save(15, {"step": 15}, 4.0)
+    folder.save(25, {"step": 25}, 5.0)
+    folder.save(35, {"step": 35}, 6.0)
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["step-00000015.pt", "step-00000035.pt"]
+    assert newest(folder) == {"step": 35}

@@ -166,6 +166,22 @@ def test_lightning_and_its_resume(tmp_path):
     assert lr == lr_again
 
 
+def assert_trained_as_one(folder, schedule, **options):
+    """The weights that two processes have saved are those of one process on the same batches."""
+    model = build()
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
+    schedule = schedule(optimizer, **options)
+    for batch in batches():
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    for rank in (0, 1):
+        found = torch.load(folder / f"{rank}.pt")
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-5, msg=name)
+
+
 SHARDED = """
 import sys
 import torch, lightning
@@ -196,18 +212,7 @@ def test_lightning_under_fsdp2(tmp_path):
     command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    model = build()
-    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=20)
-    for batch in batches():
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-5, msg=name)
+    assert_trained_as_one(tmp_path, torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=20)
 
 
 def under_fsdp2(rank, ranks, folder):
@@ -245,16 +250,7 @@ def test_accelerate_under_fsdp2_puts_other_parameters_into_the_optimizer(tmp_pat
         free.bind(("127.0.0.1", 0))
         (tmp_path / "port").write_text(str(free.getsockname()[1]))
     torch.multiprocessing.spawn(under_fsdp2, (2, str(tmp_path)), nprocs=2)
-    model = build()
-    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
-    for batch in batches():
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for rank in (0, 1):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(found[name], p.detach(), rtol=0, atol=1e-5, msg=name)
+    assert_trained_as_one(tmp_path, torch.optim.lr_scheduler.ConstantLR, factor=1.0)
 
 
 def test_parameters_put_into_a_group_later_are_refused():

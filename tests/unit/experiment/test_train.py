@@ -11,7 +11,7 @@ from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.worker import run_trial
-from surefoot.experiment.training.checkpoint import Checkpoints
+from surefoot.experiment.training.checkpoint import Checkpoints, load
 from surefoot.experiment.training.config import Schedule, TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
@@ -156,7 +156,7 @@ def test_resume_is_exact(corpus, method, tmp_path):
     folder = Checkpoints(tmp_path)
     folder.save(5, half.state())
     resumed = Run(config, corpus)
-    resumed.load_state(folder.newest())
+    folder.resume(resumed)
     for _ in range(5):
         resumed.advance()
     assert_equal(whole.state(), resumed.state())
@@ -197,7 +197,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(corpus, tmp_path):
     resumed = train(TINY, corpus, on_step=lambda record: steps.append(record["step"]), log_every=1, checkpoints=part)
     assert steps == list(range(5, 13))
     assert replace(whole, seconds=0) == replace(resumed, seconds=0)
-    ours, theirs = (Checkpoints(tmp_path / name).newest() for name in ("part", "whole"))
+    ours, theirs = (load(Checkpoints(tmp_path / name).paths()[0]) for name in ("part", "whole"))
     assert_equal({**ours, "seconds": 0}, {**theirs, "seconds": 0})
 
 

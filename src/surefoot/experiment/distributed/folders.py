@@ -12,7 +12,7 @@ import json
 import pickle
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -156,9 +156,14 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
     return None
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """The facts of a checkpoint that was verified."""
-    facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+def facts_of(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """The facts of a checkpoint that was verified; `Damaged` where some of these names are missing."""
+    try:
+        facts = json.loads((folder / FACTS).read_bytes())
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or not facts.keys() >= {*names}:
+        raise Damaged(f"{folder / FACTS} is damaged: it has not all of {', '.join(names)}")
     return facts
 
 
@@ -240,7 +245,7 @@ class _Planner(DefaultLoadPlanner):
         name = read_item.dest_index.fqn
         try:
             found = torch.load(value, weights_only=True)
-        except Exception as error:
+        except Exception as error:  # torch's own kinds, one for each way to be no such entry
             raise Damaged(f"{name} is neither a number nor a string") from error
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[name], found)

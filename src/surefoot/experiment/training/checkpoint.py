@@ -66,7 +66,7 @@ def load(path: Path | str) -> dict[str, Any]:
         What `save` was given, on the CPU.
 
     Raises:
-        ValueError: it is damaged or has no manifest; the message names the file and the remedy.
+        Damaged: its digest is not the one it was saved with, or it has no manifest; the message names the file.
         OSError: it cannot be read.
     """
     path = Path(path)
@@ -74,11 +74,11 @@ def load(path: Path | str) -> dict[str, Any]:
     try:
         digests = list(json.loads(_manifest(path).read_bytes())["sha256"])
     except FileNotFoundError:
-        raise Damaged(f"{path} cannot be verified: {_manifest(path).name} is missing; {REMEDY}") from None
+        raise Damaged(f"{path} cannot be verified: {_manifest(path).name} is missing") from None
     except (ValueError, KeyError, TypeError):
-        raise Damaged(f"{_manifest(path)} is damaged, so {path.name} cannot be verified; {REMEDY}") from None
+        raise Damaged(f"{_manifest(path)} is damaged, so {path.name} cannot be verified") from None
     if hashlib.sha256(data).hexdigest() not in digests:
-        raise Damaged(f"{path} is damaged: its SHA-256 is not the one it was saved with; {REMEDY}")
+        raise Damaged(f"{path} is damaged: its SHA-256 is not the one it was saved with")
     payload: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return payload
 
@@ -207,27 +207,6 @@ class Checkpoints:
         state: dict[str, Any] = {}
         run_folder.agree(run.layout.processes, lambda: state.update(load(path)))
         run_folder.load_whole(run, state)
-
-    def newest(self) -> dict[str, Any] | None:
-        """Read the newest checkpoint file that is intact, with a warning for each newer one.
-
-        Returns:
-            Its payload; None if there are no checkpoint files.
-
-        Raises:
-            ValueError: there are checkpoints and every one is damaged.
-        """
-        problem: ValueError | None = None
-        for path in self.paths():
-            if path.suffix == ".pt":
-                try:
-                    return load(path)
-                except ValueError as error:
-                    problem = error
-                    warnings.warn(str(error), stacklevel=2)
-        if problem is not None:
-            raise problem
-        return None
 
     def paths(self) -> list[Path]:
         """Paths of the checkpoints, newest first."""

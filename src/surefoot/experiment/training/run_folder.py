@@ -54,7 +54,7 @@ def load_(run: Run, path: Path) -> None:
     processes = run.layout.processes
     ranks = len(processes.together(None))
     agree(processes, partial(folders.damage, path, processes.rank, ranks))
-    facts = folders.facts_of(path)
+    facts = folders.facts_of(path, run.facts())
     run.require_own(facts)
     tensors = _tensors(run)
     folders.load_(path, tensors, processes.group)
