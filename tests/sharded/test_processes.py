@@ -1,4 +1,4 @@
-"""The same with processes and gloo, and torch.distributed.checkpoint between meshes; each process imports torch."""
+"""The same with processes and gloo, and torch.distributed.checkpoint between meshes."""
 
 import io
 import os
@@ -47,7 +47,8 @@ def spawn(ranks: int, function: Any, *args: Any) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["surefoot.experiment.training.loop", "torch.distributed.fsdp"])
     results = context.Queue()
     processes = [context.Process(target=start, args=(i, ranks, port, results, function, args)) for i in range(ranks)]
     for process in processes:
