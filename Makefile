@@ -29,10 +29,10 @@ demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo 
 	@$(BIN)/surefoot transfer --out runs/demo
 
 test: setup  ## the test suite (no network, no GPU)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2
 
 test-all: setup-all  ## the same with the slow tests and those that need extras
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
+	@$(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
 
 check: setup  ## format, lint, docstrings, types, the house's limits and import direction
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy

@@ -1,11 +1,14 @@
 """Fixtures that several folders share."""
 
+import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores; torch is not imported yet
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `make test &`, ignores Ctrl-C
 
 

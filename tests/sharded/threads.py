@@ -1,8 +1,10 @@
 """Several ranks as threads of one process, on torch's threaded process group: `run(4, function)`."""
 
+import contextlib
+import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +16,20 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
 )
 
 
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Threads that take turns at Python's lock, operation by operation, take half the time on one core."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores, worker = os.sched_getaffinity(0), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    os.sched_setaffinity(0, {sorted(cores)[int(worker[2:]) % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def run(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """`function(rank, *args)` on every rank; their results, or the first error with its traceback."""
     results: list[Any] = [None] * ranks
@@ -23,6 +39,7 @@ def run(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     store = dist.HashStore()
 
     def work(rank: int) -> None:
+        torch.set_num_threads(1)
         dist.init_process_group(backend="threaded", rank=rank, world_size=ranks, store=store)
         try:
             results[rank] = function(rank, *args)
@@ -34,8 +51,9 @@ def run(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
     try:
-        for thread in threads:
-            thread.start()
+        with one_core():
+            for thread in threads:
+                thread.start()
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive(), "a rank hangs"

@@ -73,9 +73,8 @@ class Exchange:
         coming: Any = self._send(buckets[0], groups)
         going: tuple[Bucket, Any] | None = None
         for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
-            arrived, coming = coming, following and self._send(following, groups)  # under way while this is computed
-            whole = self._whole(bucket, arrived)
-            del arrived
+            whole, coming = self._whole(bucket, coming), None
+            coming = following and self._send(following, groups)  # under way while this is computed
             results = self._compute(whole, groups)
             if going is not None:
                 self._finish(*going, groups)
