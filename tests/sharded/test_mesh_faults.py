@@ -1,6 +1,7 @@
 """Damage, forgery, kills: what is lost of a run on a mesh, and what goes on."""
 
 import functools
+import io
 import json
 import os
 import pickle
@@ -9,15 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from mesh_runs import FIRST, text, trained
 from test_processes import spawn
 
+from surefoot.experiment.distributed.folders import digest
 from surefoot.experiment.distributed.mesh import Mesh, MeshShape
 from surefoot.experiment.distributed.processes import Layout
+from surefoot.experiment.files import Damaged
+from surefoot.experiment.training import checkpoint
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
@@ -64,8 +70,6 @@ def half(folder, _):
 
 
 def forge(folder, name, data):
-    from surefoot.experiment.distributed.folders import digest
-
     (folder / name).write_bytes(data)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["sha256"][name] = digest(folder / name)
@@ -78,8 +82,6 @@ def pickled(folder, mark):
 
 def pickled_entry(folder, mark):
     """A number of the optimizer replaced by a pickle, with a manifest and a description that fit."""
-    import io
-
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     index, place = next(
         (i, x) for i, x in metadata.storage_data.items() if i.fqn.startswith("optimizer.param_groups") and "lr" in i.fqn
@@ -110,6 +112,11 @@ def elsewhere(folder, _):
     forge(folder, ".metadata", pickle.dumps(metadata))
 
 
+def factless(folder, _):
+    """Facts without the step, and a manifest that fits them."""
+    forge(folder, "facts.json", b'{"config": {}}')
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Checkpoints of steps 2 and 4, by two processes."""
@@ -119,7 +126,9 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("harm", [flipped, truncated, headless, half, pickled, pickled_entry, changed_class, elsewhere])
+@pytest.mark.parametrize(
+    "harm", [flipped, truncated, headless, half, pickled, pickled_entry, changed_class, factless, elsewhere]
+)
 def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm):
     folder, mark = tmp_path / "checkpoints", tmp_path / "executed"
     shutil.copytree(saved, folder)
@@ -140,16 +149,25 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
     assert not mark.exists()
 
 
-def resumes(rank, folder):
-    """The step that a mesh resumes at where a file is damaged, and what it is told."""
-    import warnings
+def resumes(rank, folder, unreadable=None):
+    """The step that a mesh resumes at where a file is damaged, and what it is told.
+
+    The second process finds what it reads of one file other than it is.
+    """
+    read = checkpoint.load
+
+    def load(path):
+        if rank == 1 and path.name == unreadable:
+            raise Damaged(f"{path} is damaged")
+        return read(path)
 
     torch.set_default_dtype(torch.float64)
     processes = Mesh(MeshShape(1, 2, 1), torch.device("cpu"))
     run = Run(TrainConfig.of(**FIRST, steps=4), text(), layout=Layout(processes))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        Checkpoints(Path(folder)).resume(run)
+        with mock.patch.object(checkpoint, "load", load):
+            Checkpoints(Path(folder)).resume(run)
     return {"step": run.step, "told": sum("passed over" in str(warning.message) for warning in told)}
 
 
@@ -160,6 +178,12 @@ def test_all_processes_pass_over_a_damaged_folder_together(tmp_path, saved, harm
     harm(folder / "step-00000004", tmp_path / "executed")
     assert spawn(2, resumes, str(folder)) == [{"step": 2, "told": 1}, {"step": 2, "told": 0}]
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_that_one_process_alone_cannot_read_is_passed_over_by_all(tmp_path):
+    trained(0, None, {"steps": 4}, None, str(tmp_path), every=2)
+    found = spawn(2, resumes, str(tmp_path), "step-00000004.pt")
+    assert found == [{"step": 2, "told": 1}, {"step": 2, "told": 0}]
 
 
 def test_the_best_and_the_newest_are_kept(tmp_path):

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from sharded_cases import alone, distribute, plan_of
+from sharded_cases import fsdp as rows
+from sharded_cases import weights as given
+from test_sharded_state import advance
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -10,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import surefoot as sf
+from surefoot import recipes
 from surefoot.experiment.models.decoder import reference
 from surefoot.mesh.groups import gather
 
@@ -146,3 +151,32 @@ def test_logits_are_held_on_shards_as_in_one_process():
     for got in run(2, work, 2):
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6)  # maxima are kept in float32
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_stages_of_a_pipeline_take_the_plan_of_the_whole_model(each):
+    """Every stage steps, measures and saves its own parameters, on the one or two processes that it has."""
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    want, dtype = alone(plan, 4, torch.float64, 0.05), torch.float64
+    stages = [dict(list(given(plan, dtype).items())[i::2]) for i in range(2)]
+
+    def stage(mesh, of):
+        params = {n: nn.Parameter(distribute(w, mesh, rows(n, w.shape))) for n, w in of.items()}
+        return params, sf.SteepestDescent(list(params.items()), plan, lr=0.05)
+
+    def work(rank):
+        mesh = init_device_mesh("cpu", (2, each), mesh_dim_names=("pp", "fsdp"))
+        own = stages[mesh["pp"].get_local_rank()]
+        first, before = stage(mesh["fsdp"], own)
+        advance(first, before, range(2))
+        second, optimizer = stage(mesh["fsdp"], own)
+        for name, p in second.items():
+            p.data.copy_(first[name].data)
+        optimizer.load_state_dict(before.state_dict())
+        advance(second, optimizer, range(2, 4))
+        assert {name.partition("[")[0] for name in optimizer.stability()} == own.keys()
+        return {n: gather(p) for n, p in second.items()}
+
+    for got in run(2 * each, work):
+        for name, w in got.items():
+            torch.testing.assert_close(w, want[name], rtol=0, atol=1e-12, msg=name)
