@@ -156,3 +156,13 @@ def plain_name(name: str) -> str:
     'blocks.0.up.weight'
     """
     return _WRAPPERS.sub("", name)
+
+
+def by_plain_name(among: Mapping[str, Any], name: str) -> Any:
+    """What is there under a name, or else under one that differs only by what wrappers add; None if nothing.
+
+    >>> by_plain_name({"up.weight": 1}, "module.up.weight")
+    1
+    """
+    plain = plain_name(name)
+    return among[name] if name in among else next((x for key, x in among.items() if plain_name(key) == plain), None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.identity import digest, label
+from surefoot.identity import by_plain_name, digest, label
 from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
@@ -159,10 +159,11 @@ class Plan:
         return cls(recipe.name, placements)
 
     def __getitem__(self, name: str) -> Placement:
-        try:
-            return self.placements[name]
-        except KeyError:
-            raise ValueError(f"the plan has no parameter {name!r}; make it with Plan.of(model)") from None
+        """The placement of a parameter, whatever wrappers (DDP, `torch.compile`) add to its name."""
+        found: Placement | None = by_plain_name(self.placements, name)
+        if found is None:
+            raise ValueError(f"the plan has no parameter {name!r}; make it with Plan.of(model)")
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.placements)
@@ -238,13 +239,13 @@ class Plan:
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The plan's parameters in a model."""
-        parameters = dict(model.named_parameters())
+        parameters, found = dict(model.named_parameters()), {}
         for name, placement in self.placements.items():
-            parameter = parameters.get(name)
+            found[name] = parameter = by_plain_name(parameters, name)
             if parameter is None or tuple(parameter.shape) != placement.shape:
                 problem = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
                 raise ValueError(f"{name} {problem}, the plan has it with shape {placement.shape}")
-        return {name: parameters[name] for name in self.placements}
+        return found
 
     @torch.no_grad()
     def initialise_(self, model: nn.Module, seed: int = 0) -> None:
@@ -259,10 +260,10 @@ class Plan:
         """
         split: dict[Tensor, Callable[[Tensor], None]] = {}
         for name, parameter in self._of(model).items():
-            fill_ = partial(self.placements[name].fill_, name=name, seed=seed)
+            fill_ = partial(self[name].fill_, name=name, seed=seed)
             if not hasattr(parameter, "device_mesh") and not parameter.is_meta:
                 fill_(parameter)
-            elif not isinstance(self.placements[name].role.initial, AsBuilt) and not parameter.is_meta:
+            elif not isinstance(self[name].role.initial, AsBuilt) and not parameter.is_meta:
                 split[parameter] = fill_
         if split:
             from surefoot.mesh.scatter import scatter_  # imports torch.distributed

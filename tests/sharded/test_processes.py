@@ -124,13 +124,14 @@ def test_a_distributed_checkpoint_goes_on_on_other_meshes_and_in_one_process(sta
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12, msg=name)
 
 
-def replicas(rank: int, ranks: int) -> dict[str, torch.Tensor]:
+def replicas(rank: int, ranks: int, stabiliser: sf.Stabiliser | None) -> dict[str, torch.Tensor]:
     """Ten steps under DistributedDataParallel."""
     torch.manual_seed(0)
     model = Network().double()
-    sf.Plan.of(model).initialise_(model)
+    plan = sf.Plan.of(model, stabiliser=stabiliser)
+    plan.initialise_(model)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = sf.SteepestDescent(wrapped, sf.Plan.of(wrapped), lr=0.05)
+    optimizer = sf.SteepestDescent(wrapped, plan, lr=0.05)
     for step in range(10):
         batch = tokens(step)
         loss_of(wrapped, batch.chunk(ranks)[rank]).backward()
@@ -139,8 +140,9 @@ def replicas(rank: int, ranks: int) -> dict[str, torch.Tensor]:
     return {n: p.detach() for n, p in model.named_parameters()}
 
 
-def test_replicas_stay_together():
-    single, two = spawn(1, replicas, 1)[0], spawn(2, replicas, 2)
+@pytest.mark.parametrize("stabiliser", [None, sf.PostClip(1.0)], ids=str)
+def test_replicas_stay_together(stabiliser):
+    single, two = spawn(1, replicas, 1, stabiliser)[0], spawn(2, replicas, 2, stabiliser)
     for name, w in single.items():
         torch.testing.assert_close(two[0][name], w, rtol=0, atol=1e-10)
         assert torch.equal(two[0][name], two[1][name])

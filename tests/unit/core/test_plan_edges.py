@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, distribute_module
 
@@ -114,3 +115,30 @@ def test_parameters_that_wrap_other_tensors_have_a_plan() -> None:
             sf.SteepestDescent([{"params": [nn.Parameter(partial)], "role": "linear"}], lr=0.1)
     finally:
         dist.destroy_process_group()
+
+
+def compiled_block(model):
+    return nn.Sequential(torch.compile(model[0], backend="eager"), *model[1:])
+
+
+def checkpointed(model):
+    return nn.Sequential(*(checkpoint_wrapper(layer) for layer in model))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled_block, checkpointed], ids=lambda wrap: wrap.__name__)
+def test_a_plan_holds_with_and_without_what_wrappers_add_to_names(wrap):
+    bare, other = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
+    wrapped, plan = wrap(other), sf.Plan.of(bare)
+    assert set(dict(wrapped.named_parameters())) != set(plan)
+    plan.initialise_(bare)
+    for given, model in ((plan, wrapped), (sf.Plan.of(wrapped), bare)):
+        given.initialise_(model)
+        optimizer = sf.SteepestDescent(model, given, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+    for one, two in zip(bare.parameters(), wrapped.parameters(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(ValueError, match=r"the plan has no parameter 'module\.5\.weight'"):
+        plan["module.5.weight"]
