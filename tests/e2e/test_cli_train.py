@@ -82,7 +82,7 @@ def test_training_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, text, c
 
 
 def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
-    assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 0
+    assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 3
     assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["val_loss"] is None
 

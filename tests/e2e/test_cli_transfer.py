@@ -78,7 +78,7 @@ def test_a_directory_of_another_configuration(finished, capsys):
 def test_two_sweeps_in_one_directory(finished, capsys):
     run, text, _, _ = finished
     with locked(run):
-        message = refused(sweep(run, text, *BOTH), capsys, code=1)
+        message = refused(sweep(run, text, *BOTH), capsys, code=6)
     assert f"{run} is in use by another run (process {os.getpid()})" in message
 
 

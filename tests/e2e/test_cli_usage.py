@@ -79,16 +79,16 @@ def test_every_setting_of_a_run_is_an_option_of_train():
 def test_data_that_cannot_be_used(name, tmp_path, capsys):
     out, short = tmp_path / "out", tmp_path / "short.txt"
     short.write_bytes(b"abc")
-    missing = refused([name, "--out", f"{out}", "--data", f"{tmp_path}/none"], capsys)
+    missing = refused([name, "--out", f"{out}", "--data", f"{tmp_path}/none"], capsys, code=4)
     assert f"{tmp_path}/none does not exist" in missing
-    assert f"{short}: 3 bytes are too few" in refused([name, "--out", f"{out}", "--data", f"{short}"], capsys)
+    assert f"{short}: 3 bytes are too few" in refused([name, "--out", f"{out}", "--data", f"{short}"], capsys, code=4)
     assert not out.exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_data_without_permission(tmp_path, text, capsys):
     text.chmod(0)
-    assert f"cannot read {text}: Permission denied" in refused(sweep(tmp_path / "out", text), capsys)
+    assert f"cannot read {text}: Permission denied" in refused(sweep(tmp_path / "out", text), capsys, code=4)
 
 
 def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, text, capsys):

@@ -21,7 +21,8 @@ def refuse_folders(path, *arguments, **options):
     return open_file(path, *arguments, **options)
 os.open = refuse_folders
 from pathlib import Path
-from surefoot.experiment.files import DirectoryInUse, Log, claim, locked
+from surefoot.experiment.errors import DirectoryInUse
+from surefoot.experiment.files import Log, claim, locked
 directory = Path(sys.argv[1])
 with locked(directory):
     claim(directory, {"steps": 3}, "log.jsonl")

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from surefoot.experiment.files import DirectoryInUse, Log, locked, read_lines, write_atomic
+from surefoot.experiment.errors import DirectoryInUse
+from surefoot.experiment.files import Log, locked, read_lines, write_atomic
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import SweepError, load, run

@@ -22,7 +22,7 @@ from test_processes import spawn
 from surefoot.experiment.distributed.folders import digest
 from surefoot.experiment.distributed.mesh import Mesh, MeshShape
 from surefoot.experiment.distributed.processes import Layout
-from surefoot.experiment.files import Damaged
+from surefoot.experiment.errors import Damaged
 from surefoot.experiment.training import checkpoint
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig

@@ -17,8 +17,8 @@ from types import FrameType
 
 import surefoot
 from surefoot.cli import audit, convert, coordcheck, report, train, transfer
+from surefoot.cli.exit_codes import FAILED, INTERRUPTED, TABLE, TERMINATED, code_of
 
-FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
 _COMMANDS = (transfer, train, audit, convert, coordcheck, report)
 
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process by default.
 
     Returns:
-        The exit code: 0, 1 failed, 2 wrong usage or input, 128 + signal.
+        The exit code: 0; 1 failed; 2 wrong usage; 3 diverged; 4 data; 5 checkpoint; 6 directory busy; 128 + signal.
 
     Raises:
         SystemExit: from argparse: 0 after `--help`, 2 for options that cannot be parsed.
@@ -57,20 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
         return FAILED
-    except ValueError as error:
-        _say(f"error: {error}", arguments.command)
-        return USAGE
-    except (OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         _say(f"error: {_explain(error)}", arguments.command)
         _discard_stdout()
-        return FAILED
+        return code_of(error)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="surefoot",
         description="Steepest descent under the right norm for each layer: one learning rate at every width.",
-        epilog="example: surefoot transfer --out runs/transfer",
+        epilog=f"example: surefoot transfer --out runs/transfer\n{TABLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"surefoot {surefoot.__version__}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options
+from surefoot.cli.exit_codes import DIVERGED
 from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
@@ -137,7 +138,7 @@ def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpu
         write_atomic(out / RESULT, dumps(asdict(result), indent=2) + "\n")
         _draw(out)
     print(json.dumps(asdict(result), allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
-    return 0
+    return DIVERGED if result.diverged else 0
 
 
 def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:

@@ -11,17 +11,11 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from surefoot.experiment.errors import DirectoryInUse
+
 Record = dict[str, Any]
 
 _BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
-
-
-class DirectoryInUse(RuntimeError):
-    """Another process is writing to the run directory."""
-
-
-class Damaged(ValueError):
-    """What is on the disk is not what was written."""
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

@@ -27,7 +27,14 @@ LAYERS = (
     ("experiment", "integrations"),
     ("cli",),
 )
-EXPERIMENT = (("files", "models", "data"), ("distributed",), ("training",), ("sweep",), ("coordcheck",), ("reports",))
+EXPERIMENT = (
+    ("errors", "files", "models", "data"),
+    ("distributed",),
+    ("training",),
+    ("sweep",),
+    ("coordcheck",),
+    ("reports",),
+)
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazily
 LEVEL["__main__"] = LEVEL["cli"]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.experiment.errors import DataError
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -49,7 +51,8 @@ def train(text: bytes, vocab: int) -> Tokenizer:
         The tokenizer.
 
     Raises:
-        ValueError: the library is missing, or the text is too short for so many tokens.
+        ValueError: the library is missing.
+        DataError: the text is too short for so many tokens.
     """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -62,7 +65,7 @@ def train(text: bytes, vocab: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_pieces(text), trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
-        raise ValueError(
+        raise DataError(
             f"{len(text)} bytes of training text give {size} tokens, fewer than the {vocab} of {PREFIX}{vocab}; "
             "ask for fewer or give a longer text"
         )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.experiment.data import bpe, markov
+from surefoot.experiment.errors import DataError
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -58,13 +59,13 @@ class Corpus:
         return "byte" if self.train.dtype == np.uint8 else "token"
 
     def require(self, context: int) -> None:
-        """Raise ValueError unless both splits have at least `context + 1` tokens."""
+        """Raise DataError unless both splits have at least `context + 1` tokens; ValueError for a context below 1."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         for split in SPLITS:
             size = self._tokens(split).size
             if size < context + 1:
-                raise ValueError(
+                raise DataError(
                     f"{self.name}: {self.size} {self.unit}s are too few; {size} of them are in the {split} split and a "
                     f"context of {context} needs {context + 1}. Give a text of at least "
                     f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
@@ -136,8 +137,9 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
         The corpus.
 
     Raises:
-        ValueError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
+        DataError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
             or the vocabulary. The message names the remedy.
+        ValueError: a name that is none, as `bpe:` without a number.
 
     >>> load().name.startswith("standard library")
     True
@@ -158,7 +160,7 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
         return _load_stdlib(source) if path is None else _load_path(source)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(
+        raise DataError(
             f"cannot read {error.filename or source}: {reason}; give a readable text file or folder"
         ) from error
 
@@ -187,7 +189,7 @@ def _load_stdlib(root: Path) -> Corpus:
     names = _walk(root, _EXCLUDED) if root.is_dir() else []
     texts = {name: (root / name).read_bytes() for name in names if name.endswith(".py")}
     if not texts:
-        raise ValueError(
+        raise DataError(
             f"the standard library's source is not in {root} (a frozen or stripped Python); "
             "give a text file or folder with --data PATH"
         )
@@ -199,11 +201,11 @@ def _load_path(path: Path) -> Corpus:
         return _from_block(path.read_bytes(), str(path), files=1)
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise ValueError(f"{path} {state}; give a text file or folder")
+        raise DataError(f"{path} {state}; give a text file or folder")
     texts = {name: (path / name).read_bytes() for name in _walk(path)}
     texts = {name: text for name, text in texts.items() if text and b"\0" not in text}
     if not texts:
-        raise ValueError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
+        raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
     return _from_files(texts, str(path))
 
 

@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
-from surefoot.experiment.files import Damaged, dumps, sync_directory, write_atomic
+from surefoot.experiment.errors import Damaged
+from surefoot.experiment.files import dumps, sync_directory, write_atomic
 
 MANIFEST = "manifest.json"
 ALLOWED = {

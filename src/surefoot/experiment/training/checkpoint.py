@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
-from surefoot.experiment.files import Damaged, replace_files
+from surefoot.experiment.errors import Damaged
+from surefoot.experiment.files import replace_files
 
 if TYPE_CHECKING:
     from surefoot.experiment.training.run import Run
@@ -176,7 +177,8 @@ class Checkpoints:
             run: of the same configuration; unchanged where there are no checkpoints.
 
         Raises:
-            ValueError: there are checkpoints, and every one is damaged; or they are of another run.
+            Damaged: there are checkpoints, and every one is damaged.
+            ValueError: they are of another run.
         """
         problem, processes = None, run.layout.processes
         if processes.first and self.folder.is_dir():
@@ -192,7 +194,7 @@ class Checkpoints:
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
-            raise ValueError(f"{problem}; {REMEDY}")
+            raise Damaged(f"{problem}; {REMEDY}")
 
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; `Damaged` on all processes if it is on one."""

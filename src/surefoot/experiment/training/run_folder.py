@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from surefoot.experiment.distributed import folders
 from surefoot.experiment.distributed.processes import Processes
-from surefoot.experiment.files import Damaged
+from surefoot.experiment.errors import Damaged
 from surefoot.experiment.training.run import Run
 
 
