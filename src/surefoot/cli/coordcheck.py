@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     config = TrainConfig.of(**options.settings(arguments))
-    corpus = load(arguments.data, context=arguments.context)
+    corpus = load(options.data(arguments), context=arguments.context)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)

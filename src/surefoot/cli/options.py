@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -173,8 +174,13 @@ def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     add(parser, Schedule)
     add(parser, Batches)
     add(parser, Execution)
-    data = "text file or folder, bpe:N or bpe:N:PATH for BPE tokens, or markov:N (default: Python's standard library)"
+    data = (
+        "text file or folder (text:PATH is the same), bpe:N or bpe:N:PATH for BPE tokens, bin:PATH for a file or a "
+        "folder of tokens (see surefoot tokens), or markov:N (default: Python's standard library)"
+    )
     parser.add_argument("--data", metavar="PATH", help=data)
+    vocab = "tokens of bin:PATH (default: its manifest's, or the largest token's rounded up to a multiple of 64)"
+    parser.add_argument("--vocab", type=count, help=vocab)
     parser.set_defaults(**defaults)
 
 
@@ -209,21 +215,39 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: resolved[name] for name in chosen}
 
 
+def data(arguments: argparse.Namespace) -> str | None:
+    """What `--data` and `--vocab` ask for, as `surefoot.experiment.data.corpus.load` takes it.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The value of `--data`, with the vocabulary in it if one is given.
+
+    Raises:
+        ValueError: a vocabulary for other data than `bin:PATH`.
+    """
+    source: str | None = arguments.data
+    if arguments.vocab is None:
+        return source
+    if source is None or not source.startswith("bin:"):
+        raise ValueError(f"--vocab {arguments.vocab} is for --data bin:PATH; other data have their own vocabulary")
+    return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
+
+
 def absolute(path: str | None) -> str | None:
     """A value of `--data` that means the same in another working directory, for worker processes and later runs.
 
     Args:
-        path: a path, `bpe:N:PATH`, or a value without a path.
+        path: a path, one after `text:`, `bpe:N:`, `bin:` or `bin:N:`, or a value without a path.
 
     Returns:
         The value with its path made absolute.
 
-    >>> absolute("markov:64"), absolute("bpe:512:/texts")
-    ('markov:64', 'bpe:512:/texts')
+    >>> absolute("markov:64"), absolute("bpe:512:/texts"), absolute("bin:/tokens")
+    ('markov:64', 'bpe:512:/texts', 'bin:/tokens')
     """
-    if path is None or path.startswith("markov:"):
+    if path is None or re.fullmatch(r"markov:.*|bpe:\d+", path):
         return path
-    if path.startswith("bpe:"):
-        kind, size, *source = path.split(":", 2)
-        return ":".join([kind, size, *(str(Path(part).resolve()) for part in source)])
-    return str(Path(path).resolve())
+    kind, rest = re.fullmatch(r"((?:text:|bpe:\d+:|bin:(?:\d+:)?)?)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
+    return f"{kind}{Path(rest).resolve()}"

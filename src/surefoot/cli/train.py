@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
     config = TrainConfig.of(**options.settings(arguments))
-    corpus = load(arguments.data, context=arguments.context)
+    corpus = load(options.data(arguments), context=arguments.context)
     require_model(config, corpus)
     with _processes(arguments) as processes:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)

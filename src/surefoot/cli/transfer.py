@@ -87,14 +87,14 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
 
     for name in arguments.recipes:
         method(name, arguments.stabiliser)  # refuses before anything runs
-    corpus = load(arguments.data, context=arguments.context)
+    corpus = load(options.data(arguments), context=arguments.context)
     chosen = options.settings(arguments)
     widths = tuple(arguments.widths or _widths(chosen["model"]))
     for width in widths:
         require_model(TrainConfig.of(width=width, **chosen), corpus)
     settings: dict[str, Any] = {
         **{name: value for name, value in chosen.items() if name != "steps"},
-        "data": options.absolute(arguments.data),
+        "data": options.absolute(options.data(arguments)),
         "text": corpus.name,
         "corpus": corpus.sha256,
     }

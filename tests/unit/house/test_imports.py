@@ -48,6 +48,8 @@ ONLY_IN = {
     "matplotlib": "experiment.reports",
     "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
+    "datasets": "experiment.data.documents",
+    "pyarrow": "experiment.data.documents",
     "transformers": "cli.hf_config",
     "lightning": "integrations",
     "torchtitan": "integrations",

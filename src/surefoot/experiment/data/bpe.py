@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 from surefoot.experiment.errors import DataError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer as Tokenizer  # for the annotations of other modules, too
 
 PREFIX = "bpe:"
 SMALLEST, LARGEST = 257, 1 << 16  # sizes of a vocabulary: the byte values and one merge; the range of uint16
@@ -54,6 +56,24 @@ def train(text: bytes, vocab: int) -> Tokenizer:
         ValueError: the library is missing.
         DataError: the text is too short for so many tokens.
     """
+    return train_on(pieces(text.decode("utf-8", "replace")), vocab)
+
+
+def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
+    """Train a tokenizer on texts, see `train`.
+
+    Args:
+        texts: read once.
+        vocab: number of tokens, the special ones included.
+        special: tokens that no text is encoded as, the first ones of the vocabulary.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: the library is missing.
+        DataError: the texts are too short for so many tokens.
+    """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
@@ -62,22 +82,54 @@ def train(text: bytes, vocab: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_pieces(text), trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
         raise DataError(
-            f"{len(text)} bytes of training text give {size} tokens, fewer than the {vocab} of {PREFIX}{vocab}; "
-            "ask for fewer or give a longer text"
+            f"the training text gives {size} tokens, fewer than the {vocab} asked for; ask for fewer or give more text"
         )
     return tokenizer
 
 
+def read(path: Path) -> Tokenizer:
+    """Read a `tokenizer.json`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: the library is missing.
+        DataError: the file is no tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ValueError(f"{path} needs the tokenizers library: pip install 'surefoot[bpe]'") from error
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library has no class of its own for it
+        raise DataError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+
+
 def encode(tokenizer: Tokenizer, text: bytes) -> npt.NDArray[np.uint16]:
     """Encode a text as a vector of tokens; bytes that are not UTF-8 become replacement characters."""
-    parts = [np.array(encoding.ids, dtype="<u2") for encoding in tokenizer.encode_batch_fast(_pieces(text))]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype="<u2")
+    return encode_each(tokenizer, [text.decode("utf-8", "replace")])[0]
 
 
-def _pieces(text: bytes) -> list[str]:
-    whole = text.decode("utf-8", "replace")
-    return [whole[start : start + _PIECE] for start in range(0, len(whole), _PIECE)]
+def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.uint16]]:
+    """Encode texts, each as a vector of tokens, on all cores."""
+    cut = [pieces(text) for text in texts]
+    flat = [piece for parts in cut for piece in parts]
+    encoded = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
+    empty = np.zeros(0, dtype="<u2")
+    return [np.concatenate([empty, *(np.array(next(encoded).ids, dtype="<u2") for _ in parts)]) for parts in cut]
+
+
+def pieces(text: str) -> list[str]:
+    """A text in parts that are encoded in parallel."""
+    return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]

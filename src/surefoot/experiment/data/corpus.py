@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefoot.experiment.data import bpe, markov
+from surefoot.experiment.data import bpe, markov, shards
 from surefoot.experiment.errors import DataError
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 SPLITS: tuple[Split, ...] = ("train", "validation")  # a split's index is part of its random key
+TEXT = "text:"
 VALIDATION_ONE_IN = 10  # a tenth of a file's bytes, or of a folder's files, is validation
 # Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
 _EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -36,13 +37,14 @@ class Corpus:
         train: tokens of the training split, in the smallest unsigned dtype that can represent the vocabulary.
         validation: tokens of the validation split, likewise.
         name: a description of the text for messages.
-        sha256: of the training array's bytes followed by the validation array's (for one file: the file's own hash).
+        sha256: of the training array's bytes followed by the validation array's (for one file: the file's own hash); of
+            files of tokens, that of the manifest.
         files: number of files read.
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
     """
 
-    train: Tokens
-    validation: Tokens
+    train: Tokens | shards.Shards
+    validation: Tokens | shards.Shards
     name: str
     sha256: str
     files: int = 1
@@ -91,7 +93,8 @@ class Corpus:
             `(inputs, targets)`, both `(batch_size, context)` int64, or as many as there are rows.
 
         Raises:
-            ValueError: an unknown split, a negative number, or a text too short for the context.
+            ValueError: an unknown split, or a negative number.
+            DataError: a text too short for the context, or a token outside the vocabulary.
 
         >>> text = np.arange(100, dtype=np.uint8)
         >>> corpus = Corpus(text[:90], text[90:], "numbers", "")
@@ -110,10 +113,13 @@ class Corpus:
         # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
         draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
         starts = (draws % np.uint64(text.size - context)).astype(np.int64)
-        windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+        if isinstance(text, shards.Shards):
+            windows = text.windows(starts, context + 1)
+        else:
+            windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
 
-    def _tokens(self, split: Split) -> Tokens:
+    def _tokens(self, split: Split) -> Tokens | shards.Shards:
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
         return self.train if split == "train" else self.validation
@@ -128,9 +134,10 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     and files with a zero byte (not text) are left out of a folder.
 
     Args:
-        path: file or folder of any text; or "bpe:N" or "bpe:N:PATH", the same in tokens of a byte-level BPE
-            vocabulary of N, trained on the training split (11 s for the standard library); or "markov:N", the
-            synthetic language of N symbols.
+        path: file or folder of any text, with or without "text:" before it; or "bpe:N" or "bpe:N:PATH", the same in
+            tokens of a byte-level BPE vocabulary of N, trained on the training split (11 s for the standard library);
+            or "bin:PATH" or "bin:N:PATH", files of tokens, see `shards.load`; or "markov:N", the synthetic language of
+            N symbols.
         context: number of tokens that both splits must exceed.
 
     Returns:
@@ -148,8 +155,10 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
         corpus = _synthetic(path)
     elif isinstance(path, str) and path.startswith(bpe.PREFIX):
         corpus = _tokenised(path)
+    elif isinstance(path, str) and path.startswith(shards.PREFIX):
+        corpus = _opened(path)
     else:
-        corpus = _read(path)
+        corpus = _read(path.removeprefix(TEXT) if isinstance(path, str) else path)
     corpus.require(context)
     return corpus
 
@@ -168,10 +177,18 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
 def _tokenised(name: str) -> Corpus:
     vocab, path = bpe.parse(name)
     text = _read(path)
-    tokenizer = bpe.train(text.train.tobytes(), vocab)
-    train, validation = (bpe.encode(tokenizer, part.tobytes()) for part in (text.train, text.validation))
+    parts = [np.asarray(part).tobytes() for part in (text.train, text.validation)]
+    tokenizer = bpe.train(parts[0], vocab)
+    train, validation = (bpe.encode(tokenizer, part) for part in parts)
     title = f"{text.name}, {vocab} BPE tokens"
     return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab)
+
+
+def _opened(name: str) -> Corpus:
+    vocab, path = shards.parse(name)
+    found = shards.load(path, vocab, VALIDATION_ONE_IN)
+    title = f"{path}, {found.vocab} tokens"
+    return Corpus(found.train, found.validation, title, found.sha256, found.files, found.vocab)
 
 
 def _synthetic(name: str) -> Corpus:

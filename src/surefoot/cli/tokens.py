@@ -1,0 +1,88 @@
+"""`surefoot tokens`: text into files of tokens, once, for every training that follows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from surefoot.cli import options
+
+_EXAMPLES = """
+surefoot tokens corpus.jsonl data/corpus --vocab 32768
+surefoot tokens ~/notes data/notes --vocab 4096 --validation-one-in 20
+surefoot tokens hf:HuggingFaceFW/fineweb-edu:sample-10BT data/edu --tokenizer gpt2.json --limit 100000
+surefoot tokens --verify data/corpus
+surefoot train --data bin:data/corpus --out runs/corpus
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "encode text as files of tokens (nanoGPT's and modded-nanogpt's format), with a manifest"
+    parser = options.command(commands, "tokens", run, help, _EXAMPLES)
+    what = "text file or folder, .jsonl, .parquet, or hf:NAME or hf:NAME:CONFIG, a data set of the Hugging Face hub"
+    parser.add_argument("source", metavar="IN", nargs="?", help=what)
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write, gone on with if it was interrupted")
+    parser.add_argument("--vocab", type=options.count, help="train a byte-level BPE vocabulary of so many tokens")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, in place of training one")
+    layouts = (
+        "header: 256 int32 (magic, version, count) before the tokens; raw: uint16 tokens alone, as nanoGPT has them"
+    )
+    parser.add_argument("--layout", choices=["header", "raw"], default="header", help=layouts)
+    parser.add_argument("--field", default="text", help="name of the text in lines, rows and data sets")
+    parser.add_argument("--shard-tokens", type=options.count, default=100_000_000, help="tokens of a file")
+    part = "one document in so many is for validation, chosen by its text"
+    parser.add_argument("--validation-one-in", type=options.count, default=100, metavar="N", help=part)
+    parser.add_argument("--limit", type=options.count, metavar="N", help="stop after so many documents")
+    parser.add_argument("--verify", action="store_true", help="only compare the files of OUT with their digests")
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the folder, or verify it."""
+    from surefoot.experiment.data.convert import Conversion, absolute, convert, verify
+
+    if arguments.verify == (arguments.source is not None):
+        raise ValueError("give IN and OUT to write tokens, or --verify OUT to compare what was written")
+    if arguments.verify:
+        manifest = verify(arguments.out)
+    else:
+        names = ("source", "vocab", "tokenizer", "layout", "field", "shard_tokens", "validation_one_in", "limit")
+        conversion = absolute(Conversion(**{name: getattr(arguments, name) for name in names}))
+        arguments.resume = f"the same command goes on with what is in {arguments.out}"
+        with _progress(arguments.limit) as progress:
+            manifest = convert(conversion, arguments.out, progress)
+    if arguments.json:
+        print(json.dumps(manifest, allow_nan=False))
+    else:
+        print(_sentence(manifest, arguments.out, arguments.verify))
+    return 0
+
+
+def _sentence(manifest: dict[str, Any], out: Path, verified: bool) -> str:
+    held = sum(shard["tokens"] for shard in manifest["shards"] if shard["name"].startswith("val"))
+    return (
+        f"{out}: {manifest['tokens']:,} tokens of {manifest['vocab']:,}, {held:,} of them for validation, "
+        f"in {len(manifest['shards'])} files{', all as they were written' if verified else ''}; "
+        f"{manifest['documents']:,} documents"
+    )
+
+
+@contextmanager
+def _progress(limit: int | None) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    from tqdm import tqdm
+
+    quiet = not sys.stderr.isatty()
+    with tqdm(total=limit, unit=" documents", file=sys.stderr, mininterval=10 if quiet else 0.2, leave=False) as bar:
+
+        def move(documents: int, tokens: int) -> None:
+            bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)
+            bar.update(documents - bar.n)
+
+        yield move

@@ -1,0 +1,274 @@
+"""Documents into files of tokens: what is written can be gone on from after any interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.experiment.data import bpe
+from surefoot.experiment.data.documents import SEPARATOR, documents
+from surefoot.experiment.data.shards import JOURNAL, MANIFEST, read_manifest, sha256_of
+from surefoot.experiment.data.token_file import TOKEN, Layout, header
+from surefoot.experiment.errors import DataError
+from surefoot.experiment.files import dumps, locked, replace_files, write_atomic
+
+TOKENIZER = "tokenizer.json"
+TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
+_BATCH = 1 << 22  # characters that are encoded at once
+
+Progress = Callable[[int, int], None]
+"""Called with the number of documents and of tokens so far."""
+
+
+@final
+@dataclass(frozen=True)
+class Conversion:
+    """What is written.
+
+    Args:
+        source: of documents, see `documents`.
+        vocab: size of the BPE vocabulary that is trained; None where `tokenizer` is given.
+        tokenizer: a `tokenizer.json` of the tokenizers library; None to train one.
+        layout: "header" (llm.c, modded-nanogpt) or "raw" (nanoGPT).
+        field: name of the text in lines, rows and data sets.
+        shard_tokens: tokens after which a file is closed, at the next document's end.
+        validation_one_in: one document in so many is for validation, by its text's SHA-256.
+        limit: number of documents at which to stop; None for all.
+
+    Raises:
+        ValueError: neither or both of `vocab` and `tokenizer`, a vocabulary out of range, or a number below 1.
+    """
+
+    source: str
+    vocab: int | None = None
+    tokenizer: str | None = None
+    layout: Layout = "header"
+    field: str = "text"
+    shard_tokens: int = 100_000_000
+    validation_one_in: int = 100
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.vocab is None) == (self.tokenizer is None):
+            raise ValueError("give the size of a vocabulary to train, or a tokenizer's file, and not both")
+        if self.vocab is not None and not bpe.SMALLEST <= self.vocab <= bpe.LARGEST:
+            raise ValueError(f"a BPE vocabulary has {bpe.SMALLEST} to {bpe.LARGEST} tokens, got {self.vocab}")
+        if min(self.shard_tokens, self.validation_one_in, 1 if self.limit is None else self.limit) < 1:
+            raise ValueError("tokens of a file, the part for validation and the limit must be at least 1")
+
+
+def convert(conversion: Conversion, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Write a folder of token files, or what is missing of it.
+
+    After every `shard_tokens` tokens a file of training tokens and one of validation tokens are complete, and a journal
+    says so: after an interruption the same call leaves out the documents that are in them.
+
+    Args:
+        conversion: what to write.
+        out: the folder, created if missing.
+        progress: called now and then.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DataError: documents or a tokenizer that cannot be read, or no document at all.
+        DirectoryInUse: another process writes to the folder.
+        OSError: a file cannot be written; those before it are intact, and the same call goes on.
+        ValueError: the folder holds another conversion, or a library is missing.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        journal = _journal(conversion, out)
+        if journal is None:
+            found = read_manifest(out)
+            assert found is not None
+            return found
+        tokenizer = _tokenizer(conversion, out)
+        writer = _Writer(conversion, out, tokenizer, journal)
+        writer.write(progress or (lambda documents, tokens: None))
+        return writer.finish()
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Compare every file of a folder with its digest, and take its time as the right one where they agree.
+
+    Args:
+        path: a folder that `convert` wrote.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DataError: there is no manifest, or a file is missing or is not the one that was written.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise DataError(f"{path} has no {MANIFEST}: there is nothing to compare its files with")
+    for shard in manifest["shards"]:
+        file = path / shard["name"]
+        try:
+            found = sha256_of(file)
+        except OSError as error:
+            raise DataError(f"cannot read {file}: {error.strerror}; the manifest names it") from error
+        if found != shard["sha256"]:
+            raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; write the folder anew")
+        shard["mtime_ns"] = file.stat().st_mtime_ns
+    write_atomic(path / MANIFEST, dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def _journal(conversion: Conversion, out: Path) -> dict[str, Any] | None:
+    """How far an earlier call came; None where it is finished. Refuses a folder of another conversion."""
+    wanted, there = json.loads(dumps(asdict(conversion))), None
+    for name in (MANIFEST, JOURNAL):
+        if (out / name).exists():
+            try:
+                there = json.loads((out / name).read_bytes())
+                own = there["conversion"]
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f"{out / name} is damaged: choose another folder") from None
+            if differing := [key for key in wanted if own.get(key) != wanted[key]]:
+                raise ValueError(
+                    f"{out} holds another conversion; it differs in "
+                    f"{', '.join(f'{key} (there {own.get(key)}, now {wanted[key]})' for key in differing)}: "
+                    "choose another folder"
+                )
+            if name == MANIFEST:
+                return None
+    for half in out.glob(".*.tmp"):  # of a process that was killed
+        half.unlink()
+    if there is None and any(out.glob("*.bin")):
+        raise ValueError(f"{out} holds .bin files that are not from here: choose another folder")
+    return there or {"conversion": wanted, "documents": 0, "shards": []}
+
+
+def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
+    """The tokenizer of an earlier call, the one that is given, or a new one; its file is in the folder afterwards."""
+    path = out / TOKENIZER
+    if not path.exists():
+        if conversion.tokenizer is not None:
+            given = Path(conversion.tokenizer)
+            try:
+                text = (given / TOKENIZER if given.is_dir() else given).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"cannot read the tokenizer {given}: {error}") from error
+        else:
+            assert conversion.vocab is not None
+            some = islice(documents(conversion.source, conversion.field), conversion.limit)
+            text = bpe.train_on(_first(some), conversion.vocab, [SEPARATOR]).to_str()
+        write_atomic(path, text)
+    found = bpe.read(path)
+    if (size := found.get_vocab_size()) > bpe.LARGEST:
+        raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes")
+    if found.token_to_id(SEPARATOR) is None:
+        raise DataError(f"{path} has no token {SEPARATOR}, which ends a document: choose a tokenizer that has it")
+    return found
+
+
+def _first(texts: Iterator[str]) -> Iterator[str]:
+    """The texts up to a number of characters."""
+    left = TRAINING_CHARACTERS
+    for text in texts:
+        yield from bpe.pieces(text[:left])
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+class _Writer:
+    """Encodes documents and writes them, a training and a validation file at a time."""
+
+    def __init__(self, conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: dict[str, Any]) -> None:
+        self._conversion, self._out, self._tokenizer, self._journal = conversion, out, tokenizer, journal
+        self._separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
+        self._held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
+        self._documents, self._tokens = journal["documents"], 0
+
+    def write(self, progress: Progress) -> None:
+        conversion = self._conversion
+        texts = documents(conversion.source, conversion.field, self._documents)
+        if conversion.limit is not None:
+            texts = islice(texts, max(0, conversion.limit - self._documents))
+        written = sum(shard["tokens"] for shard in self._journal["shards"])
+        while batch := _some(texts):
+            for text, tokens in zip(batch, bpe.encode_each(self._tokenizer, batch), strict=True):
+                self._held[self._split(text)] += [tokens, self._separator]
+                self._tokens += tokens.size + 1
+                self._documents += 1
+                if self._tokens >= conversion.shard_tokens:
+                    written += self._tokens
+                    self._close()
+            progress(self._documents, written + self._tokens)
+        if self._tokens:
+            self._close()
+
+    def finish(self) -> dict[str, Any]:
+        """Write the manifest in the journal's place."""
+        shards = self._journal["shards"]
+        if not shards:
+            raise DataError(f"{self._conversion.source} holds no text: give a text file or folder")
+        digest = hashlib.sha256("".join(shard["sha256"] for shard in shards).encode()).hexdigest()
+        manifest = {
+            **self._journal,
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "vocab": self._tokenizer.get_vocab_size(),
+            "layout": self._conversion.layout,
+            "separator": int(self._separator[0]),
+            "tokenizer_sha256": sha256_of(self._out / TOKENIZER),
+            "sha256": digest,
+        }
+        write_atomic(self._out / MANIFEST, dumps(manifest, indent=1) + "\n")
+        (self._out / JOURNAL).unlink(missing_ok=True)
+        return manifest
+
+    def _split(self, text: str) -> str:
+        number = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+        return "val" if number < 2**64 // self._conversion.validation_one_in else "train"
+
+    def _close(self) -> None:
+        """Write what is held, then say so in the journal."""
+        index = len({shard["name"][-10:] for shard in self._journal["shards"]})
+        for split, parts in self._held.items():
+            if parts:
+                tokens = np.concatenate(parts)
+                path = self._out / f"{split}_{index:06d}.bin"
+                content = (header(tokens.size) if self._conversion.layout == "header" else b"") + tokens.tobytes()
+                replace_files({path: content})
+                there = path.stat()
+                self._journal["shards"].append({
+                    "name": path.name, "tokens": tokens.size, "bytes": there.st_size, "mtime_ns": there.st_mtime_ns,
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                })  # fmt: skip
+        self._journal["documents"] = self._documents
+        write_atomic(self._out / JOURNAL, dumps(self._journal) + "\n")
+        self._held, self._tokens = {"train": [], "val": []}, 0
+
+
+def _some(texts: Iterator[str]) -> list[str]:
+    """The next texts, up to a number of characters together."""
+    found: list[str] = []
+    left = _BATCH
+    for text in texts:
+        found.append(text)
+        left -= len(text)
+        if left <= 0:
+            break
+    return found
+
+
+def absolute(conversion: Conversion) -> Conversion:
+    """The same conversion from any working directory."""
+    local = not conversion.source.startswith("hf:")
+    tokenizer = conversion.tokenizer and str(Path(conversion.tokenizer).resolve())
+    return replace(
+        conversion, source=str(Path(conversion.source).resolve()) if local else conversion.source, tokenizer=tokenizer
+    )

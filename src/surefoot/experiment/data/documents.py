@@ -1,0 +1,105 @@
+"""Documents of text, one after another: files and folders, JSON lines, Parquet, data sets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.errors import DataError
+
+HUB = "hf:"
+SEPARATOR = "<|endoftext|>"  # between the documents of a text file, if it has some
+_ROWS = 1024
+
+
+def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
+    """Read the documents of a source, in the same order each time.
+
+    Args:
+        source: a file, a folder (its files by name, but hidden ones and those that are no text) or `hf:NAME` or
+            `hf:NAME:CONFIG` (the data set's split "train", streamed). A file `.jsonl` has one in each line, `.parquet`
+            in each row; another file is one document, or several with `<|endoftext|>` between them.
+        field: name of the text in lines, rows and data sets.
+        skip: how many are left out at the start.
+
+    Yields:
+        A text that is not empty.
+
+    Raises:
+        DataError: nothing there, something damaged (the message names file and line), no such field, a data set or a
+            hub that cannot be reached.
+        ValueError: a library is missing.
+    """
+    if source.startswith(HUB):
+        yield from _of_hub(source.removeprefix(HUB), field, skip)
+        return
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
+    names = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    visible = [file for file in names if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    yield from islice((text for file in visible for text in _of_file(file, field) if text), skip, None)
+
+
+def _of_file(path: Path, field: str) -> Iterator[str]:
+    try:
+        if path.suffix == ".jsonl":
+            yield from _of_lines(path, field)
+        elif path.suffix == ".parquet":
+            yield from _of_rows(path, field)
+        elif b"\0" not in (content := path.read_bytes()):  # else it is no text
+            yield from content.decode("utf-8", "replace").split(SEPARATOR)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _of_lines(path: Path, field: str) -> Iterator[str]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield _text(json.loads(line), field, f"{path}, line {number}") if line.strip() else ""
+            except (json.JSONDecodeError, UnicodeDecodeError):
+                raise DataError(f"{path}, line {number} is not JSON: repair or remove this line") from None
+
+
+def _of_rows(path: Path, field: str) -> Iterator[str]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ValueError(f"{path} needs pyarrow: pip install 'surefoot[data]'") from error
+    try:
+        file = parquet.ParquetFile(path)
+        if field not in file.schema_arrow.names:
+            raise DataError(f"{path} has no column {field!r}: choose --field from {', '.join(file.schema_arrow.names)}")
+        for batch in file.iter_batches(_ROWS, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                yield _text({field: text}, field, str(path))
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{HUB}{name} needs the datasets library: pip install 'surefoot[data]'") from error
+    dataset, _, config = name.partition(":")
+    try:
+        rows = datasets.load_dataset(dataset, config or None, split="train", streaming=True)
+        for row in rows.skip(skip):
+            yield _text(row, field, f"{HUB}{name}")
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # of the many libraries between here and the hub, each has its own
+        raise DataError(f"cannot read {HUB}{name}: {type(error).__name__}: {error}") from error
+
+
+def _text(row: Any, field: str, where: str) -> str:
+    if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
+        known = f": choose --field from {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+        raise DataError(f"{where} has no text {field!r}{known}")
+    return text

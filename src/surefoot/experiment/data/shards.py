@@ -1,0 +1,261 @@
+"""Folders of files of tokens as one array for training and one for validation.
+
+A folder that `surefoot tokens` wrote has a manifest, which says what each file must be. Others are taken as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
+from surefoot.experiment.errors import DataError
+
+PREFIX = "bin:"
+MANIFEST, JOURNAL = "manifest.json", "progress.json"
+ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
+SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
+VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
+
+_CHUNK = 1 << 24
+
+
+@final
+class Shards:
+    """The tokens of several files, one after another, as one array that is read where it is needed.
+
+    Args:
+        parts: tokens of each file, of one dtype.
+        names: of the files, for messages.
+        vocab: every token must be below it; None for no limit.
+    """
+
+    def __init__(self, parts: Sequence[npt.NDArray[np.uint16]], names: Sequence[str], vocab: int | None = None) -> None:
+        self._parts, self._names, self._vocab = parts, names, vocab
+        self._ends = np.cumsum([part.size for part in parts], dtype=np.int64)
+        self.dtype = TOKEN
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Copy windows of consecutive tokens.
+
+        Args:
+            starts: positions of their first tokens, each at most `size - length`.
+            length: tokens of each.
+
+        Returns:
+            `(len(starts), length)`.
+
+        Raises:
+            DataError: a token outside the vocabulary.
+
+        >>> shards = Shards([np.arange(5, dtype="<u2"), np.arange(5, 8, dtype="<u2")], ["a.bin", "b.bin"])
+        >>> shards.windows(np.array([3, 0]), 4).tolist()
+        [[3, 4, 5, 6], [0, 1, 2, 3]]
+        """
+        found = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(found, starts.tolist(), strict=True):
+            self._read(row, start)
+        if self._vocab is not None and found.size and (largest := int(found.max())) >= self._vocab:
+            first = starts[int(np.argmax(found.max(1)))]
+            name = self._names[int(np.searchsorted(self._ends, first, "right"))]
+            raise DataError(f"{name} holds the token {largest}, outside the vocabulary of {self._vocab}: state --vocab")
+        return found
+
+    def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
+        """Fill out with the tokens from a position on, across files."""
+        index = int(np.searchsorted(self._ends, start, "right"))
+        done = 0
+        while done < out.size:
+            part = self._parts[index]
+            own = start + done - (int(self._ends[index]) - part.size)
+            some = part[own : own + out.size - done]
+            out[done : done + some.size] = some
+            done += some.size
+            index += 1
+
+    def cut(self, at: int) -> tuple[Shards, Shards]:
+        """The tokens before a position, and those from it on."""
+        before, after, names = [], [], (self._names, self._names)
+        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
+            inside = min(max(at - (end - part.size), 0), part.size)
+            before.append(part[:inside])
+            after.append(part[inside:])
+        return Shards(before, names[0], self._vocab), Shards(after, names[1], self._vocab)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder or a file of tokens holds.
+
+    Args:
+        train: tokens for training.
+        validation: tokens for validation.
+        vocab: number of tokens that a model must tell apart.
+        sha256: tells these data from others.
+        files: number of files.
+    """
+
+    train: Shards
+    validation: Shards
+    vocab: int
+    sha256: str
+    files: int
+
+
+def parse(name: str) -> tuple[int | None, Path]:
+    """Read `bin:PATH` or `bin:N:PATH`.
+
+    Args:
+        name: the text.
+
+    Returns:
+        `(vocab, path)`, the vocabulary's size N being None where it is missing.
+
+    Raises:
+        ValueError: no path, or a vocabulary of no tokens or of more than uint16 has.
+
+    >>> parse("bin:50304:data/owt")[0]
+    50304
+    """
+    match = re.fullmatch(r"bin:(?:(\d+):)?(.+)", name)
+    vocab = int(match[1]) if match and match[1] else None
+    if match is None or (vocab is not None and not 1 <= vocab <= 1 << 16):
+        raise ValueError(f"{name}: files of tokens are {PREFIX}PATH or {PREFIX}N:PATH with a vocabulary N up to 65536")
+    return vocab, Path(match[2])
+
+
+def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> Found:
+    """Open a file of tokens, or all of a folder, without reading it. A gigabyte opens in milliseconds.
+
+    The files whose names say val, valid, validation or test are for validation; where there are none, the last part of
+    the tokens is.
+
+    Args:
+        path: a file, or a folder of files `*.bin`.
+        vocab: number of tokens; default: the manifest's, else the largest token's, rounded up to a multiple of 64,
+            for which all files are read.
+        validation_one_in: 1 / the part for validation where no file is.
+
+    Returns:
+        The tokens.
+
+    Raises:
+        DataError: nothing there, a file that is no such file, or not the one that the manifest describes.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        files = _files(path)
+        layouts: dict[Path, Layout | None] = dict.fromkeys(files)
+    else:
+        files = [path / shard["name"] for shard in manifest["shards"]]
+        layouts = dict.fromkeys(files, manifest["layout"])
+        for file, shard in zip(files, manifest["shards"], strict=True):
+            _require_same(file, shard)
+    tokens = {file: open_tokens(file, layouts[file]) for file in files}
+    if not sum(part.size for part in tokens.values()):
+        raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
+    stated = vocab or (manifest["vocab"] if manifest else None)
+    vocab = stated or _round_up(max(_largest(part) for part in tokens.values()) + 1)
+    held = [file for file in files if VALIDATION.search(file.stem.lower())]
+    train, validation = (_join({f: tokens[f] for f in group}, stated) for group in (
+        [file for file in files if file not in held], held
+    ))  # fmt: skip
+    if not validation.size or not train.size:
+        whole = train if train.size else validation
+        train, validation = whole.cut(whole.size - whole.size // validation_one_in)
+    sha256 = manifest["sha256"] if manifest else _fingerprint(files)
+    return Found(train, validation, vocab, sha256, len(files))
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a folder of tokens.
+
+    Args:
+        path: a file or a folder.
+
+    Returns:
+        Its content; None where there is none.
+
+    Raises:
+        DataError: it is damaged, or the folder is not finished.
+    """
+    try:
+        found = json.loads((path / MANIFEST).read_bytes())
+        shards = [(shard["name"], shard["tokens"], shard["bytes"], shard["sha256"]) for shard in found["shards"]]
+        if not shards or {"vocab", "sha256", "layout"} - found.keys():
+            raise KeyError("shards")
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / JOURNAL).exists():
+            raise DataError(f"{path} is not finished: run the same surefoot tokens command again") from None
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path / MANIFEST} is damaged: write the folder anew with surefoot tokens") from None
+    manifest: dict[str, Any] = found
+    return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
+    files = sorted(path.glob("*.bin"))
+    if not files:
+        raise DataError(f"{path} holds no .bin files: write some with surefoot tokens IN {path}")
+    return files
+
+
+def _require_same(file: Path, shard: Mapping[str, Any]) -> None:
+    """Refuse a file whose size or time is not the one that it was written with."""
+    try:
+        there = file.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}; the manifest names it") from error
+    if there.st_size != shard["bytes"]:
+        raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: write it anew")
+    if there.st_mtime_ns != shard["mtime_ns"]:
+        raise DataError(f"{file} was changed or copied: surefoot tokens --verify {file.parent} compares its digest")
+
+
+def _join(tokens: Mapping[Path, npt.NDArray[np.uint16]], vocab: int | None) -> Shards:
+    return Shards(list(tokens.values()), [str(file) for file in tokens], vocab)
+
+
+def _largest(part: npt.NDArray[np.uint16]) -> int:
+    return max(int(part[i : i + _CHUNK].max()) for i in range(0, part.size, _CHUNK))
+
+
+def _round_up(count: int) -> int:
+    return -(-count // ROUND) * ROUND
+
+
+def _fingerprint(files: Iterable[Path]) -> str:
+    """A digest of the files' sizes and of samples of them."""
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with file.open("rb") as opened:
+            for place in sorted({i * max(0, size - SAMPLE) // (SAMPLES - 1) for i in range(SAMPLES)}):
+                opened.seek(place)
+                digest.update(opened.read(SAMPLE))
+    return digest.hexdigest()

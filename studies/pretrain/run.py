@@ -1,0 +1,205 @@
+"""Long runs: every recipe, published and tuned, at 20 and at 80 tokens for each parameter that is not in a table.
+
+    python studies/pretrain/text.py text.jsonl
+    surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
+    python studies/pretrain/run.py --data tokens                # what is missing; resumes; ten hours on 2 cores
+    python studies/pretrain/run.py --data tokens --list         # what is finished and what is not
+    python studies/pretrain/run.py --data tokens --model llama --width 128      # the same on another model or width
+    python studies/pretrain/run.py --data tokens --device cuda                  # on a GPU
+
+The reference GPT of depth 4, batches of 16 x 128 tokens, linear warm-up over a tenth of the steps and linear cool-down
+to 0. Every recipe gets the same tuning: at 20 tokens a parameter a search of at most five rates with one seed; at 80
+the best of those and half an octave less, with one seed; then three fresh seeds at the best, the same for all. What was
+tuned before, beside the rate, is that of `studies/search`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from surefoot import recipes
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.models.decoder import reference
+from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
+from surefoot.experiment.sweep.search import Bracket, Grid
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import Method, Steepest, method, moonlight_tuned
+from surefoot.stabilise import DecoupledWeightDecay
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "search"))  # of its own, families and winners
+
+DEPTH, BATCH, CONTEXT, VOCAB = 4, 16, 128, 4096
+RATIOS = (20, 80)
+TOKENS = "SUREFOOT_PRETRAIN_TOKENS"  # the environment's variable that tells the worker processes where they are
+TUNING_SEED, SEEDS = 700, (710, 711, 712)
+BUDGET = 5
+CURVE = 24
+"""Validation losses on the way of a run, beside its last."""
+
+CENTRES = {
+    "steady": -3.25,
+    "moga_row_1.5": -2.0,
+    "moga_row_2": -2.0,
+    "moga_row_3": -2.0,
+    "muon": -4.0,
+    "muon_tuned": -4.0,
+    "moonlight": -4.5,
+    "moonlight_tuned": -4.0,
+    "scion": -12.0,
+    "adamw": -7.0,
+    "mup_adamw": -7.0,
+}
+"""Where the search for each recipe's rate starts (log2), from the shorter runs of the other studies."""
+
+
+def muon_tuned() -> recipes.Recipe:
+    """`moonlight_tuned` with Keller Jordan's factor on matrices in place of Moonlight's."""
+    table = dict(moonlight_tuned().table)
+    scale = recipes.muon().role("linear").lr_scale
+    decay = DecoupledWeightDecay(0.085, scale)
+    table["linear"] = replace(table["linear"], lr_scale=scale, stabiliser=decay)
+    return recipes.Recipe("muon_tuned", table)
+
+
+def chosen(name: str) -> Method:
+    """A method of `CENTRES`: published ones by their names, tuned ones from the search."""
+    from families import FAMILIES
+    from winners import winner
+
+    if name == "muon_tuned":
+        return Steepest(muon_tuned())
+    if name.startswith("moga_row_"):
+        return FAMILIES["moga_row"].method({**winner("moga_row"), "p": name.removeprefix("moga_row_")})
+    if name in ("scion", "adamw", "mup_adamw"):
+        return FAMILIES[name].method(winner(name))
+    return method(name)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its size, its data and its horizon."""
+
+    model: str
+    width: int
+    ratio: int
+    device: str = "cpu"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps: `ratio` tokens for each parameter that is in no table."""
+        with torch.device("meta"):
+            model = reference(self.model, self.width, DEPTH, 16, VOCAB)
+        tables = sum(p.numel() for m in model.modules() for p in m.parameters(recurse=False) if _is_table(m))
+        rest = sum(p.numel() for p in model.parameters()) - tables
+        return round(self.ratio * rest / (BATCH * CONTEXT))
+
+    def directory(self, stage: str, recipe: str) -> Path:
+        """Directory of one recipe's runs."""
+        return HERE / f"{self.model}_{self.width}" / f"{self.ratio}_{stage}_{recipe}"
+
+    def config(self, recipe: str, seeds: tuple[int, ...], search: Grid | Bracket) -> SweepConfig:
+        """The sweep of one recipe."""
+        settings: dict[str, Any] = {
+            "model": self.model, "depth": DEPTH, "head_dim": 16, "batch_size": BATCH, "context": CONTEXT,
+            "corpus": corpus().sha256, "device": self.device,
+        }  # fmt: skip
+        return SweepConfig((recipe,), (self.width,), seeds, self.steps, search, settings)
+
+    def tune(self, recipe: str, workers: int | None) -> float:
+        """The best of the rates that the recipe is given at this horizon, with one seed."""
+        if self.ratio == RATIOS[0]:
+            search: Grid | Bracket = Bracket({recipe: CENTRES[recipe]}, BUDGET)
+        else:
+            short = best_rate(replace(self, ratio=RATIOS[0]).directory("tuning", recipe), recipe, self.width)
+            search = Grid((short - 0.5, short))
+        directory = self.directory("tuning", recipe)
+        _run(self.config(recipe, (TUNING_SEED,), search), directory, workers)
+        return best_rate(directory, recipe, self.width)
+
+    def measure(self, recipe: str, workers: int | None) -> None:
+        """Tune, then run the fresh seeds at the best rate."""
+        rate = self.tune(recipe, workers)
+        _run(self.config(recipe, SEEDS, Grid((rate,))), self.directory("final", recipe), workers)
+
+
+def _run(config: SweepConfig, directory: Path, workers: int | None) -> None:
+    if not (directory / sweep.SUMMARY).exists():
+        sweep.run(config, directory, run_trial, workers=workers)
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and module.out_features == VOCAB)
+
+
+def best_rate(directory: Path, recipe: str, width: int) -> float:
+    """The measured rate of the lowest mean loss."""
+    means = fit.mean_curve(points(sweep.load(directory)[1], recipe, width))
+    finite = {rate: loss for rate, loss in means.items() if loss is not None}
+    return min(finite, key=finite.__getitem__)
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Train one model on one thread, with validation losses on the way."""
+    torch.set_num_threads(1)
+    settings = dict(trial.settings)
+    text = corpus()
+    if settings.pop("corpus") != text.sha256:
+        raise ValueError(f"{text.name} is not the text that the study was started with")
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    curve: dict[str, float] = {}
+
+    def keep(record: dict[str, Any]) -> None:
+        if record.get("val_loss") is not None:
+            curve[str(record["step"])] = record["val_loss"]
+
+    every = max(1, trial.steps // CURVE)
+    result = train(config, text, method=chosen(trial.recipe), on_step=keep, log_every=every, eval_every=every)
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, curve)
+
+
+@functools.cache
+def corpus() -> Corpus:
+    """Open the tokens, once per process; their place is no part of the results."""
+    return load(f"bin:{os.environ[TOKENS]}")
+
+
+def main() -> None:
+    """Run what is missing, or list it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of tokens")
+    parser.add_argument("--model", default="gpt")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS)
+    parser.add_argument("--recipes", nargs="+", default=list(CENTRES), choices=list(CENTRES))
+    parser.add_argument("--list", action="store_true", help="only say what is finished")
+    options = parser.parse_args()
+    # glibc gives large blocks back to the system at every step and takes them again, page by page: a third of the time.
+    os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+    os.environ[TOKENS] = str(Path(options.data).resolve())
+    for ratio in options.ratios:
+        setting = Setting(options.model, options.width, ratio, options.device)
+        for recipe in options.recipes:
+            if options.list:
+                stages = {stage: setting.directory(stage, recipe) / sweep.SUMMARY for stage in ("tuning", "final")}
+                print(ratio, recipe, {stage: path.exists() for stage, path in stages.items()})
+            else:
+                setting.measure(recipe, options.workers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Text into files of tokens: nothing lost, nothing twice, whatever interrupts it; and every reader's reading of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers")
+from tokenizers import Tokenizer
+
+from surefoot.experiment.data import shards
+from surefoot.experiment.data.convert import Conversion, convert, verify
+from surefoot.experiment.data.documents import documents
+from surefoot.experiment.errors import DataError, DirectoryInUse
+from surefoot.experiment.files import locked
+
+DOCUMENTS = [f"document {i}: {' '.join(str((i * k) % 97) for k in range(40 + i % 7))} ünï\n" for i in range(300)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "n": i}) + "\n" for i, text in enumerate(DOCUMENTS)))
+    return path
+
+
+def conversion(source, **changes):
+    return Conversion(**{"source": str(source), "vocab": 300, "shard_tokens": 2000, "validation_one_in": 5} | changes)
+
+
+def decoded(out):
+    """The documents of a folder by split, read without the package: numpy and the tokenizer's file."""
+    tokenizer, found = Tokenizer.from_file(str(out / "tokenizer.json")), {"train": [], "val": []}
+    end = tokenizer.token_to_id("<|endoftext|>")
+    for path in sorted(out.glob("*.bin")):
+        tokens = np.fromfile(path, dtype="<u2")
+        if np.frombuffer(path.read_bytes()[:4], "<i4")[0] == 20240520:
+            tokens = tokens[512:]
+        texts, own = found[path.name.split("_")[0]], []
+        for token in tokens.tolist():
+            if token == end:
+                texts.append(tokenizer.decode(own))
+                own = []
+            else:
+                own.append(token)
+        assert not own
+    return found
+
+
+@pytest.mark.parametrize("layout", ["header", "raw"])
+def test_every_document_is_there_once_in_order(source, tmp_path, layout):
+    out = tmp_path / "out"
+    manifest = convert(conversion(source, layout=layout), out)
+    found = decoded(out)
+    assert sorted(found["train"] + found["val"]) == sorted(DOCUMENTS)
+    assert found["train"] == [text for text in DOCUMENTS if text in set(found["train"])]
+    assert 30 <= len(found["val"]) <= 90  # about a fifth
+    assert len(manifest["shards"]) > 6
+    assert sorted(path.name for path in out.iterdir() if path.suffix != ".bin") == [
+        ".lock", "manifest.json", "tokenizer.json",
+    ]  # fmt: skip
+    read = shards.load(out)
+    assert read.vocab == manifest["vocab"] == 300
+    assert read.train.size + read.validation.size == manifest["tokens"]
+    assert convert(conversion(source, layout=layout), out) == manifest  # nothing left to do
+
+
+KILLED = """
+import sys
+from surefoot.experiment.data.convert import Conversion, convert
+import pathlib
+conversion = Conversion(sys.argv[1], vocab=300, shard_tokens=2000, validation_one_in=5)
+convert(conversion, pathlib.Path(sys.argv[2]), lambda documents, tokens: print(documents, flush=True))
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_files(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    calm, out = tmp_path / "calm", tmp_path / "out"
+    convert(conversion(source), calm)
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, source, out], stdout=subprocess.DEVNULL)
+        time.sleep(0.25 + 0.4 * generator.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    convert(conversion(source), out)
+    for path in [*calm.glob("*.bin"), calm / "tokenizer.json"]:
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert {path.name for path in out.iterdir()} == {path.name for path in calm.iterdir()}
+    assert shards.load(out).sha256 == shards.load(calm).sha256
+
+
+def test_it_goes_on_after_the_last_whole_file(source, tmp_path, monkeypatch):
+    """Not from the start: the documents of finished files are not encoded again."""
+    from surefoot.experiment.data import bpe
+
+    out, encode, seen = tmp_path / "out", bpe.encode_each, []
+
+    def failing(tokenizer, texts):
+        seen.extend(texts)
+        if len(seen) > 150:
+            raise KeyboardInterrupt
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr("surefoot.experiment.data.convert._BATCH", 2000)
+    monkeypatch.setattr(bpe, "encode_each", failing)
+    with pytest.raises(KeyboardInterrupt):
+        convert(conversion(source), out)
+    done = json.loads((out / "progress.json").read_text())["documents"]
+    assert 0 < done < 151
+    with pytest.raises(DataError, match="is not finished: run the same surefoot tokens command again"):
+        shards.load(out)
+    seen.clear()
+    monkeypatch.setattr(bpe, "encode_each", lambda tokenizer, texts: seen.extend(texts) or encode(tokenizer, texts))
+    convert(conversion(source), out)
+    assert seen == DOCUMENTS[done:]
+
+
+def test_a_full_disk_keeps_what_is_whole(source, tmp_path, file_size_limit):
+    out = tmp_path / "out"
+    convert(conversion(source, limit=100), tmp_path / "small")
+    tokenizer = str(tmp_path / "small" / "tokenizer.json")
+    wanted = conversion(source, vocab=None, tokenizer=tokenizer, shard_tokens=10_000)
+    file_size_limit(15_000)
+    with pytest.raises(OSError, match="File too large"):
+        convert(wanted, out)
+    assert not list(out.glob(".*.tmp"))
+    file_size_limit(1 << 40)
+    convert(wanted, out)
+    assert len(decoded(out)["train"]) + len(decoded(out)["val"]) == 300
+
+
+def test_a_changed_file_is_refused_until_its_digest_is_compared(source, tmp_path):
+    out = tmp_path / "out"
+    manifest = convert(conversion(source), out)
+    shard = out / manifest["shards"][0]["name"]
+    os.utime(shard)
+    with pytest.raises(DataError, match=rf"{shard.name} was changed or copied: surefoot tokens --verify {out}"):
+        shards.load(out)
+    verify(out)
+    shards.load(out)
+    data = bytearray(shard.read_bytes())
+    data[2000] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=rf"{shard.name} is damaged: its SHA-256"):
+        verify(out)
+    shard.write_bytes(data[:-2])
+    with pytest.raises(DataError, match=rf"{shard.name} has \d+ bytes, the manifest says"):
+        shards.load(out)
+    shard.unlink()
+    with pytest.raises(DataError, match=rf"cannot read .*{shard.name}"):
+        shards.load(out)
+    (out / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        shards.load(out)
+
+
+def test_what_cannot_be_converted_is_named(source, tmp_path):
+    out = tmp_path / "out"
+    lines = source.read_text().splitlines(keepends=True)
+    source.write_text("".join(lines[:7]) + lines[7][:20])
+    with pytest.raises(DataError, match=r"in\.jsonl, line 8 is not JSON"):
+        convert(conversion(source), out)
+    source.write_text('{"body": "x"}\n')
+    with pytest.raises(DataError, match=r"line 1 has no text 'text': choose --field from body"):
+        convert(conversion(source), tmp_path / "other")
+    with pytest.raises(DataError, match="none does not exist"):
+        convert(conversion(tmp_path / "none"), tmp_path / "third")
+    for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}, {"limit": 0}, {"shard_tokens": 0}):
+        with pytest.raises(ValueError, match=r"vocabulary|at least 1"):
+            conversion(source, **changes)
+
+
+def test_another_conversion_a_second_writer_and_foreign_files_are_refused(source, tmp_path):
+    out, foreign = tmp_path / "out", tmp_path / "foreign"
+    convert(conversion(source), out)
+    with pytest.raises(ValueError, match=r"another conversion; it differs in shard_tokens \(there 2000, now 99\)"):
+        convert(conversion(source, shard_tokens=99), out)
+    with locked(out), pytest.raises(DirectoryInUse):
+        convert(conversion(source), out)
+    foreign.mkdir()
+    (foreign / "train.bin").write_bytes(b"ab")
+    with pytest.raises(ValueError, match="that are not from here"):
+        convert(conversion(source), foreign)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named(source, tmp_path):
+    given = tmp_path / "given.json"
+    wanted = conversion(source, vocab=None, tokenizer=str(given))
+    with pytest.raises(DataError, match=r"cannot read the tokenizer .*given\.json"):
+        convert(wanted, tmp_path / "a")
+    given.write_text("{}")
+    with pytest.raises(DataError, match="is not a tokenizer of the tokenizers library"):
+        convert(wanted, tmp_path / "b")
+    from surefoot.experiment.data import bpe
+
+    given.write_text(bpe.train(("".join(DOCUMENTS)).encode(), 300).to_str())
+    with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):
+        convert(wanted, tmp_path / "c")
+
+
+def test_folders_and_text_files_with_separators(tmp_path):
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "in" / "b.txt").write_text("one<|endoftext|>two")
+    (tmp_path / "in" / "a.bin").write_bytes(b"no\0text")
+    (tmp_path / "in" / ".hidden").write_text("hidden")
+    (tmp_path / "in" / "sub" / "c.jsonl").write_text('{"text": "three"}\n\n{"text": ""}\n{"text": "four"}\n')
+    assert list(documents(str(tmp_path / "in"))) == ["one", "two", "three", "four"]
+    assert list(documents(str(tmp_path / "in"), skip=3)) == ["four"]
+
+
+@pytest.mark.integration
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.table({"text": DOCUMENTS, "n": list(range(300))}), path)
+    assert list(documents(str(path))) == DOCUMENTS
+    with pytest.raises(DataError, match="has no column 'body': choose --field from text, n"):
+        list(documents(str(path), "body"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"in\.parquet is damaged"):
+        list(documents(str(path)))
+
+
+def test_the_hub_is_streamed_and_one_that_cannot_be_reached_is_named(monkeypatch):
+    """With a stand-in for the library: its calls are those of `datasets`, see the next test."""
+
+    class Rows(list):
+        def skip(self, n):
+            return Rows(self[n:])
+
+    def load_dataset(name, config, *, split, streaming):
+        assert (split, streaming) == ("train", True)
+        if name == "gone":
+            raise ConnectionError("no network")
+        return Rows({"text": f"{name} {config} {i}"} for i in range(4))
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert list(documents("hf:some/name:small", skip=2)) == ["some/name small 2", "some/name small 3"]
+    with pytest.raises(DataError, match="cannot read hf:gone: ConnectionError: no network"):
+        list(documents("hf:gone"))
+    with pytest.raises(DataError, match="hf:some has no text 'body': choose --field from text"):
+        list(documents("hf:some", "body"))
+
+
+@pytest.mark.integration
+def test_a_hub_without_a_network(monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="cannot read hf:nobody/nothing"):
+        list(documents("hf:nobody/nothing"))
