@@ -11,7 +11,7 @@ from surefoot.experiment.training.config import TrainConfig
 
 from .commands import command, finish, refused, sweep
 
-COMMANDS = ("transfer", "train", "audit", "convert", "coordcheck", "report")
+COMMANDS = ("transfer", "compare", "train", "audit", "convert", "coordcheck", "report")
 CONVERT = ["convert", "--lr", "3e-4", "--d-in", "64", "--d-out", "64"]  # imports no torch
 
 
@@ -19,7 +19,7 @@ def test_help_imports_nothing_heavy():
     script = """
 import sys
 from surefoot.cli import main
-for name in ("", "transfer", "train", "audit", "convert", "coordcheck", "report"):
+for name in ("", "transfer", "compare", "train", "audit", "convert", "coordcheck", "report"):
     try:
         main([*name.split(), "--help"])
     except SystemExit as leaving:
@@ -29,7 +29,7 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("examples:") == 6
+    assert done.stdout.count("examples:") == 7
     for name in COMMANDS:
         assert f"surefoot {name} " in done.stdout
 
@@ -75,7 +75,7 @@ def test_every_setting_of_a_run_is_an_option_of_train():
     assert {name: arguments[name] for name in settings} == {**settings, **resolved}
 
 
-@pytest.mark.parametrize("name", ["transfer", "train", "coordcheck"])
+@pytest.mark.parametrize("name", ["transfer", "compare", "train", "coordcheck"])
 def test_data_that_cannot_be_used(name, tmp_path, capsys):
     out, short = tmp_path / "out", tmp_path / "short.txt"
     short.write_bytes(b"abc")

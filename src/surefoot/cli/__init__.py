@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 import surefoot
-from surefoot.cli import audit, convert, coordcheck, report, tokens, train, transfer
+from surefoot.cli import audit, compare, convert, coordcheck, report, tokens, train, transfer
 from surefoot.cli.exit_codes import FAILED, INTERRUPTED, TABLE, TERMINATED, code_of
 
-_COMMANDS = (transfer, train, tokens, audit, convert, coordcheck, report)
+_COMMANDS = (transfer, compare, train, tokens, audit, convert, coordcheck, report)
 
 
 class _Terminated(KeyboardInterrupt):

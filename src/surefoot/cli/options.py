@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -251,3 +251,31 @@ def absolute(path: str | None) -> str | None:
         return path
     kind, rest = re.fullmatch(r"((?:text:|bpe:\d+:|bin:(?:\d+:)?)?)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
     return f"{kind}{Path(rest).resolve()}"
+
+
+def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int]) -> dict[str, Any]:
+    """The settings of a sweep's trials; refuses what cannot be run before anything is written.
+
+    Args:
+        arguments: as parsed.
+        methods: names of the methods that are to be run.
+        widths: of the models.
+
+    Returns:
+        The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
+
+    Raises:
+        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
+            baseline.
+    """
+    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.training.methods import method
+    from surefoot.experiment.training.run import require_model
+
+    for name in methods:
+        method(name, arguments.stabiliser)
+    corpus = load(data(arguments), context=arguments.context)
+    shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
+    for width in widths:
+        require_model(config.TrainConfig.of(width=width, **shared), corpus)
+    return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

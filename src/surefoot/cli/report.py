@@ -13,25 +13,27 @@ from surefoot.cli import options
 _EXAMPLES = """
 surefoot report runs/transfer
 surefoot report runs/transfer --json | jq .recipes[].drift_octaves
+surefoot report runs/compare                         losses, paired differences, steps to a target
 surefoot report runs/train                           norms by kind of layer, and the alarms
 surefoot report runs/coordcheck
 """
 
-Report = tuple[dict[str, Any], str, Path]
-"""Summary, statement, picture."""
+Report = tuple[dict[str, Any], str, Path | None]
+"""Summary, statement, picture if there is anything to draw."""
 
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
-    parser.add_argument("directory", type=Path, help="what transfer, train or coordcheck wrote to")
+    parser.add_argument("directory", type=Path, help="what transfer, compare, train or coordcheck wrote to")
     options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, draw the picture."""
     from surefoot.experiment import coordcheck
+    from surefoot.experiment.compare.run import TUNING
     from surefoot.experiment.training import norm_log
 
     directory: Path = arguments.directory
@@ -39,10 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         summary, text, picture = _coordcheck(directory)
     elif (directory / norm_log.NORMS).exists():
         summary, text, picture = _train(directory)
+    elif (directory / TUNING).exists():
+        summary, text, picture = _compare(directory)
     else:
         summary, text, picture = _transfer(directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else text)
-    print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    if picture:
+        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
@@ -53,6 +58,14 @@ def _transfer(directory: Path) -> Report:
     summary, _ = sweep.load(directory)
     picture = transfer_report.figure(directory)
     return summary, transfer_report.statement(summary), picture
+
+
+def _compare(directory: Path) -> Report:
+    from surefoot.experiment.compare.run import load
+    from surefoot.experiment.reports import compare as compare_report
+
+    summary = load(directory)
+    return summary, compare_report.statement(summary), compare_report.figure(summary, directory)
 
 
 def _train(directory: Path) -> Report:

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.experiment.models.sizes import PUBLISHED
+from surefoot.experiment.models.sizes import PUBLISHED, published_name
 from surefoot.experiment.training.names import log2_lr
 
 if TYPE_CHECKING:
@@ -78,26 +78,11 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
         ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
             baseline.
     """
-    from surefoot.experiment.data.corpus import load
     from surefoot.experiment.sweep.config import SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
-    from surefoot.experiment.training.config import TrainConfig
-    from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import require_model
 
-    for name in arguments.recipes:
-        method(name, arguments.stabiliser)  # refuses before anything runs
-    corpus = load(options.data(arguments), context=arguments.context)
-    chosen = options.settings(arguments)
-    widths = tuple(arguments.widths or _widths(chosen["model"]))
-    for width in widths:
-        require_model(TrainConfig.of(width=width, **chosen), corpus)
-    settings: dict[str, Any] = {
-        **{name: value for name, value in chosen.items() if name != "steps"},
-        "data": options.absolute(options.data(arguments)),
-        "text": corpus.name,
-        "corpus": corpus.sha256,
-    }
+    widths = tuple(arguments.widths or _widths(published_name(arguments.model)))
+    settings = options.trial_settings(arguments, arguments.recipes, widths)
     # The search extends by itself: where it starts saves time and decides nothing.
     centres = {name: log2_lr(name) for name in arguments.recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)

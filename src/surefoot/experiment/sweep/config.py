@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from surefoot.experiment.files import dumps
-from surefoot.experiment.sweep.search import Bracket, Grid, check_list
+from surefoot.experiment.sweep.search import Bracket, Grid, Own, check_list
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SweepConfig:
     widths: tuple[int, ...]
     seeds: tuple[int, ...]
     steps: int
-    search: Grid | Bracket
+    search: Grid | Own | Bracket
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,11 +90,11 @@ class TrialResult:
         val_loss: likewise.
         seconds: wall time of the training.
         diverged: whether it diverged; a loss that is not finite says so too.
-        facts: a study's own numbers.
+        facts: JSON values of a study's own.
     """
 
     train_loss: float | None
     val_loss: float | None
     seconds: float
     diverged: bool = False
-    facts: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)

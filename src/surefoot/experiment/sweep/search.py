@@ -1,8 +1,9 @@
-"""Which learning rates to measure: a fixed grid, or a search that brackets each optimum."""
+"""Which learning rates to measure: a fixed grid, each recipe's own, or a search that brackets each optimum."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 COARSE_OCTAVES = 1.0  # between the first rates and at each extension
@@ -39,6 +40,33 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Own:
+    """The log2 rates of each recipe's own, at every width.
+
+    Args:
+        rates: recipe -> its log2 rates.
+
+    Raises:
+        ValueError: a recipe without a rate, one that is not finite, or one given twice.
+    """
+
+    rates: Mapping[str, tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        for rates in self.rates.values():
+            Grid(rates)  # checks them
+
+    def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
+        """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
+        return () if means else tuple(sorted(self.rates[recipe]))
+
+    @property
+    def expected(self) -> int:
+        """Expected number of rates per width, for the estimate of the remaining time."""
+        return min(map(len, self.rates.values()))
+
+
+@dataclass(frozen=True)
 class Bracket:
     """A search for the optimum of each width with `next_rates`.
 
@@ -68,6 +96,27 @@ class Bracket:
     def expected(self) -> int:
         """Expected number of rates per width, for the estimate of the remaining time."""
         return min(self.budget, 6)
+
+
+@dataclass(frozen=True)
+class Exact(Bracket):
+    """The search of `Bracket`, which goes on until exactly `budget` rates have been run, whatever it finds.
+
+    Once the optimum is bracketed, the rates of the rest lie between those around it, ever closer. Where it is not, the
+    search goes on beyond the edge.
+    """
+
+    def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
+        """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
+        if len(means) == self.budget:
+            return ()
+        wanted = next_rates(means, self.centres[recipe], self.budget) or closer_rates(means)
+        return tuple(sorted(wanted[: self.budget - len(means)]))
+
+    @property
+    def expected(self) -> int:
+        """The number of rates per width."""
+        return self.budget
 
 
 def check_list(name: str, values: tuple[Any, ...]) -> None:
@@ -102,6 +151,29 @@ def next_rates(means: Mapping[float, float | None], centre: float, budget: int) 
     """
     wanted = _wanted(means, centre)
     return tuple(sorted(wanted[: max(0, budget - len(means))]))
+
+
+def closer_rates(means: Mapping[float, float | None]) -> tuple[float, ...]:
+    """Choose the middles of the widest gaps between rates around the best one, at most two: the nearest to it.
+
+    Args:
+        means: log2 rate -> mean loss over seeds; None where a run diverged. The best rate is interior.
+
+    Returns:
+        The log2 rates, the nearest to the best one first.
+
+    >>> closer_rates({-5.0: 2.2, -4.5: 2.1, -4.0: 2.0, -3.5: 2.1, -3.0: 2.3})
+    (-4.25, -3.75)
+    """
+    finite = {rate: mean for rate, mean in means.items() if mean is not None}
+    best = min(finite, key=lambda rate: (finite[rate], rate))
+    gaps = {
+        (low + high) / 2: high - low
+        for low, high in pairwise(sorted(means))
+        if abs((low + high) / 2 - best) <= COARSE_OCTAVES and (low in finite or high in finite)
+    }
+    widest = [middle for middle, gap in gaps.items() if gap == max(gaps.values())]
+    return tuple(sorted(widest, key=lambda middle: abs(middle - best))[:2])
 
 
 def _wanted(means: Mapping[float, float | None], centre: float) -> list[float]:

@@ -1,5 +1,7 @@
 """The names of the training methods, for the command line, the sweep and their errors. Nothing here imports torch."""
 
+import math
+
 LOG2_LR = {
     "steady": -3.25,
     "beyond_mup": -4.0,
@@ -65,6 +67,32 @@ def parse(text: str, names: tuple[str, ...] = METHODS) -> tuple[str, float | Non
     except ValueError:
         kind = "whole number" if VALUES[name] is int else "number"
         raise ValueError(f"{text!r}: {value!r} is no {kind}; write it as in moga_row:1.5") from None
+
+
+def parse_at(text: str) -> tuple[str, float]:
+    """A method and the learning rate that it was published with, from the text of the command line.
+
+    Args:
+        text: `method@rate`; the method as `parse` reads it.
+
+    Returns:
+        `(method, log2 of the rate)`.
+
+    Raises:
+        ValueError: no rate, one that is no finite number above 0, or not a method.
+
+    >>> parse_at("moga_row:1.5@0.25")
+    ('moga_row:1.5', -2.0)
+    """
+    method, _, rate = text.partition("@")
+    parse(method)
+    try:
+        value = float(rate)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text!r} names no learning rate above 0; write it as in muon@0.02")
+    return method, math.log2(value)
 
 
 def log2_lr(text: str) -> float:

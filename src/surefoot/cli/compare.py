@@ -1,0 +1,116 @@
+"""`surefoot compare`: recipes and baselines on one model and data, with equal tuning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefoot.cli import options
+from surefoot.experiment.training.config import Architecture
+from surefoot.experiment.training.names import parse_at
+
+if TYPE_CHECKING:
+    from surefoot.experiment.compare.config import Comparison
+
+_EXAMPLES = """
+surefoot compare --recipes steady moonlight_tuned muon adamw --baseline moonlight_tuned --steps 600
+surefoot compare --recipes steady adamw --baseline adamw --width 128 --seeds 5 --data corpus.txt --out runs/pair
+surefoot compare --recipes steady --published muon@0.02 --baseline muon@0.02 --out runs/as-published
+surefoot compare --model my_package.model:build --rates-per-recipe 9 --tuning-seeds 3 --out runs/own
+surefoot compare --target 1.9                        again: finished runs are kept, another question is answered
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "compare recipes on one model: equal tuning for each, then paired runs over fresh seeds"
+    parser = options.command(commands, "compare", run, help, _EXAMPLES)
+    options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
+    parser.add_argument(
+        "--published", nargs="+", type=_published, metavar="NAME@RATE",
+        help="methods at a rate that is not tuned, muon@0.02 for example, in the conventions of this library",
+    )  # fmt: skip
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="whom the others are compared with (default: the first of --recipes)"
+    )
+    parser.add_argument(
+        "--rates-per-recipe", type=options.count, default=7, metavar="N",
+        help="learning rates that each recipe is tuned with, exactly so many; at least 3",
+    )  # fmt: skip
+    parser.add_argument("--tuning-seeds", type=options.count, default=1, help="seeds that each of these is run with")
+    parser.add_argument(
+        "--seeds", type=options.count, default=3, help="seeds of the final runs, none of them used in tuning"
+    )
+    parser.add_argument(
+        "--evaluations", type=options.count, default=20, help="of the validation loss during a final run, at most"
+    )
+    parser.add_argument(
+        "--target", type=options.positive, metavar="LOSS",
+        help="loss to which steps and time are counted (default: the baseline's mean final loss)",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="run directory, resumed if it exists")
+    parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
+    options.add_own_model(parser)
+    options.add(parser, Architecture, "width")
+    options.add_training(parser)
+    options.add_json(parser)
+
+
+def _published(text: str) -> str:
+    try:
+        parse_at(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tune, run over fresh seeds, print the table and draw the picture."""
+    from surefoot.experiment.compare import run as comparing
+    from surefoot.experiment.compare.config import Question
+    from surefoot.experiment.reports import compare as compare_report
+    from surefoot.experiment.sweep.worker import run_trial
+
+    comparison = configure(arguments)
+    question = Question(arguments.baseline or comparison.names[0], arguments.target)
+    question.check(comparison)
+    arguments.resume = "what was finished is kept: the same command goes on from there"
+    print(f"surefoot: writing to {arguments.out}/, data: {comparison.settings['text']}", file=sys.stderr)
+    summary = comparing.run(comparison, question, arguments.out, run_trial, workers=arguments.workers)
+    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else compare_report.statement(summary))
+    if picture := compare_report.figure(summary, arguments.out):
+        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    return 0
+
+
+def configure(arguments: argparse.Namespace) -> Comparison:
+    """The comparison that the options ask for.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ValueError: as `options.trial_settings`, or a recipe that is named twice.
+    """
+    from surefoot.experiment.compare.config import Comparison
+
+    published = tuple(arguments.published or ())
+    methods = [*arguments.recipes, *(parse_at(text)[0] for text in published)]
+    width = arguments.width or Architecture(arguments.model).width
+    return Comparison(
+        recipes=tuple(arguments.recipes),
+        published=published,
+        width=width,
+        steps=arguments.steps,
+        rates_per_recipe=arguments.rates_per_recipe,
+        tuning_seeds=arguments.tuning_seeds,
+        seeds=arguments.seeds,
+        evaluations=arguments.evaluations,
+        settings=options.trial_settings(arguments, methods, [width]),
+    )

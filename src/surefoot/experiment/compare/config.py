@@ -1,0 +1,121 @@
+"""What a comparison consists of: who takes part, the runs of both stages, the question that is asked of them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from surefoot.experiment.sweep.config import SweepConfig
+from surefoot.experiment.sweep.search import Exact, Own, check_list
+from surefoot.experiment.training.names import log2_lr, parse_at
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that determines the runs of a comparison. A run directory belongs to one.
+
+    Args:
+        recipes: names of methods, whose rates are tuned.
+        published: methods at a rate that is not tuned, `muon@0.02`.
+        width: of the model.
+        steps: optimizer steps of a run.
+        rates_per_recipe: how many learning rates each recipe is tuned with: exactly so many.
+        tuning_seeds: every rate is run with so many, from 0.
+        seeds: of the final runs, those after the tuning seeds.
+        evaluations: of the validation loss during a final run, at most.
+        settings: as `SweepConfig` has them.
+
+    Raises:
+        ValueError: a recipe or a published setting twice, one that is unknown, or a number that is too small.
+    """
+
+    recipes: tuple[str, ...]
+    published: tuple[str, ...]
+    width: int
+    steps: int
+    rates_per_recipe: int
+    tuning_seeds: int
+    seeds: int
+    evaluations: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_list("recipes and published settings", self.names)
+        for name in ("seeds", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for text in self.published:
+            parse_at(text)
+        self.tuning()  # refuses the rest
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Comparison":
+        """The comparison of a `config.json`."""
+        recipes, published = tuple(config["recipes"]), tuple(config["published"])
+        return cls(**{**config, "recipes": recipes, "published": published})
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return asdict(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those who take part: the tuned recipes, then the published settings."""
+        return self.recipes + self.published
+
+    @property
+    def fresh_seeds(self) -> tuple[int, ...]:
+        """The seeds of the final runs, the same for all and none of them used in tuning."""
+        return tuple(range(self.tuning_seeds, self.tuning_seeds + self.seeds))
+
+    @property
+    def tuning_runs(self) -> int:
+        """How many runs each recipe is tuned with."""
+        return self.rates_per_recipe * self.tuning_seeds
+
+    def tuning(self) -> SweepConfig:
+        """The sweep of the first stage."""
+        # Where a search starts is the same choice for all: each method's own usual rate.
+        search = Exact({recipe: log2_lr(recipe) for recipe in self.recipes}, self.rates_per_recipe)
+        seeds = tuple(range(self.tuning_seeds))
+        return SweepConfig(self.recipes, (self.width,), seeds, self.steps, search, self.settings)
+
+    def final(self, rates: Mapping[str, float]) -> SweepConfig:
+        """The sweep of the second stage.
+
+        Args:
+            rates: log2 of the learning rate, by the names of those who have one.
+
+        Returns:
+            The sweep; a method that is tuned as well as published has both rates.
+        """
+        of: dict[str, set[float]] = {}
+        for name, rate in rates.items():
+            of.setdefault(self.method(name), set()).add(rate)
+        search = Own({method: tuple(sorted(found)) for method, found in of.items()})
+        settings = {**self.settings, "evaluations": self.evaluations}
+        return SweepConfig(tuple(of), (self.width,), self.fresh_seeds, self.steps, search, settings)
+
+    def method(self, name: str) -> str:
+        """The method of one who takes part."""
+        return parse_at(name)[0] if name in self.published else name
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a comparison's runs; another one needs no other runs.
+
+    Args:
+        baseline: name of the one that the others are compared with.
+        target: the loss in nats to which steps and time are counted; None for the baseline's mean final loss.
+    """
+
+    baseline: str
+    target: float | None = None
+
+    def check(self, comparison: Comparison) -> None:
+        """Raise ValueError if the baseline takes no part."""
+        if self.baseline not in comparison.names:
+            raise ValueError(
+                f"the baseline {self.baseline} takes no part: add it to --recipes, or choose one of "
+                f"{', '.join(comparison.names)}"
+            )

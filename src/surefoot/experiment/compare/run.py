@@ -1,0 +1,86 @@
+"""A comparison in a run directory: the sweep that tunes, the sweep of the final runs, the summary; resumable."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.compare.config import Comparison, Question
+from surefoot.experiment.compare.summary import Runs, best_rates, summarise
+from surefoot.experiment.files import claim, dumps, locked, read_lines, write_atomic
+from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep.progress import Callback
+from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
+
+TUNING, FINAL = "tuning", "final"
+
+
+def run(
+    comparison: Comparison,
+    question: Question,
+    directory: Path,
+    run_trial: RunTrial,
+    *,
+    workers: int | None = None,
+    progress: Callback | None = None,
+) -> dict[str, Any]:
+    """Run what is not yet in the directory, and write the summary: after each stage, unfinished ones too.
+
+    Args:
+        comparison: what to run.
+        question: the baseline and the target.
+        directory: created if missing; `tuning` and `final` in it are sweeps.
+        run_trial: as for `sweep.run`.
+        workers: number of processes, one thread each; by default one per usable core.
+        progress: called after each run; by default progress is shown on stderr.
+
+    Returns:
+        The content of `summary.json`.
+
+    Raises:
+        ValueError: the directory belongs to another comparison, or the baseline takes no part.
+        DirectoryInUse: another process writes to the directory.
+        OSError: a file cannot be written.
+        SweepError: a run raised, or a worker process died.
+    """
+    question.check(comparison)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        claim(directory, comparison.to_json(), f"{TUNING}/{RESULTS}")
+        (directory / TUNING).mkdir(exist_ok=True)
+        _write(comparison, question, directory)
+        sweep.run(comparison.tuning(), directory / TUNING, run_trial, workers=workers, progress=progress)
+        tuned = _write(comparison, question, directory)
+        runs = {entry["name"]: entry["tuning_runs"] for entry in tuned["recipes"] if entry["settings"] == "tuned"}
+        assert runs == dict.fromkeys(comparison.recipes, comparison.tuning_runs), f"unequal tuning: {runs}"
+        if rates := best_rates(comparison, read_lines(directory / TUNING / RESULTS)):
+            sweep.run(comparison.final(rates), directory / FINAL, run_trial, workers=workers, progress=progress)
+        return _write(comparison, question, directory)
+
+
+def load(directory: Path) -> dict[str, Any]:
+    """Summarise the directory of a comparison, finished or not.
+
+    Args:
+        directory: of `run`.
+
+    Returns:
+        The summary, of all runs that have finished by now.
+
+    Raises:
+        FileNotFoundError: no comparison was started there.
+        ValueError: a line of the results is damaged.
+    """
+    stored = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    question = Question(stored["baseline"], stored["target_asked"])
+    return summarise(Comparison.of(stored["config"]), question, _runs(directory), stored["environment"])
+
+
+def _runs(directory: Path) -> Runs:
+    return Runs(*(read_lines(directory / stage / RESULTS) for stage in (TUNING, FINAL)))
+
+
+def _write(comparison: Comparison, question: Question, directory: Path) -> dict[str, Any]:
+    summary = summarise(comparison, question, _runs(directory), environment())
+    write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
+    return summary
