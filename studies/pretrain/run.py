@@ -8,9 +8,9 @@
     python studies/pretrain/run.py --data tokens --device cuda                  # on a GPU
 
 The reference GPT of depth 4, batches of 16 x 128 tokens, linear warm-up over a tenth of the steps and linear cool-down
-to 0. Every recipe gets the same tuning: at 20 tokens a parameter a search of at most five rates with one seed; at 80
-the best of those and half an octave less, with one seed; then three fresh seeds at the best, the same for all. What was
-tuned before, beside the rate, is that of `studies/search`.
+to 0. Every recipe gets the same tuning: at 20 tokens a parameter a search of five rates with one seed; at 80 the best
+of those and half an octave less, with one seed; then three fresh seeds at the best, the same for all. What was tuned
+before, beside the rate, is that of `studies/search`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from torch import nn
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.models.decoder import reference
-from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
-from surefoot.experiment.sweep.search import Bracket, Grid
-from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.search import Exact, Own
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Method, Steepest, method, moonlight_tuned
@@ -106,49 +105,50 @@ class Setting:
         rest = sum(p.numel() for p in model.parameters()) - tables
         return round(self.ratio * rest / (BATCH * CONTEXT))
 
-    def directory(self, stage: str, recipe: str) -> Path:
-        """Directory of one recipe's runs."""
-        return HERE / f"{self.model}_{self.width}" / f"{self.ratio}_{stage}_{recipe}"
+    def directory(self, stage: str) -> Path:
+        """Directory of a stage's runs."""
+        return HERE / f"{self.model}_{self.width}" / f"{self.ratio}_{stage}"
 
-    def config(self, recipe: str, seeds: tuple[int, ...], search: Grid | Bracket) -> SweepConfig:
-        """The sweep of one recipe."""
+    def tuning(self) -> SweepConfig:
+        """One seed: a search for each recipe's rate; at the longer horizon the best of the shorter, and less."""
+        if self.ratio == RATIOS[0]:
+            return self._config((TUNING_SEED,), Exact(CENTRES, BUDGET))
+        short = replace(self, ratio=RATIOS[0]).best_rates()
+        return self._config((TUNING_SEED,), Own({recipe: (rate - 0.5, rate) for recipe, rate in short.items()}))
+
+    def final(self) -> SweepConfig:
+        """Fresh seeds at each recipe's best rate."""
+        return self._config(SEEDS, Own({recipe: (rate,) for recipe, rate in self.best_rates().items()}))
+
+    def best_rates(self) -> dict[str, float]:
+        """The rate of each recipe's lowest loss in tuning."""
+        records = sweep.load(self.directory("tuning"))[1]
+        sound = [record for record in records if not record["diverged"]]
+        return {
+            recipe: min((r for r in sound if r["recipe"] == recipe), key=lambda r: r["val_loss"])["log2_lr"]
+            for recipe in CENTRES
+        }
+
+    def measure(self, workers: int | None) -> None:
+        """Tune, then run the fresh seeds at the best rates."""
+        for stage, config in (("tuning", self.tuning), ("final", self.final)):
+            if not self.finished(stage):
+                sweep.run(config(), self.directory(stage), run_trial, workers=workers)
+
+    def finished(self, stage: str) -> bool:
+        """Whether all runs of a stage were run."""
+        return (self.directory(stage) / sweep.SUMMARY).exists()
+
+    def _config(self, seeds: tuple[int, ...], search: Exact | Own) -> SweepConfig:
         settings: dict[str, Any] = {
             "model": self.model, "depth": DEPTH, "head_dim": 16, "batch_size": BATCH, "context": CONTEXT,
             "corpus": corpus().sha256, "device": self.device,
         }  # fmt: skip
-        return SweepConfig((recipe,), (self.width,), seeds, self.steps, search, settings)
-
-    def tune(self, recipe: str, workers: int | None) -> float:
-        """The best of the rates that the recipe is given at this horizon, with one seed."""
-        if self.ratio == RATIOS[0]:
-            search: Grid | Bracket = Bracket({recipe: CENTRES[recipe]}, BUDGET)
-        else:
-            short = best_rate(replace(self, ratio=RATIOS[0]).directory("tuning", recipe), recipe, self.width)
-            search = Grid((short - 0.5, short))
-        directory = self.directory("tuning", recipe)
-        _run(self.config(recipe, (TUNING_SEED,), search), directory, workers)
-        return best_rate(directory, recipe, self.width)
-
-    def measure(self, recipe: str, workers: int | None) -> None:
-        """Tune, then run the fresh seeds at the best rate."""
-        rate = self.tune(recipe, workers)
-        _run(self.config(recipe, SEEDS, Grid((rate,))), self.directory("final", recipe), workers)
-
-
-def _run(config: SweepConfig, directory: Path, workers: int | None) -> None:
-    if not (directory / sweep.SUMMARY).exists():
-        sweep.run(config, directory, run_trial, workers=workers)
+        return SweepConfig(tuple(CENTRES), (self.width,), seeds, self.steps, search, settings)
 
 
 def _is_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and module.out_features == VOCAB)
-
-
-def best_rate(directory: Path, recipe: str, width: int) -> float:
-    """The measured rate of the lowest mean loss."""
-    means = fit.mean_curve(points(sweep.load(directory)[1], recipe, width))
-    finite = {rate: loss for rate, loss in means.items() if loss is not None}
-    return min(finite, key=finite.__getitem__)
 
 
 def run_trial(trial: Trial) -> TrialResult:
@@ -185,7 +185,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS)
-    parser.add_argument("--recipes", nargs="+", default=list(CENTRES), choices=list(CENTRES))
     parser.add_argument("--list", action="store_true", help="only say what is finished")
     options = parser.parse_args()
     # glibc gives large blocks back to the system at every step and takes them again, page by page: a third of the time.
@@ -193,12 +192,10 @@ def main() -> None:
     os.environ[TOKENS] = str(Path(options.data).resolve())
     for ratio in options.ratios:
         setting = Setting(options.model, options.width, ratio, options.device)
-        for recipe in options.recipes:
-            if options.list:
-                stages = {stage: setting.directory(stage, recipe) / sweep.SUMMARY for stage in ("tuning", "final")}
-                print(ratio, recipe, {stage: path.exists() for stage, path in stages.items()})
-            else:
-                setting.measure(recipe, options.workers)
+        if options.list:
+            print(ratio, {stage: setting.finished(stage) for stage in ("tuning", "final")})
+        else:
+            setting.measure(options.workers)
 
 
 if __name__ == "__main__":
