@@ -84,6 +84,8 @@ def test_batches_are_a_function_of_seed_step_and_row(tmp_path):
         (struct.pack("<256i", 20240520, 2, *[0] * 254) + b"ab", "header of version 2"),
         (struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + b"ab", "holds 1 tokens, and its header says 5"),
         (struct.pack("<256i", 20240520, 1, 0, *[0] * 253), "holds no tokens"),
+        (struct.pack("<256i", 20240521, 1, 1, *[0] * 253) + b"ab", "magic number 20240521, not 20240520"),
+        (struct.pack("<256i", 20240801, 7, 1, *[0] * 253) + b"abcd", "magic number 20240801, not 20240520"),
     ],
 )
 def test_damaged_files_are_named(content, message, tmp_path):

@@ -42,6 +42,10 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
             f"{path} has an odd number of bytes ({size}), and a token has two: it is damaged, or no .bin file"
         )
     known = len(head) == HEADER and head[0] == MAGIC
+    if not known and layout != "raw" and len(head) == HEADER and _is_header(head, size):
+        raise DataError(
+            f"{path} has a header with the magic number {head[0]}, not {MAGIC}: it is damaged, or no uint16"
+        )
     if layout == "header" and not known:
         raise DataError(
             f"{path} does not start with the magic number {MAGIC}: it is damaged, or a file without a header"
@@ -56,6 +60,11 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
     if not count:
         raise DataError(f"{path} holds no tokens: write it anew")
     return _mapped(path, 4 * HEADER)
+
+
+def _is_header(head: npt.NDArray[np.int32], size: int) -> bool:
+    """Whether words are a header of another kind: they count what follows, two or four bytes each, and end in zeros."""
+    return bool(head[2] > 0 and (size - 4 * HEADER) in (2 * int(head[2]), 4 * int(head[2])) and not head[3:].any())
 
 
 def _mapped(path: Path, offset: int) -> npt.NDArray[np.uint16]:
