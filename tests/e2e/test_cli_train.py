@@ -40,6 +40,7 @@ def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys
     err = capsys.readouterr().err
     assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
     assert f"norms: {part}/norms.png" in err
+    assert (part / "checkpoints" / "step-00000011.pt").exists()  # of the step after the tenth line of the log
     for run in (arguments, [*training(whole, text), *long]):
         assert main(run) == 0
     assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(41))

@@ -130,6 +130,7 @@ class Mesh(Processes):
         self.rank, self.shares = dist.get_rank(), shape.replicate * shape.fsdp
         self.share = self.rank // shape.tp
         self.group = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
+        self._signals = dist.new_group(backend="gloo", timeout=limit)  # for `highest`, beside such a thread
 
     def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:
         """Cut a model: matrix products over tp, then every block and the rest over fsdp and replicate.
@@ -163,6 +164,12 @@ class Mesh(Processes):
         """The mean over all processes."""
         dist.all_reduce(x)
         x /= dist.get_world_size()
+
+    def highest(self, value: int) -> int:
+        """The largest of all processes' values, through memory of the hosts."""
+        found = torch.tensor(value)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._signals)
+        return int(found)
 
     def finish_gradients(self, model: nn.Module) -> None:
         """Add the gradients of the norms of single heads over tp, of which each process sees its own heads alone."""

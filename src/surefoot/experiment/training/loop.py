@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout
+from surefoot.experiment.distributed.stop import Stop
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
@@ -27,6 +30,9 @@ def train(
 ) -> TrainResult:
     """Train a model, from its newest checkpoint if there is one. A run that diverges ends early.
 
+    With checkpoints, SIGTERM and Ctrl-C let the step that is being taken end, and save it, before they act as they
+    would without: nothing of the finished steps is lost. A second one acts at once.
+
     Args:
         config: settings of the run.
         corpus: the data.
@@ -45,41 +51,57 @@ def train(
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
-    run = Run(config, corpus, method, layout)
-    _begin(run, observe, checkpoints)
-    start, diverged = time.perf_counter() - run.seconds, _diverged(run)
-    while run.step < config.schedule.steps and not diverged:
-        run.advance(keep=observe is not None and _due(run, log_every, ahead=1))
-        logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
-        if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
-            _stop_clock(run, start)
-            val_loss = _log(run, on_step, observe, evaluates=_due(run, eval_every)) if logs else None
-            if checkpoints and _due(run, checkpoints.every):
-                checkpoints.write(run, val_loss)
-            start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
-    _stop_clock(run, start)
-    if checkpoints:
-        checkpoints.close()
-    return run.result()
-
-
-def _begin(run: Run, observe: Callable[[Run], None] | None, checkpoints: Checkpoints | None) -> None:
+    run, watch = Run(config, corpus, method, layout), _Watch(on_step, observe, log_every, eval_every)
     if checkpoints:
         checkpoints.resume(run)
     if observe and run.step == 0:
         observe(run)
+    with Stop(run.layout.processes) if checkpoints else nullcontext() as stop:
+        _take_steps(run, watch, checkpoints, stop)
+        if checkpoints:
+            checkpoints.close()
+    return run.result()
 
 
-def _log(
-    run: Run, on_step: Callable[[Record], None] | None, observe: Callable[[Run], None] | None, evaluates: bool
-) -> float | None:
-    """Call what observes the run; the validation loss, if it was measured."""
-    val_loss = run.validate() if evaluates else None
-    if on_step is not None:
-        on_step(run.record() | ({"val_loss": val_loss} if evaluates else {}))
-    if observe is not None:
-        observe(run)
-    return val_loss
+@dataclass(frozen=True)
+class _Watch:
+    """What looks at a run and when: as the arguments of `train`."""
+
+    on_step: Callable[[Record], None] | None
+    observe: Callable[[Run], None] | None
+    log_every: int
+    eval_every: int
+
+    def keeps(self, run: Run) -> bool:
+        """Whether the weights before the next step are needed after it."""
+        return self.observe is not None and _due(run, self.log_every, ahead=1)
+
+    def look(self, run: Run) -> float | None:
+        """Call what observes the run; the validation loss, if it was measured."""
+        evaluates = _due(run, self.eval_every)
+        val_loss = run.validate() if evaluates else None
+        if self.on_step is not None:
+            self.on_step(run.record() | ({"val_loss": val_loss} if evaluates else {}))
+        if self.observe is not None:
+            self.observe(run)
+        return val_loss
+
+
+def _take_steps(run: Run, watch: _Watch, checkpoints: Checkpoints | None, stop: Stop | None) -> None:
+    """Take the run's steps, until its end, divergence or a signal."""
+    start, diverged, stopped = time.perf_counter() - run.seconds, _diverged(run), False
+    while run.step < run.config.schedule.steps and not diverged and not stopped:
+        run.advance(keep=watch.keeps(run))
+        stopped = stop is not None and stop.asked()
+        logs = (diverged := _diverged(run)) or _due(run, watch.eval_every) or _due(run, watch.log_every)
+        saves = checkpoints and (stopped or _due(run, checkpoints.every))
+        if (logs and (watch.on_step or watch.observe)) or saves:
+            _stop_clock(run, start)
+            val_loss = watch.look(run) if logs else None
+            if checkpoints and saves:
+                checkpoints.write(run, val_loss)
+            start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
+    _stop_clock(run, start)
 
 
 def _stop_clock(run: Run, start: float) -> None:
