@@ -105,7 +105,7 @@ def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again
 
 
 def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):
-    monkeypatch.setattr("surefoot.cli.train.find_spec", lambda name: None)
+    monkeypatch.setattr("surefoot.cli.train_output.find_spec", lambda name: None)
     assert main(training(tmp_path / "run", text)) == 0
     assert "no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()
