@@ -196,8 +196,8 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
             and there is none.
     """
+    from surefoot.experiment.training.build import pick_device
     from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import pick_device
 
     chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
     if "lr" in chosen:

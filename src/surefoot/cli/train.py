@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surefoot.experiment.distributed.processes import Layout, Processes
     from surefoot.experiment.training.run import Run, TrainResult
     from surefoot.experiment.training.tensorboard import Board
+    from surefoot.experiment.training.throughput import Compute
 
 LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from surefoot.experiment.data.corpus import load
     from surefoot.experiment.distributed.processes import Layout
-    from surefoot.experiment.training.run import require_model
+    from surefoot.experiment.training.build import require_model
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -55,6 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_first(arguments, config, corpus, layout)
 
 
+def _compute(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> Compute:
+    """What a token costs, and what the devices could do."""
+    from surefoot.experiment.training.build import pick_device
+    from surefoot.experiment.training.throughput import Compute, flops_per_token, peak_of
+
+    peak = arguments.peak_flops or peak_of(pick_device(config.execution.device))
+    return Compute(flops_per_token(config, corpus.vocab), peak and peak * layout.processes.count)
+
+
 def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> int:
     """Train on the process that writes files and speaks."""
     from surefoot.experiment.files import claim, dumps, locked, write_atomic
@@ -68,13 +78,15 @@ def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpu
         claim(out, {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}, LOG)
         print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
         try:
-            result = _train(arguments, config, corpus, layout, board)
+            compute = _compute(arguments, config, corpus, layout)
+            result = _train(arguments, config, corpus, layout, board, compute)
         except KeyboardInterrupt:
             draw(out)
             raise
-        write_atomic(out / RESULT, dumps(asdict(result), indent=2) + "\n")
+        shown = asdict(result) | compute.at(result.tokens_per_second)
+        write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")
         draw(out)
-    print(json.dumps(asdict(result), allow_nan=False) if arguments.json else sentence(result, corpus.unit))
+    print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 
 
@@ -87,7 +99,7 @@ def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processe
             raise ValueError(f"--mesh {arguments.mesh} needs several processes: torchrun -m surefoot train ...")
         return nullcontext(ALONE)
     from surefoot.experiment.distributed.mesh import joined
-    from surefoot.experiment.training.run import pick_device
+    from surefoot.experiment.training.build import pick_device
 
     return joined(arguments.mesh, pick_device(arguments.device), arguments.timeout)
 
@@ -102,7 +114,12 @@ def _compile(model: nn.Module) -> None:
 
 
 def _train(
-    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, board: Board | None
+    arguments: argparse.Namespace,
+    config: TrainConfig,
+    corpus: Corpus,
+    layout: Layout,
+    board: Board | None,
+    compute: Compute,
 ) -> TrainResult:
     """Train, and write the logs on the way."""
     from surefoot.experiment.training.loop import train
@@ -116,6 +133,7 @@ def _train(
     ):
 
         def on_step(record: dict[str, Any]) -> None:
+            record = record | compute.at(record["tokens_per_second"])
             log(record)
             if board is not None:
                 board.losses(record)

@@ -47,6 +47,10 @@ def add_to(commands: options.Commands, run: options.Runner) -> None:
         help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
     )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    parser.add_argument(
+        "--peak-flops", type=options.positive, metavar="FLOPS",
+        help="FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)",
+    )  # fmt: skip
     _add_layout(parser)
     options.add_json(parser)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,20 @@ def open_log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None
                 opened.append(stack.enter_context(continued(path, record["step"])))
             opened[0].append(record)
             loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
-            print(f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}", file=sys.stderr, flush=True)
+            speed = _speed(record, steps)
+            print(
+                f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}{speed}", file=sys.stderr, flush=True
+            )
 
         yield write
+
+
+def _speed(record: dict[str, Any], steps: int) -> str:
+    """Tokens per second since the last record, and the time left at this speed."""
+    if record["tokens_per_second"] is None:
+        return ""
+    seconds = (steps - record["step"]) * record["tokens"] / record["step"] / record["tokens_per_second"]
+    return f", {record['tokens_per_second']:,.0f} tokens/s, {timedelta(seconds=round(seconds))} left"
 
 
 def warn(step: int, alarm: Alarm) -> None:

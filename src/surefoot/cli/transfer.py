@@ -81,9 +81,9 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
     from surefoot.experiment.data.corpus import load
     from surefoot.experiment.sweep.config import SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
+    from surefoot.experiment.training.build import require_model
     from surefoot.experiment.training.config import TrainConfig
     from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import require_model
 
     for name in arguments.recipes:
         method(name, arguments.stabiliser)  # refuses before anything runs

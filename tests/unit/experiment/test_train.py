@@ -11,11 +11,12 @@ from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.worker import run_trial
+from surefoot.experiment.training.build import pick_device
 from surefoot.experiment.training.checkpoint import Checkpoints, load
 from surefoot.experiment.training.config import Schedule, TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
-from surefoot.experiment.training.run import Run, pick_device
+from surefoot.experiment.training.run import Run
 
 TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 

@@ -127,7 +127,7 @@ class Mesh(Processes):
 
         sizes = (shape.replicate, shape.fsdp, shape.tp)
         self._shape, self._mesh = shape, init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        self.rank, self.shares = dist.get_rank(), shape.replicate * shape.fsdp
+        self.rank, self.count, self.shares = dist.get_rank(), shape.size, shape.replicate * shape.fsdp
         self.share = self.rank // shape.tp
         self.group = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
         self._signals = dist.new_group(backend="gloo", timeout=limit)  # for `highest`, beside such a thread

@@ -15,12 +15,14 @@ class Processes:
 
     Attributes:
         rank: this process's number, from 0.
+        count: of the processes.
         shares: how many parts a batch is cut into; processes of a tensor-parallel group have the same part.
         share: the number of this process's part.
         group: for collectives of checkpoints; None alone.
     """
 
     rank = 0
+    count = 1
     shares = 1
     share = 0
     group: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import CHECK_EVERY, Record, Run, TrainResult
+from surefoot.experiment.training.throughput import Meter
 
 
 def train(
@@ -38,7 +38,7 @@ def train(
         corpus: the data.
         method: overrides the method that `config` names.
         layout: how the work of a step is divided; default: one process, the whole batch at once.
-        on_step: called with a record of `Run` every `log_every` steps and at the end.
+        on_step: called with a record of `Run` and of `Meter` every `log_every` steps and at the end.
         observe: called with the run before its first step and whenever `on_step` is.
         log_every: steps between two records.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: only at the end.
@@ -56,11 +56,12 @@ def train(
         checkpoints.resume(run)
     if observe and run.step == 0:
         observe(run)
+    meter = Meter(run, times=on_step is not None)
     with Stop(run.layout.processes) if checkpoints else nullcontext() as stop:
-        _take_steps(run, watch, checkpoints, stop)
+        _take_steps(run, meter, watch, checkpoints, stop)
         if checkpoints:
             checkpoints.close()
-    return run.result()
+    return meter.of_all(run.result())
 
 
 @dataclass(frozen=True)
@@ -76,37 +77,33 @@ class _Watch:
         """Whether the weights before the next step are needed after it."""
         return self.observe is not None and _due(run, self.log_every, ahead=1)
 
-    def look(self, run: Run) -> float | None:
+    def look(self, run: Run, meter: Meter) -> float | None:
         """Call what observes the run; the validation loss, if it was measured."""
         evaluates = _due(run, self.eval_every)
         val_loss = run.validate() if evaluates else None
         if self.on_step is not None:
-            self.on_step(run.record() | ({"val_loss": val_loss} if evaluates else {}))
+            self.on_step(run.record() | meter.window() | ({"val_loss": val_loss} if evaluates else {}))
         if self.observe is not None:
             self.observe(run)
         return val_loss
 
 
-def _take_steps(run: Run, watch: _Watch, checkpoints: Checkpoints | None, stop: Stop | None) -> None:
+def _take_steps(run: Run, meter: Meter, watch: _Watch, checkpoints: Checkpoints | None, stop: Stop | None) -> None:
     """Take the run's steps, until its end, divergence or a signal."""
-    start, diverged, stopped = time.perf_counter() - run.seconds, _diverged(run), False
+    diverged, stopped = _diverged(run), False
+    meter.start()
     while run.step < run.config.schedule.steps and not diverged and not stopped:
         run.advance(keep=watch.keeps(run))
         stopped = stop is not None and stop.asked()
         logs = (diverged := _diverged(run)) or _due(run, watch.eval_every) or _due(run, watch.log_every)
         saves = checkpoints and (stopped or _due(run, checkpoints.every))
         if (logs and (watch.on_step or watch.observe)) or saves:
-            _stop_clock(run, start)
-            val_loss = watch.look(run) if logs else None
+            meter.stop()
+            val_loss = watch.look(run, meter) if logs else None
             if checkpoints and saves:
                 checkpoints.write(run, val_loss)
-            start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
-    _stop_clock(run, start)
-
-
-def _stop_clock(run: Run, start: float) -> None:
-    run.wait()
-    run.seconds = time.perf_counter() - start
+            meter.start()
+    meter.stop()
 
 
 def _diverged(run: Run) -> bool:
