@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, blocks_of
-from surefoot.experiment.files import finite_or_none
+from surefoot.experiment.files import LATER, finite_or_none
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
@@ -174,7 +174,7 @@ class Run:
     def require_own(self, state: Mapping[str, Any]) -> None:
         """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
-        theirs = {**state["config"], "corpus": state["corpus"]}
+        theirs = {**LATER, **state["config"], "corpus": state["corpus"]}
         differing = [
             f"{key} ({theirs.get(key)}, now {value})" for key, value in ours.items() if theirs.get(key) != value
         ]
