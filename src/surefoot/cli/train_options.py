@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from surefoot.cli import options
-from surefoot.experiment.training.config import Architecture, TrainConfig
+from surefoot.experiment.training.config import Architecture, Optimisation, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
 _EXAMPLES = """
@@ -34,6 +34,7 @@ def add_to(commands: options.Commands, run: options.Runner) -> None:
     options.add_model(parser)
     options.add(parser, Architecture, "width", "depth", "head_dim")
     options.add_rate(parser)
+    options.add(parser, Optimisation, "average")
     options.add(parser, TrainConfig, "seed")
     options.add_training(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")

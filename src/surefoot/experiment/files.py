@@ -15,7 +15,7 @@ from surefoot.experiment.errors import DirectoryInUse
 
 Record = dict[str, Any]
 
-LATER: Mapping[str, Any] = {"cooldown_shape": "linear"}
+LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0}
 """Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
 
 _BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends

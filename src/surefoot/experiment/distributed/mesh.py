@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.experiment.distributed.processes import Processes, blocks_of
+from surefoot.experiment.distributed.processes import Processes, blocks_of, local_of
 from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.layers import MLP, Block, GatedMLP
 
@@ -177,7 +177,7 @@ class Mesh(Processes):
             group = self._mesh["tp"].get_group()
             for name, p in model.named_parameters():
                 if p.grad is not None and ("query_norm" in name or "key_norm" in name):
-                    dist.all_reduce(_local(p.grad), group=group)
+                    dist.all_reduce(local_of(p.grad), group=group)
 
     def release(self, model: nn.Module) -> None:
         """Cut weights again; the outermost module's stay whole for a backward pass that does not come."""
@@ -192,7 +192,7 @@ class Mesh(Processes):
         squares: dict[Any, list[Tensor]] = {}
         for p in model.parameters():
             if p.grad is not None:
-                squares.setdefault(_cuts(p.grad), []).append(_local(p.grad).float().square().sum())
+                squares.setdefault(_cuts(p.grad), []).append(local_of(p.grad).float().square().sum())
         total = torch.zeros((), device=next(model.parameters()).device)
         for axes, parts in squares.items():
             own = torch.stack(parts).sum()
@@ -202,19 +202,13 @@ class Mesh(Processes):
         factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
         for p in model.parameters():
             if p.grad is not None:
-                _local(p.grad).mul_(factor)
+                local_of(p.grad).mul_(factor)
 
     def together(self, value: Any) -> list[Any]:
         """Every process's value, by rank."""
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, self.group)
         return found
-
-
-def _local(x: Any) -> Tensor:
-    """What this process holds of a tensor."""
-    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return local
 
 
 def _cuts(x: Any) -> tuple[str, ...]:

@@ -120,6 +120,12 @@ class Layout:
             raise ValueError(f"a step needs at least one pass, got accumulate={self.accumulate}")
 
 
+def local_of(x: Any) -> Tensor:
+    """What this process holds of a tensor: all of it, or its part of a `DTensor`."""
+    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return local
+
+
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of a model: the members of its outermost lists of modules.
 

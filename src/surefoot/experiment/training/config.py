@@ -43,6 +43,7 @@ NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Number("finite", float, "must be finite and not negative", lambda value: 0 <= value < math.inf)
 FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
+DECAY = Number("decay", float, "must be at least 0 and below 1", lambda value: 0 <= value < 1)
 LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
 
 
@@ -105,16 +106,25 @@ _STABILISER = {
     "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
     "metavar": "NAME:VALUE",
 }
+_AVERAGE = {
+    "help": "average the weights, too, with this decay (0.99, 0.999), and evaluate the average; 0: no average",
+    "number": DECAY,
+    "metavar": "DECAY",
+}
 
 
 @final
 @dataclass(frozen=True)
 class Optimisation(Settings):
-    """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
+    """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`), its peak learning rate.
+
+    And the decay of an average of the weights, which does not change the training.
+    """
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
+    average: float = field(default=0.0, metadata=_AVERAGE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

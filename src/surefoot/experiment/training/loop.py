@@ -79,13 +79,12 @@ class _Watch:
 
     def look(self, run: Run, meter: Meter) -> float | None:
         """Call what observes the run; the validation loss, if it was measured."""
-        evaluates = _due(run, self.eval_every)
-        val_loss = run.validate() if evaluates else None
+        losses = run.evaluate() if _due(run, self.eval_every) else {}
         if self.on_step is not None:
-            self.on_step(run.record() | meter.window() | ({"val_loss": val_loss} if evaluates else {}))
+            self.on_step(run.record() | meter.window() | losses)
         if self.observe is not None:
             self.observe(run)
-        return val_loss
+        return losses.get("val_loss")
 
 
 def _take_steps(run: Run, meter: Meter, watch: _Watch, checkpoints: Checkpoints | None, stop: Stop | None) -> None:

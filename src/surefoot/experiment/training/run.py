@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, blocks_of
 from surefoot.experiment.files import LATER, finite_or_none
+from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
@@ -37,7 +38,8 @@ CHECK_EVERY = 10  # steps between two tests for divergence, each of which synchr
 class TrainResult:
     """The outcome of a run. Losses are in nats per token, None if it diverged; `seconds` excludes evaluation.
 
-    `tokens_per_second` is of the whole run, `optimizer_share` of the steps that this process took and timed.
+    `val_loss_average` is that of the averaged weights, None where there are none; `tokens_per_second` is of the whole
+    run, `optimizer_share` of the steps that this process took and timed.
     """
 
     train_loss: float | None
@@ -46,6 +48,7 @@ class TrainResult:
     steps: int
     seconds: float
     parameters: int
+    val_loss_average: float | None = None
     tokens_per_second: float | None = field(default=None, compare=False)
     optimizer_share: float | None = field(default=None, compare=False)
 
@@ -83,6 +86,8 @@ class Run:
         self.scheduler = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
+        decay = config.optimisation.average
+        self.average = Average(self.model, decay) if decay else None
         self.losses = torch.full((config.schedule.steps,), math.nan, device=self.device)
         self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
@@ -108,6 +113,8 @@ class Run:
         with self.timer:
             self.optimizer.step()
         self.scheduler.step()
+        if self.average is not None:
+            self.average.update(first=self.step == 0)
         self.layout.processes.average_(total)  # what decides anything reads the same loss on every process
         self.losses[self.step] = total
         self.step += 1
@@ -135,6 +142,14 @@ class Run:
         self.layout.processes.release(self.model)
         return finite_or_none(float(mean))
 
+    def evaluate(self) -> Record:
+        """The validation loss, `val_loss`, and that of the averaged weights, `val_loss_average`, if there are such."""
+        found = {"val_loss": self.validate()}
+        if self.average is not None:
+            with self.average.in_place():
+                found["val_loss_average"] = self.validate()
+        return found
+
     def diverged(self) -> bool:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
         recent = self.losses[max(0, self.step - CHECK_EVERY) : self.step]
@@ -154,7 +169,8 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The state of the run for a checkpoint: tensors, numbers, strings, lists and dictionaries."""
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer}
+        average = {} if self.average is None else {"average": self.average.weights}
+        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer, **average}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
@@ -169,6 +185,8 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.losses.copy_(state["losses"])
+        if self.average is not None:
+            self.average.load_(state["average"])
         self.go_on(state)
 
     def require_own(self, state: Mapping[str, Any]) -> None:
@@ -204,6 +222,9 @@ class Run:
         tail = self.losses[max(0, self.step - math.ceil(TAIL * self.config.schedule.steps)) : self.step]
         diverged = self.diverged()
         train_loss = None if diverged else finite_or_none(float(tail.mean()))
-        val_loss = None if diverged else self.validate()
+        losses = {"val_loss": None} if diverged else self.evaluate()
         size = sum(p.numel() for p in self.model.parameters())
-        return TrainResult(train_loss, val_loss, diverged or val_loss is None, self.step, self.seconds, size)
+        diverged = diverged or losses["val_loss"] is None
+        return TrainResult(
+            train_loss, diverged=diverged, steps=self.step, seconds=self.seconds, parameters=size, **losses
+        )

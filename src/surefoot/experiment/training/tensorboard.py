@@ -32,7 +32,7 @@ class Board:
 
     def losses(self, record: Record) -> None:
         """Write the losses and the learning rate of a record of the training log."""
-        self._write(record["step"], {key: record.get(key) for key in ("loss", "val_loss", "lr")})
+        self._write(record["step"], {key: record.get(key) for key in ("loss", "val_loss", "val_loss_average", "lr")})
 
     def norms(self, line: Record) -> None:
         """Write the norms and updates of a record of `norms.jsonl`."""
