@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from surefoot.experiment.data.corpus import Corpus
     from surefoot.experiment.distributed.processes import Layout, Processes
+    from surefoot.experiment.training.boards.base import Board
     from surefoot.experiment.training.run import Run, TrainResult
-    from surefoot.experiment.training.tensorboard import Board
     from surefoot.experiment.training.throughput import Compute
 
 LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.data.evaluation import evaluation
     from surefoot.experiment.distributed.processes import Layout
     from surefoot.experiment.training.build import require_model
 
@@ -45,7 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
     config = TrainConfig.of(**options.settings(arguments))
-    corpus = load(arguments.data, context=arguments.context)
+    corpus, identity = load(arguments.data, context=arguments.context), config.to_json()
+    identity |= {"text": corpus.name, "corpus": corpus.sha256}
+    if arguments.eval_data is not None:
+        other = evaluation(arguments.eval_data, arguments.data, corpus)
+        corpus = replace(corpus, validation=other.validation)
+        corpus.require(arguments.context)
+        identity |= {"eval_text": other.name, "eval_corpus": other.sha256}
     require_model(config, corpus)
     with _processes(arguments) as processes:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
@@ -53,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not processes.first:
             _train_beside(arguments, config, corpus, layout)
             return 0
-        return _run_first(arguments, config, corpus, layout)
+        return _run_first(arguments, config, corpus, layout, identity)
 
 
 def _compute(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> Compute:
@@ -65,21 +72,24 @@ def _compute(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus,
     return Compute(flops_per_token(config, corpus.vocab), peak and peak * layout.processes.count)
 
 
-def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> int:
+def _run_first(
+    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, identity: dict[str, Any]
+) -> int:
     """Train on the process that writes files and speaks."""
     from surefoot.experiment.files import claim, dumps, locked, write_atomic
 
     out: Path = arguments.out
-    board = _board(arguments)
+    boards = _boards(arguments, identity)
     out.mkdir(parents=True, exist_ok=True)
     command = "the same command" if arguments.start == "auto" else "the same command with --resume auto"
     arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
-        claim(out, {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}, LOG)
-        print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
+        claim(out, identity, LOG)
+        evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
+        print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
         try:
             compute = _compute(arguments, config, corpus, layout)
-            result = _train(arguments, config, corpus, layout, board, compute)
+            result = _train(arguments, config, corpus, layout, boards, compute)
         except KeyboardInterrupt:
             draw(out)
             raise
@@ -118,7 +128,7 @@ def _train(
     config: TrainConfig,
     corpus: Corpus,
     layout: Layout,
-    board: Board | None,
+    boards: list[Board],
     compute: Compute,
 ) -> TrainResult:
     """Train, and write the logs on the way."""
@@ -129,18 +139,20 @@ def _train(
     with (
         open_log(out / LOG, arguments.steps) as log,
         NormLog(out, arguments.norm_limit, warn) as norms,
-        board or nullcontext(),
+        ExitStack() as open_boards,
     ):
+        for board in boards:
+            open_boards.enter_context(board)
 
         def on_step(record: dict[str, Any]) -> None:
             record = record | compute.at(record["tokens_per_second"])
             log(record)
-            if board is not None:
+            for board in boards:
                 board.losses(record)
 
         def observe(run: Run) -> None:
             line = norms.write(run)
-            if board is not None:
+            for board in boards:
                 board.norms(line)
 
         return train(config, corpus, on_step=on_step, observe=observe, **_options(arguments, layout))
@@ -176,7 +188,13 @@ def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _board(arguments: argparse.Namespace) -> Board | None:
-    from surefoot.experiment.training.tensorboard import Board
+def _boards(arguments: argparse.Namespace, identity: dict[str, Any]) -> list[Board]:
+    from surefoot.experiment.training.boards.tensorboard import TensorBoard
+    from surefoot.experiment.training.boards.wandb import Wandb
 
-    return Board(arguments.out / BOARD) if arguments.tensorboard else None
+    boards: list[Board] = []
+    if arguments.tensorboard:
+        boards.append(TensorBoard(arguments.out / BOARD))
+    if arguments.wandb:
+        boards.append(Wandb(arguments.out, identity))
+    return boards

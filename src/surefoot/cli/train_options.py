@@ -37,6 +37,8 @@ def add_to(commands: options.Commands, run: options.Runner) -> None:
     options.add(parser, Optimisation, "average")
     options.add(parser, TrainConfig, "seed")
     options.add_training(parser)
+    source = "where validation batches are from: the validation split of another source, as for --data"
+    parser.add_argument("--eval-data", metavar="PATH", help=source)
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
     _add_checkpoints(parser)
     parser.add_argument("--log-every", type=options.count, default=10, help="steps between lines of the log")
@@ -48,6 +50,9 @@ def add_to(commands: options.Commands, run: options.Runner) -> None:
         help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
     )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    parser.add_argument(
+        "--wandb", action="store_true", help="log to Weights & Biases; in the run directory, unless WANDB_MODE is set"
+    )
     parser.add_argument(
         "--peak-flops", type=options.positive, metavar="FLOPS",
         help="FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)",

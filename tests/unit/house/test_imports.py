@@ -49,6 +49,7 @@ ONLY_IN = {
     "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
     "transformers": "cli.hf_config",
+    "wandb": "experiment.training.boards.wandb",
     "lightning": "integrations",
     "torchtitan": "integrations",
 }
