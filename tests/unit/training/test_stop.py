@@ -59,7 +59,15 @@ def test_a_signal_in_the_middle_of_a_step_lets_it_end_and_saves_it(corpus, tmp_p
     assert all(torch.equal(ours["model"][name], w) for name, w in theirs["model"].items())
 
 
-def test_a_second_signal_ends_at_once(corpus, tmp_path, signals_in):
+def test_two_signals_at_a_time_are_one(corpus, tmp_path, signals_in):
+    signals_in(7, 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, corpus, checkpoints=(part := Checkpoints(tmp_path, every=5)))
+    assert [path.name for path in part.paths()] == ["step-00000007.pt", "step-00000005.pt"]
+
+
+def test_a_second_signal_ends_at_once(corpus, tmp_path, signals_in, monkeypatch):
+    monkeypatch.setattr("surefoot.experiment.distributed.stop.TOGETHER", -1.0)
     signals_in(7, 2)
     with pytest.raises(KeyboardInterrupt):
         train(TINY, corpus, checkpoints=(part := Checkpoints(tmp_path, every=5)))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, final
 
 from surefoot.experiment.distributed.processes import Processes
+
+TOGETHER = 1.0
+"""Seconds within which signals count as one: `timeout` and terminals send theirs to a process and to its group."""
 
 
 @final
@@ -22,17 +26,21 @@ class Stop:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._number = 0
+        self._number, self._since, self._agreed = 0, 0.0, 0
         self._before: dict[int, Any] = {}
 
     def asked(self) -> bool:
         """Whether one of the processes has got such a signal: a collective, so that all agree."""
-        self._number = self._processes.highest(self._number) or self._number  # which may have come meanwhile
-        return self._number > 0
+        self._agreed = self._processes.highest(self._number)
+        return self._agreed > 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._number = number
-        self._restore()
+        now = time.monotonic()
+        if not self._number:
+            self._number, self._since = number, now
+        elif now - self._since > TOGETHER:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         while self._before:
@@ -47,5 +55,5 @@ class Stop:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        if self._number and kind is None:
-            signal.raise_signal(self._number)
+        if kind is None and (number := self._number or self._agreed):
+            signal.raise_signal(number)
