@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.distributed.processes import Layout
+from surefoot.experiment.training.build import build
 from surefoot.experiment.training.config import TrainConfig
-from surefoot.experiment.training.run import Run, build
+from surefoot.experiment.training.run import Run
 
 PLAIN = "plain AdamW loop"
 METHODS = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}

@@ -65,3 +65,20 @@ def test_wrong_usage(written, tmp_path, text, capsys):
     assert "holds another conversion" in refused(["tokens", f"{text}", f"{written}", "--vocab", "280"], capsys)
     assert "give the size of a vocabulary" in refused(["tokens", f"{text}", f"{tmp_path / 'o'}"], capsys)
     assert "--vocab 9 is for --data bin:PATH" in refused(training(tmp_path / "r", text, "--vocab", "9"), capsys)
+
+
+def test_evaluation_on_a_text_or_on_other_tokens(written, tmp_path, text, capsys):
+    other = tmp_path / "other"
+    assert main(["tokens", f"{text}", f"{other}", "--tokenizer", f"{written}", "--layout", "raw"]) == 0
+    data, losses = f"bin:{written}", {}
+    for name, source in (("plain", None), ("tokens", f"bin:{other}"), ("text", f"{text}")):
+        more = ["--eval-data", source] if source else []
+        assert main(training(tmp_path / name, data, *more)) == 0
+        losses[name] = json.loads((tmp_path / name / "result.json").read_text())["val_loss"]
+    assert losses["tokens"] == losses["plain"]
+    assert abs(losses["text"] - losses["plain"]) < 0.2  # the text's own last tenth is cut by bytes
+    assert main(["tokens", f"{text}", f"{tmp_path / 'third'}", "--vocab", "270", "--validation-one-in", "1"]) == 0
+    for source in (f"bin:300:{tmp_path / 'third'}", "markov:64"):
+        assert "has another vocabulary" in refused(
+            training(tmp_path / "x", data, "--eval-data", source), capsys, code=4
+        )

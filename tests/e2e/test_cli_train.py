@@ -11,6 +11,12 @@ from surefoot.experiment.training.names import LOG2_LR
 
 from .commands import lines, refused, start, training
 
+TIMES = ("seconds", "tokens_per_second", "optimizer_share", "utilisation")
+
+
+def untimed(result):
+    return {key: value for key, value in result.items() if key not in TIMES}
+
 
 def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     out = tmp_path / "run"
@@ -25,7 +31,9 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     assert sorted(path.name for path in (out / "checkpoints").glob("*.pt")) == ["step-00000004.pt", "step-00000006.pt"]
     result = json.loads((out / "result.json").read_text())
     assert main([*training(out, text), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {**result, "seconds": pytest.approx(result["seconds"], abs=0.01)}
+    again = json.loads(capsys.readouterr().out)
+    assert again["seconds"] == pytest.approx(result["seconds"], abs=0.01)
+    assert untimed(again) == untimed(result)
     assert f"it differs in lr: there {2.0 ** LOG2_LR['steady']}, now 0.5" in refused(
         [*training(out, text), "--lr", "0.5"], capsys
     )
@@ -40,13 +48,28 @@ def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys
     err = capsys.readouterr().err
     assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
     assert f"norms: {part}/norms.png" in err
+    assert (part / "checkpoints" / "step-00000011.pt").exists()  # of the step after the tenth line of the log
     for run in (arguments, [*training(whole, text), *long]):
         assert main(run) == 0
     assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(41))
     ours, theirs = lines(part / "log.jsonl"), lines(whole / "log.jsonl")
     assert [(r["step"], r["loss"], r["lr"]) for r in ours] == [(r["step"], r["loss"], r["lr"]) for r in theirs]
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
-    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    assert untimed(ours) == untimed(theirs)
+
+
+def test_throughput_is_logged_and_shown(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main([*training(out, text, "--log-every", "3"), "--peak-flops", "1e12"]) == 0
+    err = capsys.readouterr().err
+    records, result = lines(out / "log.jsonl"), json.loads((out / "result.json").read_text())
+    assert f", {records[0]['tokens_per_second']:,.0f} tokens/s, 0:00:00 left" in err
+    for record in (*records, result):
+        assert 0 < record["optimizer_share"] < 1
+        used = record["tokens_per_second"] * record["flops_per_token"] / 1e12
+        assert record["utilisation"] == pytest.approx(used, rel=1e-4)
+    assert main(training(tmp_path / "other", text)) == 0
+    assert lines(tmp_path / "other" / "log.jsonl")[0]["utilisation"] is None  # of a CPU's peak nothing is known
 
 
 @pytest.mark.slow
@@ -104,7 +127,7 @@ def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again
 
 
 def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):
-    monkeypatch.setattr("surefoot.cli.train.find_spec", lambda name: None)
+    monkeypatch.setattr("surefoot.cli.train_output.find_spec", lambda name: None)
     assert main(training(tmp_path / "run", text)) == 0
     assert "no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()

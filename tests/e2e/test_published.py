@@ -8,8 +8,9 @@ import torch
 
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.models.configs import published_config
+from surefoot.experiment.training.build import build, require_model
 from surefoot.experiment.training.config import Architecture, TrainConfig
-from surefoot.experiment.training.run import Run, build, require_model
+from surefoot.experiment.training.run import Run
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 

@@ -12,7 +12,7 @@ exit codes:
   2    wrong usage: options, a configuration that cannot be run
   3    the run has diverged
   4    data: missing, damaged, too short, of another kind
-  5    checkpoint: every one is damaged
+  5    checkpoint: every one is damaged, or the one of --resume is damaged or missing
   6    another process writes to the directory
   130  interrupted (Ctrl-C); 143 terminated; the same command goes on from there
 """

@@ -202,8 +202,8 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
             and there is none.
     """
+    from surefoot.experiment.training.build import pick_device
     from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import pick_device
 
     chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
     if "lr" in chosen:
@@ -269,8 +269,8 @@ def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths
             baseline.
     """
     from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.training.build import require_model
     from surefoot.experiment.training.methods import method
-    from surefoot.experiment.training.run import require_model
 
     for name in methods:
         method(name, arguments.stabiliser)

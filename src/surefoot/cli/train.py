@@ -6,94 +6,31 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
-from importlib.util import find_spec
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import options
+from surefoot.cli import options, train_options
 from surefoot.cli.exit_codes import DIVERGED
-from surefoot.experiment.training.config import Architecture, TrainConfig
-from surefoot.experiment.training.norm_alarm import LIMIT
+from surefoot.cli.train_output import draw, open_log, sentence, warn
+from surefoot.experiment.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.experiment.data.corpus import Corpus
     from surefoot.experiment.distributed.processes import Layout, Processes
-    from surefoot.experiment.files import Log
-    from surefoot.experiment.training.norm_alarm import Alarm
+    from surefoot.experiment.training.boards.base import Board
     from surefoot.experiment.training.run import Run, TrainResult
-    from surefoot.experiment.training.tensorboard import Board
+    from surefoot.experiment.training.throughput import Compute
 
 LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
-_EXAMPLES = """
-surefoot train --width 128 --steps 1000 --out runs/one
-surefoot train --recipes adamw --lr 0.015 --out runs/adamw
-surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
-surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
-surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
-torchrun --nproc-per-node 4 -m surefoot train --mesh fsdp=2,tp=2 --model llama --out runs/mesh
-surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
-"""
 
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
-    help = "train one reference model, with a log and checkpoints"
-    parser = options.command(commands, "train", run, help, _EXAMPLES)
-    options.add_recipe(parser)
-    options.add_model(parser)
-    options.add(parser, Architecture, "width", "depth", "head_dim")
-    options.add_rate(parser)
-    options.add(parser, TrainConfig, "seed")
-    options.add_training(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
-    _add_checkpoints(parser)
-    parser.add_argument("--log-every", type=options.count, default=10, help="steps between lines of the log")
-    parser.add_argument(
-        "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
-    )
-    parser.add_argument(
-        "--norm-limit", type=options.positive, default=LIMIT, metavar="NORM",
-        help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
-    )  # fmt: skip
-    parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
-    _add_layout(parser)
-    options.add_json(parser)
-
-
-def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
-    parser.add_argument("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    parser.add_argument(
-        "--keep-best", action="store_true", help="keep the one with the lowest validation loss, too (see --eval-every)"
-    )
-    parser.add_argument(
-        "--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on"
-    )
-
-
-def _add_layout(parser: argparse.ArgumentParser) -> None:
-    """Options of how a step is computed, under any of which a run goes on."""
-    mesh = "under torchrun: processes along replicate, fsdp and tp, fsdp=4,tp=2 for example (default: all along fsdp)"
-    parser.add_argument("--mesh", metavar="AXIS=N,...", help=mesh)
-    parser.add_argument(
-        "--timeout", type=options.positive, default=10.0, metavar="MINUTES",
-        help="under torchrun: how long a process waits for another before it ends with an error",
-    )  # fmt: skip
-    parser.add_argument(
-        "--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes a step"
-    )
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="compute activations of a block again in the backward pass (less memory)",
-    )
-    parser.add_argument("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
-    parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
+    train_options.add_to(commands, run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,14 +38,21 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.data.evaluation import evaluation
     from surefoot.experiment.distributed.processes import Layout
-    from surefoot.experiment.training.run import require_model
+    from surefoot.experiment.training.build import require_model
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
     config = TrainConfig.of(**options.settings(arguments))
-    corpus = load(options.data(arguments), context=arguments.context)
+    corpus, identity = load(options.data(arguments), context=arguments.context), config.to_json()
+    identity |= {"text": corpus.name, "corpus": corpus.sha256}
+    if arguments.eval_data is not None:
+        other = evaluation(arguments.eval_data, options.data(arguments), corpus)
+        corpus = replace(corpus, validation=other.validation)
+        corpus.require(arguments.context)
+        identity |= {"eval_text": other.name, "eval_corpus": other.sha256}
     require_model(config, corpus)
     with _processes(arguments) as processes:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
@@ -116,28 +60,43 @@ def run(arguments: argparse.Namespace) -> int:
         if not processes.first:
             _train_beside(arguments, config, corpus, layout)
             return 0
-        return _run_first(arguments, config, corpus, layout)
+        return _run_first(arguments, config, corpus, layout, identity)
 
 
-def _run_first(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> int:
+def _compute(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> Compute:
+    """What a token costs, and what the devices could do."""
+    from surefoot.experiment.training.build import pick_device
+    from surefoot.experiment.training.throughput import Compute, flops_per_token, peak_of
+
+    peak = arguments.peak_flops or peak_of(pick_device(config.execution.device))
+    return Compute(flops_per_token(config, corpus.vocab), peak and peak * layout.processes.count)
+
+
+def _run_first(
+    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, identity: dict[str, Any]
+) -> int:
     """Train on the process that writes files and speaks."""
     from surefoot.experiment.files import claim, dumps, locked, write_atomic
 
     out: Path = arguments.out
-    board = _board(arguments)
+    boards = _boards(arguments, identity)
     out.mkdir(parents=True, exist_ok=True)
-    arguments.resume = f"the same command goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
+    command = "the same command" if arguments.start == "auto" else "the same command with --resume auto"
+    arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
-        claim(out, {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}, LOG)
-        print(f"surefoot: writing to {out}/, data: {corpus.name}", file=sys.stderr)
+        claim(out, identity, LOG)
+        evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
+        print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
         try:
-            result = _train(arguments, config, corpus, layout, board)
+            compute = _compute(arguments, config, corpus, layout)
+            result = _train(arguments, config, corpus, layout, boards, compute)
         except KeyboardInterrupt:
-            _draw(out)
+            draw(out)
             raise
-        write_atomic(out / RESULT, dumps(asdict(result), indent=2) + "\n")
-        _draw(out)
-    print(json.dumps(asdict(result), allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
+        shown = asdict(result) | compute.at(result.tokens_per_second)
+        write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")
+        draw(out)
+    print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 
 
@@ -150,7 +109,7 @@ def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processe
             raise ValueError(f"--mesh {arguments.mesh} needs several processes: torchrun -m surefoot train ...")
         return nullcontext(ALONE)
     from surefoot.experiment.distributed.mesh import joined
-    from surefoot.experiment.training.run import pick_device
+    from surefoot.experiment.training.build import pick_device
 
     return joined(arguments.mesh, pick_device(arguments.device), arguments.timeout)
 
@@ -165,7 +124,12 @@ def _compile(model: nn.Module) -> None:
 
 
 def _train(
-    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, board: Board | None
+    arguments: argparse.Namespace,
+    config: TrainConfig,
+    corpus: Corpus,
+    layout: Layout,
+    boards: list[Board],
+    compute: Compute,
 ) -> TrainResult:
     """Train, and write the logs on the way."""
     from surefoot.experiment.training.loop import train
@@ -173,19 +137,22 @@ def _train(
 
     out: Path = arguments.out
     with (
-        _log(out / LOG, arguments.steps) as log,
-        NormLog(out, arguments.norm_limit, _warn) as norms,
-        board or nullcontext(),
+        open_log(out / LOG, arguments.steps) as log,
+        NormLog(out, arguments.norm_limit, warn) as norms,
+        ExitStack() as open_boards,
     ):
+        for board in boards:
+            open_boards.enter_context(board)
 
         def on_step(record: dict[str, Any]) -> None:
+            record = record | compute.at(record["tokens_per_second"])
             log(record)
-            if board is not None:
+            for board in boards:
                 board.losses(record)
 
         def observe(run: Run) -> None:
             line = norms.write(run)
-            if board is not None:
+            for board in boards:
                 board.norms(line)
 
         return train(config, corpus, on_step=on_step, observe=observe, **_options(arguments, layout))
@@ -211,7 +178,8 @@ def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
     from surefoot.experiment.training.checkpoint import Checkpoints
 
     every, folder = arguments.checkpoint_every, arguments.out / CHECKPOINTS
-    checkpoints = Checkpoints(folder, every, arguments.keep, arguments.keep_best, arguments.async_checkpoints)
+    kept = {"keep": arguments.keep, "best": arguments.keep_best}
+    checkpoints = Checkpoints(folder, every, **kept, background=arguments.async_checkpoints, start=arguments.start)
     return {
         "layout": layout,
         "log_every": arguments.log_every,
@@ -220,56 +188,13 @@ def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _board(arguments: argparse.Namespace) -> Board | None:
-    from surefoot.experiment.training.tensorboard import Board
+def _boards(arguments: argparse.Namespace, identity: dict[str, Any]) -> list[Board]:
+    from surefoot.experiment.training.boards.tensorboard import TensorBoard
+    from surefoot.experiment.training.boards.wandb import Wandb
 
-    return Board(arguments.out / BOARD) if arguments.tensorboard else None
-
-
-@contextmanager
-def _log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Append records to the log and show them on stderr.
-
-    A resumed run repeats the steps since its checkpoint: the first record replaces their old lines.
-    """
-    from surefoot.experiment.files import continued
-
-    opened: list[Log] = []
-    with ExitStack() as stack:
-
-        def write(record: dict[str, Any]) -> None:
-            if not opened:
-                opened.append(stack.enter_context(continued(path, record["step"])))
-            opened[0].append(record)
-            loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
-            print(f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}", file=sys.stderr, flush=True)
-
-        yield write
-
-
-def _warn(step: int, alarm: Alarm) -> None:
-    print(f"surefoot train: warning: step {step}: {alarm}", file=sys.stderr, flush=True)
-
-
-def _draw(out: Path) -> None:
-    """Draw the norms, or say what is missing for it."""
-    from surefoot.experiment.files import read_lines
-    from surefoot.experiment.training.norm_log import NORMS
-
-    if not read_lines(out / NORMS):
-        return  # stopped before the first measurement
-    if find_spec("matplotlib") is None:
-        print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
-        return
-    from surefoot.experiment.reports import norms as norm_report
-
-    print(f"surefoot: norms: {norm_report.figure(out)}", file=sys.stderr)
-
-
-def _sentence(result: TrainResult, unit: str) -> str:
-    if result.val_loss is None or result.train_loss is None:
-        return f"diverged after {result.steps} steps; try a smaller --lr"
-    return (
-        f"validation loss {result.val_loss:.4f}, training loss {result.train_loss:.4f} nats a {unit} "
-        f"after {result.steps} steps in {result.seconds:.1f} s ({result.parameters:,} parameters)"
-    )
+    boards: list[Board] = []
+    if arguments.tensorboard:
+        boards.append(TensorBoard(arguments.out / BOARD))
+    if arguments.wandb:
+        boards.append(Wandb(arguments.out, identity))
+    return boards

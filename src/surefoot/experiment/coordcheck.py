@@ -21,9 +21,10 @@ from surefoot.experiment.files import Log, Record, claim, dumps, finite_or_none,
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.training.build import require_model
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
-from surefoot.experiment.training.run import VALIDATION_SEED, Run, require_model
+from surefoot.experiment.training.run import VALIDATION_SEED, Run
 from surefoot.monitor import activations
 from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms

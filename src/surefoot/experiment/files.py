@@ -15,6 +15,9 @@ from surefoot.experiment.errors import DirectoryInUse
 
 Record = dict[str, Any]
 
+LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0}
+"""Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
+
 _BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
 
 
@@ -273,14 +276,14 @@ def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
 
 
 def _differences(there: Any, wanted: Any, key: str = "") -> list[str]:
-    """The differences of two JSON values as lines "key: there X, now Y", keys dotted.
+    """The differences of two JSON values as lines "key: there X, now Y", keys dotted; `LATER` fills what is missing.
 
     >>> _differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
     ['steps: there 75, now 150']
     """
     if isinstance(there, dict) and isinstance(wanted, dict):
         keys = sorted(there.keys() | wanted.keys())
-        nested = [_differences(there.get(k), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+        nested = [_differences(there.get(k, LATER.get(k)), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return [line for lines in nested for line in lines]
     return [] if there == wanted else [f"{key}: there {json.dumps(there)}, now {json.dumps(wanted)}"]
 

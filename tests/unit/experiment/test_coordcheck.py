@@ -258,7 +258,7 @@ class Tied(nn.Module):
 
 
 def test_logits_are_the_models_own_output(corpus, monkeypatch):
-    monkeypatch.setattr("surefoot.experiment.training.run.call", lambda _, width: Tied(width))
+    monkeypatch.setattr("surefoot.experiment.training.build.call", lambda _, width: Tied(width))
     configs = [TrainConfig.of(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
     summary = evaluate([measure(config, corpus) for config in configs], band=0.15)
     assert [layer["layer"] for layer in summary["layers"]] == ["embedding", "norm", LOGITS]

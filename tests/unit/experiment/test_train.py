@@ -11,11 +11,12 @@ from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.worker import run_trial
+from surefoot.experiment.training.build import pick_device
 from surefoot.experiment.training.checkpoint import Checkpoints, load
 from surefoot.experiment.training.config import Schedule, TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import METHODS
-from surefoot.experiment.training.run import Run, pick_device
+from surefoot.experiment.training.run import Run
 
 TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
@@ -34,6 +35,9 @@ def corpus() -> Corpus:
         ({"lr": math.nan}, "lr must be finite and not negative"),
         ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
         ({"decay": -0.1}, "decay must lie"),
+        ({"cooldown_shape": "cosine"}, "cooldown_shape='cosine' is unknown; choose linear, sqrt or power:P"),
+        ({"cooldown_shape": "power"}, "choose linear, sqrt or power:P with P above 0"),
+        ({"cooldown_shape": "power:-1"}, "cooldown_shape='power:-1' is unknown"),
         ({"device": "tpu"}, "device='tpu' is unknown; choose cpu, cuda, auto"),
         ({"autocast": "float16"}, "autocast='float16' is unknown"),
     ],
@@ -45,7 +49,7 @@ def test_impossible_configurations_are_refused(change, message):
 
 def test_settings_are_flat_in_files():
     keys = "model width depth head_dim method stabiliser lr seed steps batch_size context warmup decay device autocast"
-    assert set(TINY.to_json()) == set(keys.split())
+    assert set(TINY.to_json()) == {*keys.split(), "cooldown_shape", "average"}
     assert TrainConfig.of(**TINY.to_json()) == TINY
     assert TINY.replace(seed=3, width=32) == TrainConfig.of(**{**TINY.to_json(), "seed": 3, "width": 32})
     with pytest.raises(TypeError, match="'depht'"):
@@ -63,8 +67,9 @@ def test_a_gpu_that_is_missing_is_named():
 @pytest.mark.parametrize("steps", [1, 2, 7, 100])
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
-def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay):
-    factors = [Schedule(steps, warmup, decay).factor(step) for step in range(steps + 1)]
+@pytest.mark.parametrize("shape", ["linear", "sqrt", "power:1.5"])
+def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay, shape):
+    factors = [Schedule(steps, warmup, decay, shape).factor(step) for step in range(steps + 1)]
     top = factors.index(max(factors))
     assert factors[top] == 1
     assert factors[: top + 1] == sorted(factors[: top + 1])

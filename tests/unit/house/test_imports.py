@@ -51,6 +51,7 @@ ONLY_IN = {
     "datasets": "experiment.data.documents",
     "pyarrow": "experiment.data.documents",
     "transformers": "cli.hf_config",
+    "wandb": "experiment.training.boards.wandb",
     "lightning": "integrations",
     "torchtitan": "integrations",
 }

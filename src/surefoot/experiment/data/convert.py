@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from surefoot.experiment.data import bpe
 from surefoot.experiment.data.documents import SEPARATOR, documents
-from surefoot.experiment.data.shards import JOURNAL, MANIFEST, read_manifest, sha256_of
+from surefoot.experiment.data.shards import JOURNAL, MANIFEST, TOKENIZER, read_manifest, sha256_of
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
 from surefoot.experiment.errors import DataError
 from surefoot.experiment.files import dumps, locked, replace_files, write_atomic
 
-TOKENIZER = "tokenizer.json"
 TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
 _BATCH = 1 << 22  # characters that are encoded at once
 

@@ -20,7 +20,7 @@ from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
 from surefoot.experiment.errors import DataError
 
 PREFIX = "bin:"
-MANIFEST, JOURNAL = "manifest.json", "progress.json"
+MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
 SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")

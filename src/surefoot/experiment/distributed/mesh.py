@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from surefoot.experiment.distributed.processes import Processes, blocks_of
+from surefoot.experiment.distributed.processes import Processes, blocks_of, local_of
 from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.layers import MLP, Block, GatedMLP
 
@@ -127,9 +127,10 @@ class Mesh(Processes):
 
         sizes = (shape.replicate, shape.fsdp, shape.tp)
         self._shape, self._mesh = shape, init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        self.rank, self.shares = dist.get_rank(), shape.replicate * shape.fsdp
+        self.rank, self.count, self.shares = dist.get_rank(), shape.size, shape.replicate * shape.fsdp
         self.share = self.rank // shape.tp
         self.group = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
+        self._signals = dist.new_group(backend="gloo", timeout=limit)  # for `highest`, beside such a thread
 
     def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:
         """Cut a model: matrix products over tp, then every block and the rest over fsdp and replicate.
@@ -164,13 +165,19 @@ class Mesh(Processes):
         dist.all_reduce(x)
         x /= dist.get_world_size()
 
+    def highest(self, value: int) -> int:
+        """The largest of all processes' values, through memory of the hosts."""
+        found = torch.tensor(value)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._signals)
+        return int(found)
+
     def finish_gradients(self, model: nn.Module) -> None:
         """Add the gradients of the norms of single heads over tp, of which each process sees its own heads alone."""
         if self._shape.tp > 1:
             group = self._mesh["tp"].get_group()
             for name, p in model.named_parameters():
                 if p.grad is not None and ("query_norm" in name or "key_norm" in name):
-                    dist.all_reduce(_local(p.grad), group=group)
+                    dist.all_reduce(local_of(p.grad), group=group)
 
     def release(self, model: nn.Module) -> None:
         """Cut weights again; the outermost module's stay whole for a backward pass that does not come."""
@@ -185,7 +192,7 @@ class Mesh(Processes):
         squares: dict[Any, list[Tensor]] = {}
         for p in model.parameters():
             if p.grad is not None:
-                squares.setdefault(_cuts(p.grad), []).append(_local(p.grad).float().square().sum())
+                squares.setdefault(_cuts(p.grad), []).append(local_of(p.grad).float().square().sum())
         total = torch.zeros((), device=next(model.parameters()).device)
         for axes, parts in squares.items():
             own = torch.stack(parts).sum()
@@ -195,19 +202,13 @@ class Mesh(Processes):
         factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
         for p in model.parameters():
             if p.grad is not None:
-                _local(p.grad).mul_(factor)
+                local_of(p.grad).mul_(factor)
 
     def together(self, value: Any) -> list[Any]:
         """Every process's value, by rank."""
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, self.group)
         return found
-
-
-def _local(x: Any) -> Tensor:
-    """What this process holds of a tensor."""
-    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return local
 
 
 def _cuts(x: Any) -> tuple[str, ...]:

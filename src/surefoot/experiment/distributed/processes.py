@@ -15,12 +15,14 @@ class Processes:
 
     Attributes:
         rank: this process's number, from 0.
+        count: of the processes.
         shares: how many parts a batch is cut into; processes of a tensor-parallel group have the same part.
         share: the number of this process's part.
         group: for collectives of checkpoints; None alone.
     """
 
     rank = 0
+    count = 1
     shares = 1
     share = 0
     group: Any = None
@@ -72,6 +74,10 @@ class Processes:
     def average_(self, x: Tensor) -> None:
         """Put the mean over all processes in place of each one's value: the same on every process to the last bit."""
 
+    def highest(self, value: int) -> int:
+        """The largest of all processes' values: a collective, and no synchronisation with a device."""
+        return value
+
     def finish_gradients(self, model: nn.Module) -> None:
         """Add what other processes have of gradients that no layer has added."""
 
@@ -112,6 +118,12 @@ class Layout:
     def __post_init__(self) -> None:
         if self.accumulate < 1:
             raise ValueError(f"a step needs at least one pass, got accumulate={self.accumulate}")
+
+
+def local_of(x: Any) -> Tensor:
+    """What this process holds of a tensor: all of it, or its part of a `DTensor`."""
+    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return local
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

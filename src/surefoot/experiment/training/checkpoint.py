@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
@@ -97,6 +97,8 @@ class Checkpoints:
         keep: how many of the newest are kept; the second newest is there in case the newest is damaged.
         best: whether the one with the lowest validation loss is kept, too, of those saved at a step of an evaluation.
         background: whether several processes copy their state and write while the run goes on.
+        start: where a run goes on: "auto", at the newest sound one of the folder; "never", which allows none there; or
+            the path of one, a file or folder.
 
     Raises:
         ValueError: `every` or `keep` is below 1.
@@ -107,6 +109,7 @@ class Checkpoints:
     keep: int = RETAINED
     best: bool = False
     background: bool = False
+    start: Path | Literal["auto", "never"] = "auto"
     _pending: tuple[Future[Any], bool, int] | None = field(default=None, init=False, repr=False)
     _passed: set[Path] = field(default_factory=set, init=False, repr=False)
 
@@ -171,20 +174,26 @@ class Checkpoints:
         self._delete_older(step)
 
     def resume(self, run: Run) -> None:
-        """Go on from the newest checkpoint that is intact, with a warning for each newer one. A collective.
+        """Go on where `start` says; by default with a warning for each checkpoint passed over. A collective.
 
         Args:
             run: of the same configuration; unchanged where there are no checkpoints.
 
         Raises:
-            Damaged: there are checkpoints, and every one is damaged.
-            ValueError: they are of another run.
+            Damaged: there are checkpoints, and every one is damaged; or the one to start from is damaged or missing.
+            ValueError: they are of another run; or there are some, and there may be none.
         """
         problem, processes = None, run.layout.processes
         if processes.first and self.folder.is_dir():
             for path in self.folder.glob(f"step-*{UNFINISHED}"):  # of processes that were killed
                 shutil.rmtree(path, ignore_errors=True)
-        for path in processes.together(self.paths())[0]:  # as the first process sees them
+        if isinstance(self.start, Path):
+            self._start_from(run, self.start)
+            return
+        paths = processes.together(self.paths())[0]  # as the first process sees them
+        if paths and self.start == "never":
+            raise ValueError(f"{paths[0]} exists: choose another directory, or go on from there with --resume auto")
+        for path in paths:
             try:
                 self._restore(run, path)
                 return
@@ -196,14 +205,25 @@ class Checkpoints:
         if problem is not None:
             raise Damaged(f"{problem}; {REMEDY}")
 
+    def _start_from(self, run: Run, path: Path) -> None:
+        """Go on from a checkpoint that was asked for, wherever it lies."""
+        from surefoot.experiment.training import run_folder
+
+        missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
+        run_folder.agree(run.layout.processes, lambda: None if path.exists() else missing)
+        try:
+            self._restore(run, path)
+        except Damaged as error:
+            raise Damaged(f"{error}; start from another one with --resume") from None
+
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; `Damaged` on all processes if it is on one."""
-        if path.suffix == ".pt" and run.layout.processes.group is None:
+        if path.is_file() and run.layout.processes.group is None:
             run.load_state(load(path))
             return
         from surefoot.experiment.training import run_folder
 
-        if path.suffix != ".pt":
+        if path.is_dir():
             run_folder.load_(run, path)
             return
         state: dict[str, Any] = {}

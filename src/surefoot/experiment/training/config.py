@@ -43,6 +43,7 @@ NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Number("finite", float, "must be finite and not negative", lambda value: 0 <= value < math.inf)
 FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
+DECAY = Number("decay", float, "must be at least 0 and below 1", lambda value: 0 <= value < 1)
 LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
 
 
@@ -105,16 +106,25 @@ _STABILISER = {
     "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
     "metavar": "NAME:VALUE",
 }
+_AVERAGE = {
+    "help": "average the weights, too, with this decay (0.99, 0.999), and evaluate the average; 0: no average",
+    "number": DECAY,
+    "metavar": "DECAY",
+}
 
 
 @final
 @dataclass(frozen=True)
 class Optimisation(Settings):
-    """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`) and its peak learning rate."""
+    """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`), its peak learning rate.
+
+    And the decay of an average of the weights, which does not change the training.
+    """
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
+    average: float = field(default=0.0, metadata=_AVERAGE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,24 +133,37 @@ class Optimisation(Settings):
 
 _WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
 _COOLDOWN = {
-    "help": "last part of the steps, over which the rate falls linearly to 0; 1: all after the warm-up",
+    "help": "last part of the steps, over which the rate falls to 0; 1: all after the warm-up",
     "number": FRACTION,
     "flag": "--cooldown",
     "metavar": "COOLDOWN",
 }
+_SHAPE = {"help": "how the rate falls: linear, sqrt (1 - sqrt(x)) or power:P ((1 - x)^P)", "metavar": "SHAPE"}
 
 
 @final
 @dataclass(frozen=True)
 class Schedule(Settings):
-    """The steps of a run, and the learning rate's warm-up and cool-down as fractions of them."""
+    """The steps of a run, the learning rate's warm-up and cool-down as fractions of them, and the cool-down's shape.
+
+    Raises:
+        ValueError: a number out of range, or a shape that is none.
+    """
 
     steps: int = field(default=120, metadata={"help": "optimizer steps of a run", "number": COUNT})
     warmup: float = field(default=0.1, metadata=_WARMUP)
     decay: float = field(default=1.0, metadata=_COOLDOWN)
+    cooldown_shape: str = field(default="linear", metadata=_SHAPE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._fallen(1.0)
 
     def factor(self, step: int) -> float:
-        """Factor on the learning rate at a step: it rises linearly to 1, and in the end falls linearly to 0.
+        """Factor on the learning rate at a step: it rises linearly to 1, and in the end falls to 0.
+
+        With x, the part of the cool-down that is over, the factor there is `1 - x` (linear), `1 - sqrt(x)` (sqrt) or
+        `(1 - x)^P` (power:P).
 
         Args:
             step: 0 for the first; `steps` is allowed, and has the factor 0.
@@ -152,12 +175,35 @@ class Schedule(Settings):
         [0.5, 1.0, 1.0, 0.5, 0.0]
         >>> [Schedule(5, warmup=0.0, decay=0.4).factor(step) for step in range(6)]
         [1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
+        >>> [Schedule(5, 0.0, 0.8, "sqrt").factor(step) for step in range(6)]
+        [1.0, 1.0, 0.5, 0.2928932188134524, 0.1339745962155614, 0.0]
+        >>> [Schedule(5, 0.0, 0.8, "power:2").factor(step) for step in range(6)]
+        [1.0, 1.0, 0.5625, 0.25, 0.0625, 0.0]
+
+        Source: A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024),
+        section 3: a constant rate, then a cool-down, best by `1 - sqrt(x)`.
         """
         rise = round(self.warmup * self.steps)
         fall = min(self.steps - rise, round(self.decay * self.steps))
         if step < rise:
             return (step + 1) / rise
-        return min(1.0, max(0.0, (self.steps - step) / max(1, fall)))
+        return self._fallen(min(1.0, max(0.0, (self.steps - step) / max(1, fall))))
+
+    def _fallen(self, rest: float) -> float:
+        """The factor where this part of the cool-down is still to come."""
+        name, _, power = self.cooldown_shape.partition(":")
+        if self.cooldown_shape == "linear":
+            return rest
+        if self.cooldown_shape == "sqrt":
+            return 1 - math.sqrt(1 - rest)
+        try:
+            if name == "power" and 0 < float(power) < math.inf:
+                return float(rest ** float(power))
+        except ValueError:
+            pass  # no number
+        raise ValueError(
+            f"cooldown_shape={self.cooldown_shape!r} is unknown; choose linear, sqrt or power:P with P above 0"
+        )
 
 
 @final

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout
+from surefoot.experiment.distributed.stop import Stop
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import CHECK_EVERY, Record, Run, TrainResult
+from surefoot.experiment.training.throughput import Meter
 
 
 def train(
@@ -27,12 +30,15 @@ def train(
 ) -> TrainResult:
     """Train a model, from its newest checkpoint if there is one. A run that diverges ends early.
 
+    With checkpoints, SIGTERM and Ctrl-C let the step that is being taken end, and save it, before they act as they
+    would without: nothing of the finished steps is lost. A second one acts at once.
+
     Args:
         config: settings of the run.
         corpus: the data.
         method: overrides the method that `config` names.
         layout: how the work of a step is divided; default: one process, the whole batch at once.
-        on_step: called with a record of `Run` every `log_every` steps and at the end.
+        on_step: called with a record of `Run` and of `Meter` every `log_every` steps and at the end.
         observe: called with the run before its first step and whenever `on_step` is.
         log_every: steps between two records.
         eval_every: steps between two evaluations, whose `val_loss` joins the record; 0: only at the end.
@@ -45,46 +51,58 @@ def train(
         ValueError: an impossible configuration, or checkpoints of another run.
         OSError: a checkpoint cannot be written.
     """
-    run = Run(config, corpus, method, layout)
-    _begin(run, observe, checkpoints)
-    start, diverged = time.perf_counter() - run.seconds, _diverged(run)
-    while run.step < config.schedule.steps and not diverged:
-        run.advance(keep=observe is not None and _due(run, log_every, ahead=1))
-        logs = (diverged := _diverged(run)) or _due(run, eval_every) or _due(run, log_every)
-        if (logs and (on_step or observe)) or (checkpoints and _due(run, checkpoints.every)):
-            _stop_clock(run, start)
-            val_loss = _log(run, on_step, observe, evaluates=_due(run, eval_every)) if logs else None
-            if checkpoints and _due(run, checkpoints.every):
-                checkpoints.write(run, val_loss)
-            start = time.perf_counter() - run.seconds  # neither evaluating, observing nor saving counts as training
-    _stop_clock(run, start)
-    if checkpoints:
-        checkpoints.close()
-    return run.result()
-
-
-def _begin(run: Run, observe: Callable[[Run], None] | None, checkpoints: Checkpoints | None) -> None:
+    run, watch = Run(config, corpus, method, layout), _Watch(on_step, observe, log_every, eval_every)
     if checkpoints:
         checkpoints.resume(run)
     if observe and run.step == 0:
         observe(run)
+    meter = Meter(run, times=on_step is not None)
+    with Stop(run.layout.processes) if checkpoints else nullcontext() as stop:
+        _take_steps(run, meter, watch, checkpoints, stop)
+        if checkpoints:
+            checkpoints.close()
+    return meter.of_all(run.result())
 
 
-def _log(
-    run: Run, on_step: Callable[[Record], None] | None, observe: Callable[[Run], None] | None, evaluates: bool
-) -> float | None:
-    """Call what observes the run; the validation loss, if it was measured."""
-    val_loss = run.validate() if evaluates else None
-    if on_step is not None:
-        on_step(run.record() | ({"val_loss": val_loss} if evaluates else {}))
-    if observe is not None:
-        observe(run)
-    return val_loss
+@dataclass(frozen=True)
+class _Watch:
+    """What looks at a run and when: as the arguments of `train`."""
+
+    on_step: Callable[[Record], None] | None
+    observe: Callable[[Run], None] | None
+    log_every: int
+    eval_every: int
+
+    def keeps(self, run: Run) -> bool:
+        """Whether the weights before the next step are needed after it."""
+        return self.observe is not None and _due(run, self.log_every, ahead=1)
+
+    def look(self, run: Run, meter: Meter) -> float | None:
+        """Call what observes the run; the validation loss, if it was measured."""
+        losses = run.evaluate() if _due(run, self.eval_every) else {}
+        if self.on_step is not None:
+            self.on_step(run.record() | meter.window() | losses)
+        if self.observe is not None:
+            self.observe(run)
+        return losses.get("val_loss")
 
 
-def _stop_clock(run: Run, start: float) -> None:
-    run.wait()
-    run.seconds = time.perf_counter() - start
+def _take_steps(run: Run, meter: Meter, watch: _Watch, checkpoints: Checkpoints | None, stop: Stop | None) -> None:
+    """Take the run's steps, until its end, divergence or a signal."""
+    diverged, stopped = _diverged(run), False
+    meter.start()
+    while run.step < run.config.schedule.steps and not diverged and not stopped:
+        run.advance(keep=watch.keeps(run))
+        stopped = stop is not None and stop.asked()
+        logs = (diverged := _diverged(run)) or _due(run, watch.eval_every) or _due(run, watch.log_every)
+        saves = checkpoints and (stopped or _due(run, checkpoints.every))
+        if (logs and (watch.on_step or watch.observe)) or saves:
+            meter.stop()
+            val_loss = watch.look(run, meter) if logs else None
+            if checkpoints and saves:
+                checkpoints.write(run, val_loss)
+            meter.start()
+    meter.stop()
 
 
 def _diverged(run: Run) -> bool:

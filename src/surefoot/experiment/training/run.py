@@ -5,28 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, blocks_of
-from surefoot.experiment.files import finite_or_none
-from surefoot.experiment.models.decoder import published, reference
-from surefoot.experiment.models.layers import Learned
-from surefoot.experiment.models.sizes import PUBLISHED
-from surefoot.experiment.models.user_model import call, is_own
+from surefoot.experiment.files import LATER, finite_or_none
+from surefoot.experiment.training.average import Average
+from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.methods import method as method_named
-from surefoot.plan import Plan
 
 Record = dict[str, Any]
 
@@ -39,7 +36,11 @@ CHECK_EVERY = 10  # steps between two tests for divergence, each of which synchr
 @final
 @dataclass(frozen=True)
 class TrainResult:
-    """The outcome of a run. Losses are in nats per token, None if it diverged; `seconds` excludes evaluation."""
+    """The outcome of a run. Losses are in nats per token, None if it diverged; `seconds` excludes evaluation.
+
+    `val_loss_average` is that of the averaged weights, None where there are none; `tokens_per_second` is of the whole
+    run, `optimizer_share` of the steps that this process took and timed.
+    """
 
     train_loss: float | None
     val_loss: float | None
@@ -47,78 +48,9 @@ class TrainResult:
     steps: int
     seconds: float
     parameters: int
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of a name.
-
-    Args:
-        name: "cpu", "cuda", or "auto" for a GPU where there is one.
-
-    Returns:
-        The device.
-
-    Raises:
-        ValueError: a GPU was asked for and there is none.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch finds no GPU here; use --device cpu, or a CUDA build of torch")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def build(config: TrainConfig, vocab: int) -> nn.Module:
-    """The model of a configuration with its constructor's initial values: one with a name, or `function(width)`.
-
-    A user's function may draw from torch's global generator, which is seeded before the call and restored after it.
-
-    Args:
-        config: its architecture, and its seed for a user's function.
-        vocab: number of the data's tokens; a published model keeps its own, larger vocabulary.
-
-    Returns:
-        The model, on the CPU.
-
-    Raises:
-        ValueError: an unknown reference model, a width that is not a multiple of the head dimension, more tokens than a
-            published model has, or a function that cannot be called, see `user_model.call`.
-    """
-    size = config.architecture
-    if size.model in PUBLISHED:
-        if vocab > classes(config, vocab):
-            raise ValueError(f"{size.model} has {classes(config, vocab)} tokens, the data {vocab}: choose other data")
-        return published(size.model, size.width)
-    if not is_own(size.model):
-        return reference(size.model, size.width, size.depth, size.head_dim, vocab)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return call(size.model, size.width)
-
-
-def classes(config: TrainConfig, vocab: int) -> int:
-    """The number of tokens that a model tells apart: the data's, or a published model's own."""
-    name = config.architecture.model
-    return PUBLISHED[name].vocab if name in PUBLISHED else vocab
-
-
-def require_model(config: TrainConfig, corpus: Corpus) -> None:
-    """Refuse a model that cannot be trained, before anything is written; only a user's own is given memory.
-
-    Args:
-        config: of a run.
-        corpus: its data.
-
-    Raises:
-        ValueError: it cannot be built, it has no plan, or its positions are fewer than a sequence's tokens.
-    """
-    with nullcontext() if is_own(config.architecture.model) else torch.device("meta"):
-        model = build(config, corpus.vocab)
-    Plan.of(model)
-    positions = getattr(model, "positions", None)
-    if isinstance(positions, Learned) and config.batches.context > positions.context:
-        raise ValueError(
-            f"a context of {config.batches.context} tokens exceeds the {positions.context} learned positions of "
-            f"{config.architecture.model}"
-        )
+    val_loss_average: float | None = None
+    tokens_per_second: float | None = field(default=None, compare=False)
+    optimizer_share: float | None = field(default=None, compare=False)
 
 
 @final
@@ -154,7 +86,10 @@ class Run:
         self.scheduler = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
+        decay = config.optimisation.average
+        self.average = Average(self.model, decay) if decay else None
         self.losses = torch.full((config.schedule.steps,), math.nan, device=self.device)
+        self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
         self.step = 0
         self.seconds = 0.0
@@ -175,8 +110,11 @@ class Run:
         self.layout.processes.finish_gradients(self.model)
         if self.method.clip is not None:
             self.layout.processes.clip_(self.model, self.method.clip)
-        self.optimizer.step()
+        with self.timer:
+            self.optimizer.step()
         self.scheduler.step()
+        if self.average is not None:
+            self.average.update(first=self.step == 0)
         self.layout.processes.average_(total)  # what decides anything reads the same loss on every process
         self.losses[self.step] = total
         self.step += 1
@@ -204,6 +142,14 @@ class Run:
         self.layout.processes.release(self.model)
         return finite_or_none(float(mean))
 
+    def evaluate(self) -> Record:
+        """The validation loss, `val_loss`, and that of the averaged weights, `val_loss_average`, if there are such."""
+        found = {"val_loss": self.validate()}
+        if self.average is not None:
+            with self.average.in_place():
+                found["val_loss_average"] = self.validate()
+        return found
+
     def diverged(self) -> bool:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
         recent = self.losses[max(0, self.step - CHECK_EVERY) : self.step]
@@ -223,7 +169,8 @@ class Run:
     def state(self) -> dict[str, Any]:
         """The state of the run for a checkpoint: tensors, numbers, strings, lists and dictionaries."""
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer}
+        average = {} if self.average is None else {"average": self.average.weights}
+        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer, **average}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
@@ -238,12 +185,14 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.losses.copy_(state["losses"])
+        if self.average is not None:
+            self.average.load_(state["average"])
         self.go_on(state)
 
     def require_own(self, state: Mapping[str, Any]) -> None:
         """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
-        theirs = {**state["config"], "corpus": state["corpus"]}
+        theirs = {**LATER, **state["config"], "corpus": state["corpus"]}
         differing = [
             f"{key} ({theirs.get(key)}, now {value})" for key, value in ours.items() if theirs.get(key) != value
         ]
@@ -273,6 +222,9 @@ class Run:
         tail = self.losses[max(0, self.step - math.ceil(TAIL * self.config.schedule.steps)) : self.step]
         diverged = self.diverged()
         train_loss = None if diverged else finite_or_none(float(tail.mean()))
-        val_loss = None if diverged else self.validate()
+        losses = {"val_loss": None} if diverged else self.evaluate()
         size = sum(p.numel() for p in self.model.parameters())
-        return TrainResult(train_loss, val_loss, diverged or val_loss is None, self.step, self.seconds, size)
+        diverged = diverged or losses["val_loss"] is None
+        return TrainResult(
+            train_loss, diverged=diverged, steps=self.step, seconds=self.seconds, parameters=size, **losses
+        )

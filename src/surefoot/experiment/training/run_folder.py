@@ -61,6 +61,8 @@ def load_(run: Run, path: Path) -> None:
     set_model_state_dict(run.model, tensors["model"])
     set_optimizer_state_dict(run.model, run.optimizer, tensors["optimizer"])
     run.losses.copy_(tensors["losses"])
+    if run.average is not None:
+        run.average.load_(tensors["average"])
     run.go_on(facts)
 
 
@@ -104,13 +106,17 @@ def load_whole(run: Run, state: Mapping[str, Any]) -> None:
     }
     run.optimizer.load_state_dict({**saved, "state": cut})
     run.losses.copy_(state["losses"])
+    if run.average is not None:
+        weights = run.average.weights
+        run.average.load_({name: _like(x, weights[name]) for name, x in state["average"].items()})
     run.go_on(state)
 
 
 def _tensors(run: Run) -> dict[str, Any]:
     """The run's tensors by names that are the same on every mesh; the optimizer's state complete."""
     optimizer = get_optimizer_state_dict(run.model, run.optimizer)
-    return {"model": get_model_state_dict(run.model), "optimizer": optimizer, "losses": run.losses}
+    average = {} if run.average is None else {"average": run.average.weights}
+    return {"model": get_model_state_dict(run.model), "optimizer": optimizer, "losses": run.losses, **average}
 
 
 def _like(x: Any, p: Tensor) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from surefoot.experiment.files import Record
+from surefoot.experiment.training.boards.base import Board
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 
 @final
-class Board:
-    """Writes `loss`, `val_loss`, `lr`, `norm/NAME` and `update/NAME` as scalars. Use as a context manager.
+class TensorBoard(Board):
+    """Writes scalars to a folder.
 
     Args:
         folder: created at the first record; if a run is resumed, later steps in it are replaced.
@@ -30,27 +31,13 @@ class Board:
         self._folder, self._make = folder, SummaryWriter
         self._writer: SummaryWriter | None = None
 
-    def losses(self, record: Record) -> None:
-        """Write the losses and the learning rate of a record of the training log."""
-        self._write(record["step"], {key: record.get(key) for key in ("loss", "val_loss", "lr")})
-
-    def norms(self, line: Record) -> None:
-        """Write the norms and updates of a record of `norms.jsonl`."""
-        norms = {f"norm/{name}": lower for name, (lower, _) in line["norms"].items()}
-        updates = {f"update/{name}": value for name, value in line.get("updates", {}).items()}
-        self._write(line["step"], norms | updates)
-
-    def _write(self, step: int, scalars: dict[str, float | None]) -> None:
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._writer is None:
             self._writer = self._make(str(self._folder), purge_step=step)
         for name, value in scalars.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def __enter__(self) -> Board:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()

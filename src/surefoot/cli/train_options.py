@@ -1,0 +1,101 @@
+"""The options of `surefoot train`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from surefoot.cli import options
+from surefoot.experiment.training.config import Architecture, Optimisation, TrainConfig
+from surefoot.experiment.training.norm_alarm import LIMIT
+
+_EXAMPLES = """
+surefoot train --width 128 --steps 1000 --out runs/one
+surefoot train --recipes adamw --lr 0.015 --out runs/adamw
+surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
+surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
+surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
+torchrun --nproc-per-node 4 -m surefoot train --mesh fsdp=2,tp=2 --model llama --out runs/mesh
+surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
+surefoot train --width 128 --steps 1000 --out runs/two --resume runs/one/checkpoints/step-00000500.pt
+"""
+
+
+def add_to(commands: options.Commands, run: options.Runner) -> None:
+    """Add the command.
+
+    Args:
+        commands: of `ArgumentParser.add_subparsers`.
+        run: called with the parsed arguments; returns the exit code.
+    """
+    help = "train one reference model, with a log and checkpoints"
+    parser = options.command(commands, "train", run, help, _EXAMPLES)
+    options.add_recipe(parser)
+    options.add_model(parser)
+    options.add(parser, Architecture, "width", "depth", "head_dim")
+    options.add_rate(parser)
+    options.add(parser, Optimisation, "average")
+    options.add(parser, TrainConfig, "seed")
+    options.add_training(parser)
+    source = "where validation batches are from: the validation split of another source, as for --data"
+    parser.add_argument("--eval-data", metavar="PATH", help=source)
+    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
+    _add_checkpoints(parser)
+    parser.add_argument("--log-every", type=options.count, default=10, help="steps between lines of the log")
+    parser.add_argument(
+        "--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end"
+    )
+    parser.add_argument(
+        "--norm-limit", type=options.positive, default=LIMIT, metavar="NORM",
+        help="natural norm that a layer without a bound is warned of (--stabiliser bounds it)",
+    )  # fmt: skip
+    parser.add_argument("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    parser.add_argument(
+        "--wandb", action="store_true", help="log to Weights & Biases; in the run directory, unless WANDB_MODE is set"
+    )
+    parser.add_argument(
+        "--peak-flops", type=options.positive, metavar="FLOPS",
+        help="FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)",
+    )  # fmt: skip
+    _add_layout(parser)
+    options.add_json(parser)
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH",
+        help="where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
+        "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration",
+    )  # fmt: skip
+    parser.add_argument("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
+    parser.add_argument("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
+    parser.add_argument(
+        "--keep-best", action="store_true", help="keep the one with the lowest validation loss, too (see --eval-every)"
+    )
+    parser.add_argument(
+        "--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on"
+    )
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    """Options of how a step is computed, under any of which a run goes on."""
+    mesh = "under torchrun: processes along replicate, fsdp and tp, fsdp=4,tp=2 for example (default: all along fsdp)"
+    parser.add_argument("--mesh", metavar="AXIS=N,...", help=mesh)
+    parser.add_argument(
+        "--timeout", type=options.positive, default=10.0, metavar="MINUTES",
+        help="under torchrun: how long a process waits for another before it ends with an error",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes a step"
+    )
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute activations of a block again in the backward pass (less memory)",
+    )
+    parser.add_argument("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
+    parser.add_argument("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
+
+
+def _start(text: str) -> str | Path:
+    return text if text in ("auto", "never") else Path(text)

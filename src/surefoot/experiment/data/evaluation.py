@@ -1,0 +1,65 @@
+"""Validation on another source than the training's, in the same vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.experiment.data import bpe, markov, shards
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.errors import DataError
+
+
+def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
+    """A source whose validation split is in the vocabulary that a model is trained with.
+
+    Args:
+        source: as `load` takes it. A text beside BPE data or files of tokens is encoded by their vocabulary: that of
+            `bpe:` is trained once more, that of `bin:` is the folder's `tokenizer.json`.
+        data: the training's source, as `load` took it.
+        corpus: what `load` made of it.
+
+    Returns:
+        The source's corpus.
+
+    Raises:
+        DataError: another vocabulary, or a source that cannot be read.
+    """
+    data = data or ""
+    kind, own = _kind(source), _kind(data)
+    tokenizers = [_tokenizer_of(name) for name in (source, data)]
+    if own in (bpe.PREFIX, shards.PREFIX) and not kind and (own == bpe.PREFIX or tokenizers[1] is not None):
+        return _encoded(load(source), data, tokenizers[1], corpus)
+    other = load(source)
+    differ = None not in tokenizers and tokenizers[0].read_bytes() != tokenizers[1].read_bytes()  # type: ignore[union-attr]
+    if kind != own or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
+        encodes = own == bpe.PREFIX or tokenizers[1] is not None
+        remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
+        raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
+    return other
+
+
+def _encoded(text: Corpus, data: str, tokenizer: Path | None, corpus: Corpus) -> Corpus:
+    """A text's validation split in the tokens of the training's source."""
+    if tokenizer is not None:
+        known = bpe.read(tokenizer)
+    else:
+        vocab, path = bpe.parse(data)
+        known = bpe.train(np.asarray(load(path).train).tobytes(), vocab)
+    validation = bpe.encode(known, np.asarray(text.validation).tobytes())
+    return replace(text, validation=validation, vocab=corpus.vocab)
+
+
+def _kind(source: str) -> str:
+    kinds = (markov.PREFIX, bpe.PREFIX, shards.PREFIX)
+    return next((prefix for prefix in kinds if source.startswith(prefix)), "")
+
+
+def _tokenizer_of(source: str) -> Path | None:
+    """The tokenizer beside files of tokens."""
+    if _kind(source) != shards.PREFIX:
+        return None
+    path = shards.parse(source)[1] / shards.TOKENIZER
+    return path if path.is_file() else None

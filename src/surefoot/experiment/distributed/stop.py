@@ -1,0 +1,59 @@
+"""SIGTERM and Ctrl-C as a request to end between two steps, on which all processes of a run agree."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, final
+
+from surefoot.experiment.distributed.processes import Processes
+
+TOGETHER = 1.0
+"""Seconds within which signals count as one: `timeout` and terminals send theirs to a process and to its group."""
+
+
+@final
+class Stop:
+    """While it is open, the first SIGTERM or Ctrl-C is remembered and acts at its end; a second one acts at once.
+
+    Use as a context manager. Only the main thread gets signals; one that is ignored stays so.
+
+    Args:
+        processes: all that train together.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._number, self._since, self._agreed = 0, 0.0, 0
+        self._before: dict[int, Any] = {}
+
+    def asked(self) -> bool:
+        """Whether one of the processes has got such a signal: a collective, so that all agree."""
+        self._agreed = self._processes.highest(self._number)
+        return self._agreed > 0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._number:
+            self._number, self._since = number, now
+        elif now - self._since > TOGETHER:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._restore()
+        if kind is None and (number := self._number or self._agreed):
+            signal.raise_signal(number)

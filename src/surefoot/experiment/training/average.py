@@ -1,0 +1,66 @@
+"""An average of the weights beside a run: kept in float32, evaluated in the weights' place, never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.experiment.distributed.processes import local_of
+
+
+@final
+class Average:
+    """The exponential moving average `a <- decay a + (1 - decay) w`, which starts as the weights after the first step.
+
+    As `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`, without a copy of the model: on a mesh each
+    process averages what it holds of the weights. Buffers are not averaged.
+
+    Args:
+        model: with its initial values, cut over the mesh.
+        decay: kept fraction of the average, 0 to below 1.
+
+    Attributes:
+        weights: the average by the parameters' names, in float32 at least, cut like them.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model, self._decay = model, decay
+        self.weights: dict[str, Tensor] = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in model.named_parameters()
+        }
+
+    @torch.no_grad()
+    def update(self, first: bool) -> None:
+        """Take in the weights after a step, without a synchronisation; after the first step they are the average."""
+        averages = [local_of(a) for a in self.weights.values()]
+        now = [w.to(a.dtype) for w, a in zip(self._here(), averages, strict=True)]
+        torch._foreach_lerp_(averages, now, 1.0 if first else 1 - self._decay)
+
+    @contextmanager
+    @torch.no_grad()
+    def in_place(self) -> Iterator[None]:
+        """The model with the average in the place of its weights, which come back bit for bit.
+
+        Nothing that watches for writes to the weights (`PostClip`'s running bound) notices.
+        """
+        here = self._here()
+        kept = [w.clone() for w in here]
+        try:
+            torch._foreach_copy_(here, [local_of(a) for a in self.weights.values()])
+            yield
+        finally:
+            torch._foreach_copy_(here, kept)
+
+    def load_(self, weights: Mapping[str, Any]) -> None:
+        """Go on with an average that was saved, in tensors cut like the parameters."""
+        for name, a in self.weights.items():
+            a.copy_(weights[name])
+
+    def _here(self) -> list[Tensor]:
+        """What this process holds of the weights, with counts of writes of their own."""
+        return [local_of(p.detach()).data for p in self._model.parameters()]

@@ -1,0 +1,1 @@
+"""Where a run's numbers are drawn while it trains."""

@@ -1,0 +1,88 @@
+"""The model and the device that a configuration names, and whether the model can be trained on the data."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.models.decoder import published, reference
+from surefoot.experiment.models.layers import Learned
+from surefoot.experiment.models.sizes import PUBLISHED
+from surefoot.experiment.models.user_model import call, is_own
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.plan import Plan
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name.
+
+    Args:
+        name: "cpu", "cuda", or "auto" for a GPU where there is one.
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: a GPU was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch finds no GPU here; use --device cpu, or a CUDA build of torch")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def build(config: TrainConfig, vocab: int) -> nn.Module:
+    """The model of a configuration with its constructor's initial values: one with a name, or `function(width)`.
+
+    A user's function may draw from torch's global generator, which is seeded before the call and restored after it.
+
+    Args:
+        config: its architecture, and its seed for a user's function.
+        vocab: number of the data's tokens; a published model keeps its own, larger vocabulary.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: an unknown reference model, a width that is not a multiple of the head dimension, more tokens than a
+            published model has, or a function that cannot be called, see `user_model.call`.
+    """
+    size = config.architecture
+    if size.model in PUBLISHED:
+        if vocab > classes(config, vocab):
+            raise ValueError(f"{size.model} has {classes(config, vocab)} tokens, the data {vocab}: choose other data")
+        return published(size.model, size.width)
+    if not is_own(size.model):
+        return reference(size.model, size.width, size.depth, size.head_dim, vocab)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return call(size.model, size.width)
+
+
+def classes(config: TrainConfig, vocab: int) -> int:
+    """The number of tokens that a model tells apart: the data's, or a published model's own."""
+    name = config.architecture.model
+    return PUBLISHED[name].vocab if name in PUBLISHED else vocab
+
+
+def require_model(config: TrainConfig, corpus: Corpus) -> None:
+    """Refuse a model that cannot be trained, before anything is written; only a user's own is given memory.
+
+    Args:
+        config: of a run.
+        corpus: its data.
+
+    Raises:
+        ValueError: it cannot be built, it has no plan, or its positions are fewer than a sequence's tokens.
+    """
+    with nullcontext() if is_own(config.architecture.model) else torch.device("meta"):
+        model = build(config, corpus.vocab)
+    Plan.of(model)
+    positions = getattr(model, "positions", None)
+    if isinstance(positions, Learned) and config.batches.context > positions.context:
+        raise ValueError(
+            f"a context of {config.batches.context} tokens exceeds the {positions.context} learned positions of "
+            f"{config.architecture.model}"
+        )

@@ -1,0 +1,64 @@
+"""`surefoot train --eval-data` and `--wandb`."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from surefoot.cli import main
+
+from .commands import lines, refused, training
+
+
+def result(run):
+    return json.loads((run / "result.json").read_text())
+
+
+def test_validation_on_another_source_leaves_the_training_as_it_is(tmp_path, text, capsys):
+    (tmp_path / "other.txt").write_bytes(b"a quite different sentence, with other words in it; " * 400)
+    runs = {name: tmp_path / name for name in ("plain", "same", "other")}
+    assert main(training(runs["plain"], text)) == 0
+    for name, source in (("same", text), ("other", tmp_path / "other.txt")):
+        assert main(training(runs[name], text, "--eval-data", f"{source}")) == 0
+    found = {name: result(run) for name, run in runs.items()}
+    assert len({each["train_loss"] for each in found.values()}) == 1
+    assert found["same"]["val_loss"] == found["plain"]["val_loss"] != found["other"]["val_loss"]
+    assert f"validation: {tmp_path / 'other.txt'}" in capsys.readouterr().err
+    said = refused(training(runs["other"], text), capsys)
+    assert "belongs to another configuration; it differs in eval_corpus: there " in said
+
+
+@pytest.mark.parametrize("source", ["markov:256", "bpe:270:{text}", "{text}.none"])
+def test_another_vocabulary_or_none_is_a_data_error(tmp_path, text, capsys, source):
+    said = refused(training(tmp_path / "run", text, "--eval-data", source.format(text=text)), capsys, code=4)
+    assert "give data of the same kind" in said or "does not exist" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_is_encoded_by_the_vocabulary_of_the_training_data(tmp_path, text, capsys):
+    data = ["--data", f"bpe:280:{text}"]
+    assert main([*training(tmp_path / "plain", text), *data]) == 0
+    assert main([*training(tmp_path / "same", text, "--eval-data", f"{text}"), *data]) == 0
+    assert result(tmp_path / "same")["val_loss"] == result(tmp_path / "plain")["val_loss"]
+    capsys.readouterr()
+    said = refused([*training(tmp_path / "x", text, "--eval-data", f"bpe:270:{text}"), *data], capsys, code=4)
+    assert "give the text alone" in said
+
+
+def test_a_run_is_logged_to_wandb_as_to_the_log(tmp_path, text, capsys, monkeypatch):
+    sent = []
+    run = types.SimpleNamespace(
+        log=lambda scalars, step: sent.append((step, scalars)), finish=lambda: sent.append(None)
+    )
+    module = types.SimpleNamespace(init=lambda **options: sent.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    out = tmp_path / "run"
+    assert main(training(out, text, "--log-every", "3", "--wandb")) == 0
+    begun, *scalars, end = sent
+    assert begun["config"] == json.loads((out / "config.json").read_text())
+    logged = [(step, each["loss"]) for step, each in scalars if "loss" in each]
+    assert logged == [(record["step"], record["loss"]) for record in lines(out / "log.jsonl")]
+    norms = [(step, each["norm/head.weight"]) for step, each in scalars if "norm/head.weight" in each]
+    assert norms == [(r["step"], r["norms"]["head.weight"][0]) for r in lines(out / "norms.jsonl")]
+    assert end is None
