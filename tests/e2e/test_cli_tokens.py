@@ -78,6 +78,7 @@ def test_evaluation_on_a_text_or_on_other_tokens(written, tmp_path, text, capsys
     assert losses["tokens"] == losses["plain"]
     assert abs(losses["text"] - losses["plain"]) < 0.2  # the text's own last tenth is cut by bytes
     assert main(["tokens", f"{text}", f"{tmp_path / 'third'}", "--vocab", "270", "--validation-one-in", "1"]) == 0
+    capsys.readouterr()
     for source in (f"bin:300:{tmp_path / 'third'}", "markov:64"):
         assert "has another vocabulary" in refused(
             training(tmp_path / "x", data, "--eval-data", source), capsys, code=4
