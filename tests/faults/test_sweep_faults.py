@@ -49,12 +49,6 @@ def failing(trial):
     return quick(trial)
 
 
-def dying(trial):
-    if (trial.width, trial.log2_lr) == (8, 0.0):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return quick(trial)
-
-
 def config(**changes):
     values = {"recipes": ("a",), "widths": (8, 16), "seeds": (0,), "steps": 1, "search": Grid((-1.0, 0.0, 1.0))}
     return SweepConfig(**{**values, **changes})
@@ -136,12 +130,6 @@ def test_a_run_that_raises_is_named_and_the_finished_ones_are_kept(tmp_path):
     assert lines(tmp_path) == 4
     run(config(), tmp_path, quick, workers=1, progress=silent)
     assert lines(tmp_path) == 6
-
-
-def test_a_killed_worker_is_reported_and_the_finished_runs_are_kept(tmp_path):
-    with pytest.raises(SweepError, match=r"worker process was killed .*width 8, lr 2\^0.*4 finished runs"):
-        run(config(), tmp_path, dying, workers=1, progress=silent)
-    assert lines(tmp_path) == 4
 
 
 def test_two_sweeps_cannot_share_a_directory(tmp_path):
