@@ -51,6 +51,8 @@ ONLY_IN = {
     "transformers": "cli.hf_config",
     "lightning": "integrations",
     "torchtitan": "integrations",
+    "ray": "experiment.sweep.on_ray",
+    "submitit": "experiment.sweep.on_slurm",
 }
 """Packages that one room or module alone may import."""
 

@@ -44,9 +44,11 @@ class Raised(Exception):
 
 
 class Executor(Protocol):
-    """Runs functions in other processes. `workers` is how many of them it is given at a time."""
+    """Runs functions in other processes: begins them, waits for them, ends them."""
 
-    workers: int
+    @property
+    def workers(self) -> int:
+        """How many runs it is given at a time."""
 
     def submit(self, function: Function, items: Sequence[Any]) -> Sequence[Hashable]:
         """Begin `function(item)` for each item.
