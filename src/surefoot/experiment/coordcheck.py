@@ -54,7 +54,7 @@ def check(
     widths: tuple[int, ...],
     seeds: Sequence[int],
     band: float = BAND,
-    on_record: OnRecord | None = None,
+    on_record: OnRecord = lambda record: None,
     executor: Executor | None = None,
     data: str | None = None,
 ) -> dict[str, Any]:
@@ -75,8 +75,7 @@ def check(
         The content of `coordcheck.json`: `evaluate`'s, with `config` and `environment`.
 
     Raises:
-        ValueError: fewer than two widths, one that does not fit the model, a model that has no plan or has other layers
-            at another width, a directory of another configuration.
+        ValueError: widths or a model that cannot be compared, or a directory of another configuration.
         DirectoryInUse: another check writes there.
         OSError: a file cannot be written.
         SweepError: a run on the executor raised, or its process was killed twice.
@@ -90,16 +89,18 @@ def check(
         with Log(directory / RESULTS) as log:
             done = {(record["width"], record["seed"]): record for record in log.records}
             runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
-            missing = [run for run in runs if (run.architecture.width, run.seed) not in done]
-            for record in _measured(missing, corpus, executor, data):
+            for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):
                 done[record["width"], record["seed"]] = record
                 log.append(record)
-                if on_record is not None:
-                    on_record(record)
-        slopes = evaluate([done[run.architecture.width, run.seed] for run in runs], band)
+                on_record(record)
+        slopes = evaluate([done[_key(run)] for run in runs], band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _key(run: TrainConfig) -> tuple[int, int]:
+    return run.architecture.width, run.seed
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _measure_part(part: _Part) -> Record:
 def _measured(
     missing: Sequence[TrainConfig], corpus: Corpus, executor: Executor | None, data: str | None
 ) -> Iterator[Record]:
-    """The records of runs as they end; on an executor the widest first, and at the end SweepError if some were killed."""
+    """The records of runs as they end; on an executor the widest first, and SweepError at the end if any was killed."""
     if executor is None:
         yield from (measure(run, corpus) for run in missing)
         return
