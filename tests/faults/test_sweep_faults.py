@@ -6,7 +6,9 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -145,6 +147,67 @@ def test_a_directory_of_another_configuration_is_refused_with_the_difference(tmp
     with pytest.raises(ValueError, match=r"settings.depth: there 2, now 3; steps: there 1, now 5.*another dir"):
         run(config(settings={"depth": 3}, steps=5), tmp_path, quick, progress=silent)
     assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"steps": 1', '"stesp": 1', r"steps: there missing, now 1; stesp: there 1, now unknown \(steps\?\)"),
+        ('"steps": 1', '"steps": 1, "colour": 2', r"differs in colour: there 2, now unknown\."),
+        ('"steps": 1', '"steps": 1, "steps": 1', r'config.json is not valid JSON \(the key "steps" twice\)'),
+        ('"steps": 1', '"steps": "1"', r'steps: there "1", now 1'),
+        ('"steps": 1', '"steps": true', r"steps: there true, now 1"),
+        ('"depth": 2', '"dpeth": 2', r"settings.dpeth: there 2, now unknown \(depth\?\)"),
+    ],
+)
+def test_unknown_duplicate_and_mistyped_keys_are_named(tmp_path, old, new, message):
+    ours = config(settings={"depth": 2})
+    run(ours, tmp_path, quick, workers=1, progress=silent)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        run(ours, tmp_path, quick, progress=silent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"widths": [', '"withds": [', "config.json: widths must be a list of int, got None"),
+        ('"a"', "3", "config.json: recipes must be a list of str, got "),
+        ('"steps": 1', '"steps": 1, "steps": 1', 'the key "steps" twice'),
+    ],
+)
+def test_a_damaged_configuration_of_an_unfinished_sweep_is_named(tmp_path, old, new, message):
+    run(config(), tmp_path, quick, workers=1, progress=silent)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+@pytest.fixture
+def readable_only():
+    """A directory that this process may read and not write, a superuser's too."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        directory = Path(folder) / "run"
+        directory.mkdir(mode=0o555)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield directory
+        finally:
+            os.seteuid(user)
+
+
+def test_a_read_only_directory_is_named(readable_only):
+    with pytest.raises(OSError, match="Permission denied") as refused:
+        run(config(), readable_only, quick, workers=1, progress=silent)
+    assert str(readable_only) in str(refused.value)
+    with pytest.raises(OSError, match="Permission denied") as refused:
+        run(config(), readable_only / "new", quick, workers=1, progress=silent)
+    assert str(readable_only) in str(refused.value)
 
 
 def test_results_without_a_configuration_are_not_adopted(tmp_path):

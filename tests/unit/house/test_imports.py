@@ -28,7 +28,7 @@ LAYERS = (
     ("cli",),
 )
 EXPERIMENT = (
-    ("errors", "files", "models", "data"),
+    ("errors", "configs", "files", "models", "data"),
     ("distributed",),
     ("training",),
     ("sweep",),

@@ -7,6 +7,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment import configs
 from surefoot.experiment.files import Log, Record, claim, dumps, locked, read_lines, write_atomic
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -92,12 +93,18 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), records
     if not (directory / CONFIG).exists():
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    try:
+        config = configs.parse((directory / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{directory / CONFIG} is not valid JSON ({error})") from None
     if "recipes" not in config:
         raise ValueError(
             f"{directory} holds no sweep, no norms.jsonl and no coordcheck.json: "
             "what was started there has nothing to report yet"
         )
+    for key, kind in (("recipes", str), ("widths", int)):
+        if not isinstance(values := config.get(key), list) or not all(isinstance(value, kind) for value in values):
+            raise ValueError(f"{directory / CONFIG}: {key} must be a list of {kind.__name__}, got {values!r}")
     return summarise(config, records, {}), records
 
 
