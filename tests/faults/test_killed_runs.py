@@ -1,10 +1,12 @@
 """Runs whose process is killed: begun once more, then recorded as failed; no other run is lost, on any executor."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -190,3 +192,71 @@ def test_a_worker_killed_while_it_waits_costs_nothing():
 def test_a_diverged_run_says_where(tmp_path):
     record = {"recipe": "a", "width": 8, "log2_lr": 0.0, "seed": 0, "diverged": True, "not_finite": "head.weight"}
     assert Progress(record, 1, 1, 0.0).headline == "a width 8 lr 2^0 seed 0: diverged, head.weight is not finite"
+
+
+TWELVE = """
+import sys, time
+from surefoot.experiment.sweep.config import SweepConfig, TrialResult
+from surefoot.experiment.sweep.search import Grid
+from surefoot.experiment.sweep.sweep import run
+
+def trial(trial):
+    with open(trial.settings["log"], "a") as log:
+        log.write("begun\\n")
+    time.sleep(0.4)
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.4)
+
+if __name__ == "__main__":
+    executor = None
+    if sys.argv[2] == "ray":
+        from surefoot.experiment.sweep.on_ray import Ray
+        executor = Ray(2)
+    config = SweepConfig(("a",), (8, 16), (0, 1), 1, Grid((-1.0, 0.0, 1.0)), {"log": sys.argv[3]})
+    run(config, sys.argv[1], trial, workers=2, executor=executor)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["pool", pytest.param("ray", marks=pytest.mark.integration)])
+def test_killed_ten_times_at_random_moments_twelve_runs_are_twelve_results(tmp_path, executor):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    (tmp_path / "script.py").write_text(TWELVE)
+    begun, moments, kept = tmp_path / "begun", random.Random(2), []
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run"), executor, str(begun)]
+    begun.touch()
+    for attempt in range(10):
+        before = begun.stat().st_size
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+            while attempt % 2 and begun.stat().st_size == before:  # every other time it is starting up
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0, 0.7 if attempt % 2 else 1.0))
+            assert sweep.poll() is None
+            sweep.kill()  # its workers end by themselves
+        kept.append(len(read_lines(tmp_path / "run" / "results.jsonl")))
+    assert kept == sorted(kept)
+    assert 0 < kept[-1] < 12
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    records = read_lines(tmp_path / "run" / "results.jsonl")
+    assert Counter((r["width"], r["log2_lr"], r["seed"]) for r in records) == Counter(
+        (width, rate, seed) for width in (8, 16) for rate in (-1.0, 0.0, 1.0) for seed in (0, 1)
+    )
+    assert not any("failed" in record for record in records)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_random_moments_lose_no_run(tmp_path, log):
+    killed, moments = [], random.Random(1)
+
+    def kill_one(progress):
+        if len(killed) < 4:
+            time.sleep(moments.uniform(0, 0.3))
+            worker = moments.choice(pool._busy + pool._idle)
+            worker.process.kill()
+            killed.append(worker)
+
+    pool = Pool(3)
+    run(config(log, sleep=0.3), tmp_path / "run", slow, progress=kill_one, executor=pool)
+    assert len(killed) == 4
+    assert sorted(trials(tmp_path / "run")) == [(w, r) for w in (8, 16) for r in (-1.0, 0.0, 1.0)]

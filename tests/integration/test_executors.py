@@ -58,6 +58,10 @@ def raising(trial):
     return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
 
 
+def quick(trial):
+    return TrialResult(2.0, 2 + trial.log2_lr**2, 0.1)
+
+
 def threads(trial):
     import torch
 
@@ -158,3 +162,43 @@ def test_gpus_that_ray_has_not_are_refused(tmp_path):
         run(grid({}), tmp_path / "run", raising, progress=silent, executor=Ray(gpus_per_run=0.5))
     with pytest.raises(ConnectionError, match=r"no Ray cluster at 127.0.0.1:1 "):
         run(grid({}), tmp_path / "run", raising, progress=silent, executor=Ray(address="127.0.0.1:1"))
+
+
+SBATCH = """#!/bin/bash
+# A cluster of this machine alone: the tasks of an array, or the one job, begin at once, in the background.
+script=$1 job=$$
+tasks=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$script")
+export SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+cat "$script" >> "$(dirname "$0")/scripts"
+if [ -n "$tasks" ]; then
+  for task in $(seq 0 "$tasks"); do
+    SLURM_JOB_ID=$job SLURM_ARRAY_JOB_ID=$job SLURM_ARRAY_TASK_ID=$task bash "$script" >/dev/null 2>&1 &
+  done
+else
+  SLURM_JOB_ID=$job bash "$script" >/dev/null 2>&1 &
+fi
+echo "Submitted batch job $job"
+"""
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do case $1 in --output|--error) shift 2;; *) shift;; esac; done
+exec "$@"
+"""
+
+
+def test_runs_that_can_begin_together_are_one_job_array(tmp_path, monkeypatch, make):
+    pytest.importorskip("submitit")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", "#!/bin/bash\n"), ("scancel", "#!/bin/bash\n")):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ValueError, match="--executor slurm: Unknown argument 'colour' for executor 'slurm'"):
+        Slurm(tmp_path / "jobs", options={"colour": "red"})
+    slurm = Slurm(tmp_path / "jobs", workers=4, gpus_per_run=1, options={"partition": "long", "time": 120})
+    run(grid({}), tmp_path / "run", quick, progress=silent, executor=slurm)
+    assert len(read_lines(tmp_path / "run" / "results.jsonl")) == 6
+    scripts = (commands / "scripts").read_text()
+    assert "#SBATCH --array=0-3%4" in scripts
+    for option in ("--partition=long", "--time=120", "--gpus-per-node=1", "--cpus-per-task=1"):
+        assert f"#SBATCH {option}\n" in scripts
