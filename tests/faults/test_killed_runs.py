@@ -105,6 +105,7 @@ def test_a_run_that_always_kills_its_process_is_recorded_as_failed_and_the_other
     (entry,) = summary["recipes"]
     assert (entry["failed"], entry["diverged"], entry["runs"]) == ([0, 1], [0, 0], [3, 3])
     assert entry["best_log2_lr"] == [pytest.approx(0, abs=1e-9), None]
+    assert (entry["regret_log2_lr"], entry["regret_nats"], entry["regret_diverged"]) == (0.0, None, False)
     assert any("lr 2^0 seed 0: failed, killed twice: its worker" in progress.headline for progress in shown)
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.sweep.config import Trial
+from surefoot.experiment.sweep.executors import guarded
 from surefoot.experiment.sweep.worker import first_not_finite, run_trial
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
@@ -35,6 +36,13 @@ def test_a_run_whose_weights_overflow_says_where_it_diverged():
     assert result.diverged
     assert result.val_loss is None
     assert result.not_finite == "embedding.weight"
+
+
+def test_a_worker_that_has_loaded_torch_has_one_thread_too(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    assert guarded(lambda item: (item, torch.get_num_threads()), "here") == ("here", 1)
 
 
 def test_looking_changes_no_result():
