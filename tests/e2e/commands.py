@@ -31,8 +31,8 @@ def command(arguments: list[str]) -> list[str]:
 
 def start(arguments: list[str], **options: object) -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command(arguments), env=environment, **{**pipes, **options})
+    environment = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    return subprocess.Popen(command(arguments), **{**pipes, **environment, **options})
 
 
 def finish(arguments: list[str], **options: object) -> tuple[int, str, str]:

@@ -148,3 +148,42 @@ def test_a_sweep_on_a_full_disk_says_so_and_can_go_on(tmp_path, text):
     assert code == 0, err
     assert (out / "results.jsonl").read_bytes().startswith(before)
     assert len(lines(out / "results.jsonl")) == 16
+
+
+def bare(**environment: str) -> dict[str, str]:
+    """This process's environment without a home and a terminal."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "TERM", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    return {**kept, "OMP_NUM_THREADS": "1", **environment}
+
+
+@pytest.mark.slow  # a process that imports torch, which starts another; as the two below
+def test_a_sweep_without_a_home(tmp_path, text):
+    arguments = sweep(tmp_path / "run", text, "--recipes", "adamw", "--workers", "1")
+    code, out, err = finish(arguments, env=bare())
+    assert code == 0, err
+    assert "Traceback" not in err
+    assert out.endswith(f"picture: {tmp_path}/run/transfer.png\n")
+    assert len(lines(tmp_path / "run" / "results.jsonl")) == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_without_a_terminal(tmp_path, text):
+    arguments = sweep(tmp_path / "run", text, "--recipes", "adamw", "--workers", "1")
+    code, _, err = finish(arguments, env=bare(), stdin=subprocess.DEVNULL, start_new_session=True)
+    assert code == 0, err
+    assert [line.partition("]")[0] for line in err.splitlines()[1:]] == ["[1/2", "[2/2"]
+    assert "\r" not in err
+
+
+@pytest.mark.slow
+def test_a_sweep_in_paths_of_any_letters(tmp_path, text):
+    folder = tmp_path / "Läufe 実験 🦶"
+    folder.mkdir()
+    data = text.rename(folder / "текст.txt")
+    arguments = sweep(folder / "run", data, "--recipes", "adamw", "--workers", "1")
+    for locale in ("C.UTF-8", "C"):
+        code, out, err = finish(arguments, env=bare(LC_ALL=locale), encoding="utf-8")
+        assert code == 0, err
+        assert out.endswith(f"picture: {folder}/run/transfer.png\n")
+    assert len(lines(folder / "run" / "results.jsonl")) == 2
+    assert json.loads((folder / "run" / "config.json").read_text())["settings"]["data"] == f"{data}"

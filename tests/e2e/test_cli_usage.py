@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from surefoot.cli import _parser
+from surefoot.cli.options import settings
 from surefoot.experiment.training.config import TrainConfig
 
 from .commands import command, finish, refused, sweep
@@ -47,6 +48,13 @@ assert not heavy, heavy
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (["train", "--seed", "-1"], "argument --seed: must not be negative"),
         (["report"], "the following arguments are required: directory"),
+        (["transfer", "--executor", "dask"], "argument --executor: invalid choice: 'dask'"),
+        (["transfer", "--slurm", "time=1:00"], "argument --slurm: give KEY=VALUE, time in minutes, got time=1:00"),
+        (["transfer", "--gpus-per-run", "1"], "--gpus-per-run needs --executor ray or slurm"),
+        (["transfer", "--ray-address", "auto"], "--ray-address needs --executor ray"),
+        (["transfer", "--executor", "ray", "--slurm", "qos=low"], "--slurm needs --executor slurm"),
+        (["transfer", "--executor", "slurm", "--gpus-per-run", "0.5"], "slurm gives whole GPUs"),
+        (["coordcheck", "--workers", "2"], "--workers needs --executor pool or ray or slurm"),
         (["coordcheck", "--band", "0"], "argument --band: must be a finite number above 0, got 0"),
         (["train", "--method", "sgd"], "argument --recipe/--method: unknown method 'sgd'; choose one"),
         (["train", "--cooldown", "2"], "argument --cooldown: must lie between 0 and 1, got 2"),
@@ -59,6 +67,41 @@ assert not heavy, heavy
 )
 def test_wrong_usage(arguments, message, capsys):
     assert message in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize(("executor", "package"), [("ray", "ray"), ("slurm", "submitit")])
+@pytest.mark.parametrize("name", ["transfer", "coordcheck"])
+def test_an_executor_that_is_not_installed_says_what_to_install(name, executor, package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
+    message = refused([name, "--executor", executor], capsys)
+    assert f"pip install 'surefoot[{executor}]'" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [([], "cpu"), (["--device", "auto"], "cpu"), (["--device", "auto", "--gpus-per-run", "1"], "cuda")],
+)
+def test_runs_elsewhere_are_on_the_gpu_that_they_are_given(options, device):
+    arguments = _parser().parse_args(["coordcheck", "--executor", "ray", *options])
+    assert settings(arguments)["device"] == device
+
+
+@pytest.mark.parametrize("options", [["--device", "cuda"], ["--device", "cpu", "--gpus-per-run", "1"]])
+def test_a_device_that_runs_elsewhere_are_not_given_is_refused(options):
+    with pytest.raises(ValueError, match=f"--device {options[1]} with --executor slurm: give "):
+        settings(_parser().parse_args(["transfer", "--executor", "slurm", *options]))
+
+
+def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
+    script = """
+import sys
+from surefoot.cli import _parser, options
+import surefoot.experiment.coordcheck, surefoot.experiment.sweep.on_ray, surefoot.experiment.sweep.on_slurm
+for name in ("transfer", "coordcheck"):
+    options.executor(_parser().parse_args([name]))
+assert not {"ray", "submitit"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(("name", "field"), [("transfer", "recipes"), ("train", "method"), ("audit", "method")])

@@ -6,7 +6,9 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,12 +48,6 @@ def quick(trial):
 def failing(trial):
     if (trial.width, trial.log2_lr) == (8, 0.0):
         raise KeyError("no such layer")
-    return quick(trial)
-
-
-def dying(trial):
-    if (trial.width, trial.log2_lr) == (8, 0.0):
-        os.kill(os.getpid(), signal.SIGKILL)
     return quick(trial)
 
 
@@ -138,12 +134,6 @@ def test_a_run_that_raises_is_named_and_the_finished_ones_are_kept(tmp_path):
     assert lines(tmp_path) == 6
 
 
-def test_a_killed_worker_is_reported_and_the_finished_runs_are_kept(tmp_path):
-    with pytest.raises(SweepError, match=r"worker process was killed .*width 8, lr 2\^0.*4 finished runs"):
-        run(config(), tmp_path, dying, workers=1, progress=silent)
-    assert lines(tmp_path) == 4
-
-
 def test_two_sweeps_cannot_share_a_directory(tmp_path):
     with locked(tmp_path), pytest.raises(DirectoryInUse, match=f"{tmp_path}.*process {os.getpid()}"):
         run(config(), tmp_path, quick, progress=silent)
@@ -157,6 +147,67 @@ def test_a_directory_of_another_configuration_is_refused_with_the_difference(tmp
     with pytest.raises(ValueError, match=r"settings.depth: there 2, now 3; steps: there 1, now 5.*another dir"):
         run(config(settings={"depth": 3}, steps=5), tmp_path, quick, progress=silent)
     assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"steps": 1', '"stesp": 1', r"steps: there missing, now 1; stesp: there 1, now unknown \(steps\?\)"),
+        ('"steps": 1', '"steps": 1, "colour": 2', r"differs in colour: there 2, now unknown\."),
+        ('"steps": 1', '"steps": 1, "steps": 1', r'config.json is not valid JSON \(the key "steps" twice\)'),
+        ('"steps": 1', '"steps": "1"', r'steps: there "1", now 1'),
+        ('"steps": 1', '"steps": true', r"steps: there true, now 1"),
+        ('"depth": 2', '"dpeth": 2', r"settings.dpeth: there 2, now unknown \(depth\?\)"),
+    ],
+)
+def test_unknown_duplicate_and_mistyped_keys_are_named(tmp_path, old, new, message):
+    ours = config(settings={"depth": 2})
+    run(ours, tmp_path, quick, workers=1, progress=silent)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        run(ours, tmp_path, quick, progress=silent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"widths": [', '"withds": [', "config.json: widths must be a list of int, got None"),
+        ('"a"', "3", "config.json: recipes must be a list of str, got "),
+        ('"steps": 1', '"steps": 1, "steps": 1', 'the key "steps" twice'),
+    ],
+)
+def test_a_damaged_configuration_of_an_unfinished_sweep_is_named(tmp_path, old, new, message):
+    run(config(), tmp_path, quick, workers=1, progress=silent)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+@pytest.fixture
+def readable_only():
+    """A directory that this process may read and not write, a superuser's too."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        directory = Path(folder) / "run"
+        directory.mkdir(mode=0o555)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield directory
+        finally:
+            os.seteuid(user)
+
+
+def test_a_read_only_directory_is_named(readable_only):
+    with pytest.raises(OSError, match="Permission denied") as refused:
+        run(config(), readable_only, quick, workers=1, progress=silent)
+    assert str(readable_only) in str(refused.value)
+    with pytest.raises(OSError, match="Permission denied") as refused:
+        run(config(), readable_only / "new", quick, workers=1, progress=silent)
+    assert str(readable_only) in str(refused.value)
 
 
 def test_results_without_a_configuration_are_not_adopted(tmp_path):

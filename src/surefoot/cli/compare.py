@@ -52,7 +52,7 @@ def add_to(commands: options.Commands) -> None:
         help="loss to which steps and time are counted (default: the baseline's mean final loss)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="run directory, resumed if it exists")
-    parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
+    options.add_executor(parser)
     options.add_own_model(parser)
     options.add(parser, Architecture, "width")
     options.add_training(parser)
@@ -74,12 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.reports import compare as compare_report
     from surefoot.experiment.sweep.worker import run_trial
 
+    executor = options.executor(arguments)
     comparison = configure(arguments)
     question = Question(arguments.baseline or comparison.names[0], arguments.target)
     question.check(comparison)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {comparison.settings['text']}", file=sys.stderr)
-    summary = comparing.run(comparison, question, arguments.out, run_trial, workers=arguments.workers)
+    summary = comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else compare_report.statement(summary))
     if picture := compare_report.figure(summary, arguments.out):
         print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli import options
+from surefoot.experiment.data.source import absolute
 from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
@@ -31,6 +32,7 @@ def add_to(commands: options.Commands) -> None:
     options.add_rate(parser)
     options.add_training(parser, steps=10, warmup=0.0, decay=0.0)
     parser.add_argument("--out", type=Path, default=Path("runs/coordcheck"), help="run directory, resumed if it exists")
+    options.add_executor(parser, default=None)
     options.add_json(parser)
 
 
@@ -40,12 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.data.corpus import load
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
+    executor, data = options.executor(arguments), absolute(options.data(arguments))
     config = TrainConfig.of(**options.settings(arguments))
     corpus = load(options.data(arguments), context=arguments.context)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)
-    summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say)
+    summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say, executor, data)
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordcheck_report.statement(summary))
     picture = coordcheck_report.figure(summary, arguments.out)
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)

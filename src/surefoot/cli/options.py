@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
+from surefoot.cli.elsewhere import device_elsewhere, slurm_option
+from surefoot.cli.elsewhere import executor as executor
+from surefoot.experiment.data.source import absolute
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training import config
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Number, Optimisation, Schedule
@@ -184,6 +185,26 @@ def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     parser.set_defaults(**defaults)
 
 
+def add_executor(parser: argparse.ArgumentParser, default: str | None = "pool") -> None:
+    """Add the choice of where a command's runs are run, for `executor`.
+
+    Args:
+        parser: of a command that has `--out`.
+        default: the executor without a choice; None for the command's own process, one run after the other.
+    """
+    add = parser.add_argument
+    own = "" if default else " (default: this process, one run after the other)"
+    help = f"where runs are run: processes of one thread each on this machine, Ray tasks, or slurm jobs{own}"
+    add("--executor", choices=("pool", "ray", "slurm"), default=default, help=help)
+    help = "runs at a time (default: one per core; on Ray, as many as the cluster has room for; on slurm, 64)"
+    add("--workers", type=count, help=help)
+    help = "with ray: the cluster, as ray.init takes it (default: $RAY_ADDRESS, or Ray on this machine alone)"
+    add("--ray-address", metavar="ADDRESS", help=help)
+    add("--gpus-per-run", type=positive, metavar="N", help="with ray or slurm: GPUs for each run (default: none)")
+    help = "with slurm: options by submitit's names, as in partition=long time=120 (minutes; default: 60)"
+    add("--slurm", nargs="+", default=[], metavar="KEY=VALUE", type=slurm_option, help=help)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else there")
@@ -210,7 +231,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         chosen["lr"] = chosen["lr"] or 2.0 ** log2_lr(chosen["method"])
     if "method" in chosen:
         method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
-    chosen["device"] = pick_device(arguments.device).type
+    chosen["device"] = device_elsewhere(arguments) or pick_device(arguments.device).type
     resolved = config.TrainConfig.of(**chosen).to_json()
     return {name: resolved[name] for name in chosen}
 
@@ -233,24 +254,6 @@ def data(arguments: argparse.Namespace) -> str | None:
     if source is None or not source.startswith("bin:"):
         raise ValueError(f"--vocab {arguments.vocab} is for --data bin:PATH; other data have their own vocabulary")
     return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
-
-
-def absolute(path: str | None) -> str | None:
-    """A value of `--data` that means the same in another working directory, for worker processes and later runs.
-
-    Args:
-        path: a path, one after `text:`, `bpe:N:`, `bin:` or `bin:N:`, or a value without a path.
-
-    Returns:
-        The value with its path made absolute.
-
-    >>> absolute("markov:64"), absolute("bpe:512:/texts"), absolute("bin:/tokens")
-    ('markov:64', 'bpe:512:/texts', 'bin:/tokens')
-    """
-    if path is None or re.fullmatch(r"markov:.*|bpe:\d+", path):
-        return path
-    kind, rest = re.fullmatch(r"((?:text:|bpe:\d+:|bin:(?:\d+:)?)?)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
-    return f"{kind}{Path(rest).resolve()}"
 
 
 def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int]) -> dict[str, Any]:

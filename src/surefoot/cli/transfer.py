@@ -23,6 +23,7 @@ surefoot transfer --model my_package.model:build --recipes steady    build(width
 surefoot transfer --model gpt2-small --recipes moga_row:1.5 moga_row:3 --widths 256 512 768
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
 surefoot transfer --out runs/transfer                again: finished runs are skipped
+surefoot transfer --executor ray --device cuda --gpus-per-run 0.5    on a Ray cluster, two runs on each GPU
 """
 
 
@@ -40,7 +41,7 @@ def add_to(commands: options.Commands) -> None:
     )
     parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
-    parser.add_argument("--workers", type=options.count, help="processes of one thread each (default: one per core)")
+    options.add_executor(parser)
     options.add_own_model(parser)
     options.add_training(parser)
     options.add_json(parser)
@@ -52,10 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.sweep import sweep
     from surefoot.experiment.sweep.worker import run_trial
 
+    executor = options.executor(arguments)
     config = configure(arguments)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    summary = sweep.run(config, arguments.out, run_trial, workers=arguments.workers)
+    summary = sweep.run(config, arguments.out, run_trial, executor=executor)
     if arguments.json:
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from torch import Tensor, nn
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.files import Log, Record, claim, dumps, finite_or_none, locked, write_atomic
 from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.executors import Executor, Killed, Raised, Runs
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.sweep.sweep import SweepError
+from surefoot.experiment.sweep.worker import unchanged
 from surefoot.experiment.training.build import require_model
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
@@ -50,7 +55,9 @@ def check(
     widths: tuple[int, ...],
     seeds: Sequence[int],
     band: float = BAND,
-    on_record: OnRecord | None = None,
+    on_record: OnRecord = lambda record: None,
+    executor: Executor | None = None,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Run the widths and seeds that are missing in `directory`, fit the slopes, and write `coordcheck.json`.
 
@@ -62,15 +69,17 @@ def check(
         seeds: three or more give intervals.
         band: see `evaluate`.
         on_record: called with the record of each new run.
+        executor: where runs are run, closed at the end; by default this process, one after the other.
+        data: what an executor's processes give `corpus.load`.
 
     Returns:
         The content of `coordcheck.json`: `evaluate`'s, with `config` and `environment`.
 
     Raises:
-        ValueError: fewer than two widths, one that does not fit the model, a model that has no plan or has other layers
-            at another width, a directory of another configuration.
+        ValueError: widths or a model that cannot be compared, or a directory of another configuration.
         DirectoryInUse: another check writes there.
         OSError: a file cannot be written.
+        SweepError: a run on the executor raised, or its process was killed twice.
     """
     _check_widths(config, corpus, widths)
     directory.mkdir(parents=True, exist_ok=True)
@@ -81,15 +90,56 @@ def check(
         with Log(directory / RESULTS) as log:
             done = {(record["width"], record["seed"]): record for record in log.records}
             runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
-            for run in (run for run in runs if (run.architecture.width, run.seed) not in done):
-                done[run.architecture.width, run.seed] = record = measure(run, corpus)
+            for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):
+                done[record["width"], record["seed"]] = record
                 log.append(record)
-                if on_record is not None:
-                    on_record(record)
-        slopes = evaluate([done[run.architecture.width, run.seed] for run in runs], band)
+                on_record(record)
+        slopes = evaluate([done[_key(run)] for run in runs], band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _key(run: TrainConfig) -> tuple[int, int]:
+    return run.architecture.width, run.seed
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One run of a check, as a worker process receives it."""
+
+    config: TrainConfig
+    data: str | None
+    corpus: str
+
+    def __str__(self) -> str:
+        return f"width {self.config.architecture.width}, seed {self.config.seed}"
+
+
+def _measure_part(part: _Part) -> Record:
+    return measure(part.config, unchanged(part.data, part.corpus))
+
+
+def _measured(
+    missing: Sequence[TrainConfig], corpus: Corpus, executor: Executor | None, data: str | None
+) -> Iterator[Record]:
+    """The records of runs as they end; on an executor the widest first, and SweepError at the end if any was killed."""
+    if executor is None:
+        yield from (measure(run, corpus) for run in missing)
+        return
+    wanted = [_Part(run, data, corpus.sha256) for run in reversed(missing)]
+    killed: list[str] = []
+    with closing(executor):
+        runs: Runs[_Part] = Runs(executor, _measure_part)
+        while ended := runs.ended(wanted):
+            wanted = [part for part in wanted if part not in dict(ended)]
+            yield from (end for _, end in ended if not isinstance(end, Exception))
+            killed += [f"{part}: killed twice: {end}" for part, end in ended if isinstance(end, Killed)]
+            for part, end in ended:
+                if isinstance(end, Raised):
+                    raise SweepError(f"{part}: {end.summary}") from end
+    if killed:
+        raise SweepError("; ".join(killed))
 
 
 def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:

@@ -11,12 +11,10 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from surefoot.experiment import configs
 from surefoot.experiment.errors import DirectoryInUse
 
 Record = dict[str, Any]
-
-LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0}
-"""Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
 
 _BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
 
@@ -265,27 +263,14 @@ def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
         write_atomic(path, dumps(wanted, indent=2) + "\n")
         return
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = configs.parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
-    if differing := _differences(there, wanted):
+    if differing := configs.differences(there, wanted):
         raise ValueError(
             f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
             "Choose another directory, or repeat the arguments it was started with to resume it"
         )
-
-
-def _differences(there: Any, wanted: Any, key: str = "") -> list[str]:
-    """The differences of two JSON values as lines "key: there X, now Y", keys dotted; `LATER` fills what is missing.
-
-    >>> _differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
-    ['steps: there 75, now 150']
-    """
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        keys = sorted(there.keys() | wanted.keys())
-        nested = [_differences(there.get(k, LATER.get(k)), wanted.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
-        return [line for lines in nested for line in lines]
-    return [] if there == wanted else [f"{key}: there {json.dumps(there)}, now {json.dumps(wanted)}"]
 
 
 def finite_or_none(value: float) -> float | None:

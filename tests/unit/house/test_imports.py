@@ -28,7 +28,7 @@ LAYERS = (
     ("cli",),
 )
 EXPERIMENT = (
-    ("errors", "files", "models", "data"),
+    ("errors", "configs", "files", "models", "data"),
     ("distributed",),
     ("training",),
     ("sweep",),
@@ -54,6 +54,8 @@ ONLY_IN = {
     "wandb": "experiment.training.boards.wandb",
     "lightning": "integrations",
     "torchtitan": "integrations",
+    "ray": "experiment.sweep.on_ray",
+    "submitit": "experiment.sweep.on_slurm",
 }
 """Packages that one room or module alone may import."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from surefoot.experiment import files
+from surefoot.experiment import configs, files
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 from surefoot.experiment.training.config import TrainConfig
@@ -22,11 +22,11 @@ def corpus():
 
 
 def early(settings):
-    return {key: value for key, value in settings.items() if key not in files.LATER}
+    return {key: value for key, value in settings.items() if key not in configs.LATER}
 
 
 def test_what_is_missing_is_a_default():
-    assert {key: TrainConfig().to_json()[key] for key in files.LATER} == files.LATER
+    assert {key: TrainConfig().to_json()[key] for key in configs.LATER} == configs.LATER
 
 
 @pytest.mark.parametrize("place", [lambda settings: settings, lambda settings: {"steps": 4, "settings": settings}])

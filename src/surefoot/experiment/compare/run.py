@@ -8,6 +8,7 @@ from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.summary import Runs, best_rates, summarise
 from surefoot.experiment.files import claim, dumps, locked, read_lines, write_atomic
 from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
@@ -21,7 +22,7 @@ def run(
     directory: Path,
     run_trial: RunTrial,
     *,
-    workers: int | None = None,
+    executor: Executor | None = None,
     progress: Callback | None = None,
 ) -> dict[str, Any]:
     """Run what is not yet in the directory, and write the summary: after each stage, unfinished ones too.
@@ -31,7 +32,7 @@ def run(
         question: the baseline and the target.
         directory: created if missing; `tuning` and `final` in it are sweeps.
         run_trial: as for `sweep.run`.
-        workers: number of processes, one thread each; by default one per usable core.
+        executor: where the runs are run; by default one process per usable core, of one thread each.
         progress: called after each run; by default progress is shown on stderr.
 
     Returns:
@@ -41,7 +42,7 @@ def run(
         ValueError: the directory belongs to another comparison, or the baseline takes no part.
         DirectoryInUse: another process writes to the directory.
         OSError: a file cannot be written.
-        SweepError: a run raised, or a worker process died.
+        SweepError: a run raised, or worker processes cannot start.
     """
     question.check(comparison)
     directory.mkdir(parents=True, exist_ok=True)
@@ -49,12 +50,12 @@ def run(
         claim(directory, comparison.to_json(), f"{TUNING}/{RESULTS}")
         (directory / TUNING).mkdir(exist_ok=True)
         _write(comparison, question, directory)
-        sweep.run(comparison.tuning(), directory / TUNING, run_trial, workers=workers, progress=progress)
+        sweep.run(comparison.tuning(), directory / TUNING, run_trial, executor=executor, progress=progress)
         tuned = _write(comparison, question, directory)
         runs = {entry["name"]: entry["tuning_runs"] for entry in tuned["recipes"] if entry["settings"] == "tuned"}
         assert runs == dict.fromkeys(comparison.recipes, comparison.tuning_runs), f"unequal tuning: {runs}"
         if rates := best_rates(comparison, read_lines(directory / TUNING / RESULTS)):
-            sweep.run(comparison.final(rates), directory / FINAL, run_trial, workers=workers, progress=progress)
+            sweep.run(comparison.final(rates), directory / FINAL, run_trial, executor=executor, progress=progress)
         return _write(comparison, question, directory)
 
 

@@ -99,8 +99,8 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
     rate = found["log2_lr"]
     records = [r for r in runs.final if r["recipe"] == method and r["log2_lr"] == rate]
     records.sort(key=lambda record: record["seed"])
-    losses = {record["seed"]: record["val_loss"] for record in records if not record["diverged"]}
-    diverged = len(records) - len(losses)
+    losses = {record["seed"]: record["val_loss"] for record in records if record["val_loss"] is not None}
+    diverged = len(records) - len(losses)  # or failed, which the records say
     # The mean over the seeds that are left would be too optimistic.
     loss = fit.Estimate(None, None, 0) if diverged else paired.mean(losses)
     return {

@@ -117,7 +117,19 @@ def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
         notes.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
     if any(status != "interior" for entry in entries for status in entry["status"]):
         notes.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
-    return notes
+    return [*notes, *_failed(entries)]
+
+
+def _failed(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for the runs that failed, if any did; summaries of earlier versions lack the key."""
+    counts = [
+        f"{entry['recipe']} {count} at width {width}"
+        for entry in entries
+        for width, count in zip(entry["widths"], entry.get("failed", [0] * len(entry["widths"])), strict=True)
+        if count
+    ]
+    again = "killed twice, counted as diverged; to run one again, delete its line in results.jsonl."
+    return [f"failed: {', '.join(counts)}; {again}"] if counts else []
 
 
 def figure(directory: Path | str) -> Path:
@@ -147,9 +159,9 @@ def figure(directory: Path | str) -> Path:
     panels[0].set_ylabel("validation loss (nats)", fontsize=10, color=INK)
     drawing.supxlabel("learning rate", fontsize=10, color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
-    if any(record["diverged"] for record in records):
+    if lost := [kind for kind in ("diverged", "failed") if any(record.get(kind) for record in records)]:
         handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, markersize=4.5))
-        labels.append("diverged")
+        labels.append(" or ".join(lost))
     drawing.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, title="width")
     path = directory / PICTURE
     drawing.savefig(path)
@@ -171,7 +183,7 @@ def _means(records: Iterable[Record], recipe: str, width: int) -> dict[float, fl
 
 def _shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> _SharedAxes:
     lows, highs, spans = [], [], []
-    rows = len(summary["config"]["widths"]) if any(r["diverged"] for r in records) else 1
+    rows = len(summary["config"]["widths"]) if any(r["val_loss"] is None for r in records) else 1
     for entry in summary["recipes"]:
         curves = [_means(records, entry["recipe"], width) for width in entry["widths"]]
         rates = [rate for means in curves for rate in means]

@@ -91,6 +91,7 @@ class TrialResult:
         seconds: wall time of the training.
         diverged: whether it diverged; a loss that is not finite says so too.
         facts: JSON values of a study's own.
+        not_finite: of a run that diverged, the first parameter with an entry of weight or gradient that is not finite.
     """
 
     train_loss: float | None
@@ -98,3 +99,4 @@ class TrialResult:
     seconds: float
     diverged: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    not_finite: str | None = None

@@ -1,14 +1,17 @@
-"""Worker processes of one thread each."""
+"""The executor of one machine: worker processes of one thread each."""
 
 import multiprocessing
 import os
+import pickle
 import signal
-import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.sweep.executors import Function, Killed, NeverStarted, guarded
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000" or "<microseconds> <period>" (cgroup v2)
 
@@ -22,32 +25,116 @@ def usable_cores() -> int:
     return cores
 
 
-@contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of spawned processes (CUDA and threads do not survive a fork), terminated on exit."""
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()  # a running trial would otherwise delay the exit by minutes
-        pool.shutdown(wait=True)
+class Pool:
+    """Worker processes of one thread each on this machine, spawned (CUDA and threads do not survive a fork).
+
+    Each has a pipe of its own, so that one that dies takes no other run with it.
+
+    Args:
+        workers: their number; by default one per usable core.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or usable_cores()
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    def submit(self, function: Function, items: Sequence[Any]) -> list["_Worker"]:
+        """As in `Executor`; processes that have finished a run are used again."""
+        begun = []
+        for item in items:
+            self._idle = [worker for worker in self._idle if worker.process.is_alive()]
+            worker = self._idle.pop() if self._idle else _Worker()
+            self._busy.append(worker)
+            worker.begin(function, item)
+            begun.append(worker)
+        return begun
+
+    def wait(self, handles: Sequence["_Worker"]) -> list[tuple["_Worker", Any]]:
+        """As in `Executor`."""
+        ended: list[tuple[_Worker, Any]] = []
+        while not ended:
+            # A process that a run has forked keeps the pipe open when the worker is killed, hence a look each second.
+            connection.wait([worker.pipe for worker in handles], timeout=1.0)
+            ends = [(worker, worker.end()) for worker in handles]
+            ended = [(worker, end[0]) for worker, end in ends if end is not None]
+        for worker, _ in ended:
+            self._busy.remove(worker)
+            self._idle.append(worker)
+        return ended
+
+    def close(self) -> None:
+        """As in `Executor`: a running trial would otherwise delay the exit by minutes."""
+        workers, self._idle, self._busy = self._idle + self._busy, [], []
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+            worker.pipe.close()
 
 
-def _start_worker() -> None:
-    """Restrict the worker to one thread, leave Ctrl-C to the parent, and end when the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read when torch is loaded
-    if "torch" in sys.modules:  # the user's main module, imported again by spawn, has loaded it
-        sys.modules["torch"].set_num_threads(1)
+class _Worker:
+    """A process, and this end of the pipe to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process.start()
+        theirs.close()  # else the pipe would stay open when the process dies
+        self._started = False
+
+    def begin(self, function: Function, item: Any) -> None:
+        """Send a run to the process; if that has died, `end` says so."""
+        work = pickle.dumps((function, item))
+        with suppress(OSError):
+            self.pipe.send_bytes(work)
+
+    def end(self) -> tuple[Any] | None:
+        """How the run has ended: its result, `Killed` or `Raised`, in a tuple; None if it has not."""
+        died = not self.process.is_alive()  # asked before the pipe, into which it may have written last
+        try:
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if self._started:
+                    return (pickle.loads(message) if isinstance(message, bytes) else message,)
+                self._started = True
+        except (EOFError, OSError):
+            self.process.join()
+            died = True
+        kind = Killed if self._started else NeverStarted
+        return (kind(f"its worker process ended with {_code(self.process.exitcode)}"),) if died else None
+
+
+def _code(code: int | None) -> str:
+    """An exit code, or the signal that it stands for.
+
+    >>> _code(-9), _code(3)
+    ('SIGKILL (out of memory?)', 'exit code 3')
+    """
+    with suppress(ValueError):
+        if code is not None and code < 0:
+            return signal.Signals(-code).name + " (out of memory?)" * (code == -signal.SIGKILL)
+    return f"exit code {code}"
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """What a worker process does: say that it has started, then answer each run with its result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):  # the parent has closed its end
+        pipe.send("started")
+        while True:
+            pipe.send(guarded(_call, pipe.recv_bytes()))
+
+
+def _call(work: bytes) -> bytes:
+    function, item = pickle.loads(work)
+    return pickle.dumps(function(item))
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent has. A worker that waits for work has both ends of its queue open: no end of file comes."""
+    """Exit when the parent has, in the middle of a run too."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -28,9 +28,12 @@ class Progress:
     @property
     def headline(self) -> str:
         """The trial and its outcome in one line."""
-        loss = "diverged" if self.record["diverged"] else f"loss {self.record['val_loss']:.3f}"
         r = self.record
-        return f"{r['recipe']} width {r['width']} lr 2^{r['log2_lr']:g} seed {r['seed']}: {loss}"
+        if r["diverged"]:
+            outcome = "diverged" + (f", {r['not_finite']} is not finite" if "not_finite" in r else "")
+        else:
+            outcome = f"failed, {r['failed']}" if "failed" in r else f"loss {r['val_loss']:.3f}"
+        return f"{r['recipe']} width {r['width']} lr 2^{r['log2_lr']:g} seed {r['seed']}: {outcome}"
 
     @property
     def left(self) -> str:

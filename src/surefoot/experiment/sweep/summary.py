@@ -48,7 +48,7 @@ def summarise(
 
 
 def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]) -> dict[str, Any]:
-    widths = list(widths)
+    widths, own = list(widths), [record for record in records if record["recipe"] == recipe]
     curves = [points(records, recipe, width) for width in widths]
     optima = [fit.optimum(curve) for curve in curves]
     drift = fit.drift(optima[0], optima[-1]) if len(widths) > 1 else fit.Estimate(None, None, 0)
@@ -63,21 +63,22 @@ def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]
         "status": [o.status for o in optima],
         "drift_octaves": drift.value,
         "drift_octaves_ci": _pair(drift.interval),
-        **_regret(optima[0].log2_lr if len(widths) > 1 else None, curves[-1]),
+        **_regret(optima[0].log2_lr if len(widths) > 1 else None, widths[-1], own),
         "seeds": len({point.seed for curve in curves for point in curve}),
         "runs": [len(curve) for curve in curves],
-        "diverged": [sum(point.loss is None for point in curve) for curve in curves],
+        "diverged": [sum(r["diverged"] for r in own if r["width"] == width) for width in widths],
+        "failed": [sum("failed" in r for r in own if r["width"] == width) for width in widths],
     }
 
 
-def _regret(vertex: float | None, widest: list[fit.Point]) -> dict[str, Any]:
+def _regret(vertex: float | None, width: int, own: list[Mapping[str, Any]]) -> dict[str, Any]:
     rate = None if vertex is None else transfer_rate(vertex)
-    cost = fit.Estimate(None, None, 0) if rate is None else fit.regret(widest, rate)
+    cost = fit.Estimate(None, None, 0) if rate is None else fit.regret(points(own, own[0]["recipe"], width), rate)
     return {
         "regret_nats": cost.value,
         "regret_nats_ci": _pair(cost.interval),
         "regret_log2_lr": rate,
-        "regret_diverged": any(point.log2_lr == rate and point.loss is None for point in widest),
+        "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (width, rate)),
     }
 
 

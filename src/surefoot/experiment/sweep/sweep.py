@@ -3,16 +3,16 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment import configs
 from surefoot.experiment.files import Log, Record, claim, dumps, locked, read_lines, write_atomic
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
-from surefoot.experiment.sweep.pool import usable_cores, worker_pool
+from surefoot.experiment.sweep.executors import Executor, Killed, Raised, Runs
+from surefoot.experiment.sweep.pool import Pool
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
 from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
@@ -21,7 +21,7 @@ RESULTS, SUMMARY, CONFIG = "results.jsonl", "summary.json", "config.json"
 
 
 class SweepError(RuntimeError):
-    """A trial raised or its worker process died; results of finished trials are written, and `run` resumes."""
+    """A trial raised; results of finished trials are written, and `run` resumes."""
 
 
 RunTrial = Callable[[Trial], TrialResult]
@@ -35,19 +35,22 @@ def run(
     workers: int | None = None,
     progress: Callback | None = None,
     environment: Mapping[str, Any] | None = None,
+    executor: Executor | None = None,
 ) -> dict[str, Any]:
     """Run every trial whose result is not yet in the directory, fit the optima and write the summary.
 
-    Results are written as trials finish: after an interruption or an error the same call runs only the rest.
+    Results are written as trials finish: after an interruption or an error the same call runs only the rest. A trial
+    whose process is killed runs once more, and is recorded as failed if that is killed, too.
 
     Args:
         config: what to measure.
         directory: created if missing.
         run_trial: runs in spawned processes: it must be importable, and a script that calls this function needs
             `if __name__ == "__main__"`.
-        workers: number of processes, one thread each; by default one per usable core.
+        workers: number of processes of the default executor, one thread each; by default one per usable core.
         progress: called after each trial; by default progress is shown on stderr.
         environment: joins the summary's description of this machine.
+        executor: where trials run, closed at the end; by default `workers` processes on this machine.
 
     Returns:
         The content of `summary.json`.
@@ -56,14 +59,15 @@ def run(
         ValueError: the directory belongs to another configuration.
         DirectoryInUse: another process writes to the directory.
         OSError: a file cannot be written.
-        SweepError: a trial raised, or a worker process died.
+        SweepError: a trial raised, or worker processes cannot start.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         claim(directory, config.to_json(), RESULTS)
         with Log(directory / RESULTS) as log, nullcontext(progress) if progress else on_stderr() as show:
-            _Sweep(config, log).work(run_trial, workers or usable_cores(), show)
+            with closing(executor or Pool(workers)) as place:
+                _Sweep(config, log).work(run_trial, place, show)
             facts = {**this_environment(), **(environment or {})}
             summary = summarise(config.to_json(), log.records, facts)
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
@@ -89,12 +93,18 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), records
     if not (directory / CONFIG).exists():
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    try:
+        config = configs.parse((directory / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{directory / CONFIG} is not valid JSON ({error})") from None
     if "recipes" not in config:
         raise ValueError(
             f"{directory} holds no sweep, no norms.jsonl and no coordcheck.json: "
             "what was started there has nothing to report yet"
         )
+    for key, kind in (("recipes", str), ("widths", int)):
+        if not isinstance(values := config.get(key), list) or not all(isinstance(value, kind) for value in values):
+            raise ValueError(f"{directory / CONFIG}: {key} must be a list of {kind.__name__}, got {values!r}")
     return summarise(config, records, {}), records
 
 
@@ -110,42 +120,19 @@ class _Sweep:
         self.log = log
         self.done = {_key(record): record for record in log.records}
 
-    def work(self, run_trial: RunTrial, workers: int, show: Callback) -> None:
+    def work(self, run_trial: RunTrial, executor: Executor, show: Callback) -> None:
         """Run the missing trials, widest first, until the search is complete."""
-        if not self.missing():
-            return
-        with worker_pool(workers) as pool:
-            running: dict[Future[TrialResult], Trial] = {}
-            while True:
-                waiting = [trial for trial in self.missing() if trial not in running.values()]
-                try:
-                    for trial in waiting[: workers - len(running)]:
-                        running[pool.submit(run_trial, trial)] = trial
-                    if not running:
-                        return
-                    self._record(wait(running, return_when=FIRST_COMPLETED).done, running, workers, show)
-                except BrokenProcessPool as error:
-                    raise SweepError(self._died(running)) from error
-
-    def _record(
-        self,
-        finished: set[Future[TrialResult]],
-        running: dict[Future[TrialResult], Trial],
-        workers: int,
-        show: Callback,
-    ) -> None:
-        failed = [future for future in finished if future.exception() is not None]
-        for future in finished.difference(failed):
-            trial = running.pop(future)
-            record = _to_record(trial, future.result())
-            self.log.append(record)
-            self.done[_key(record)] = record
-            show(self._progress(record, workers))
-        for future in failed:
-            error = future.exception()
-            if isinstance(error, BrokenProcessPool):
-                raise error
-            raise SweepError(f"{running[future]}: {type(error).__name__}: {error}") from error
+        runs: Runs[Trial] = Runs(executor, run_trial)
+        while ended := runs.ended(self.missing()):
+            for trial, end in ended:
+                if not isinstance(end, Raised):
+                    record = _to_record(trial, end)
+                    self.log.append(record)
+                    self.done[_key(record)] = record
+                    show(self._progress(record, executor.workers))
+            for trial, end in ended:
+                if isinstance(end, Raised):
+                    raise SweepError(f"{trial}: {end.summary}") from end
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now, widest first."""
@@ -197,7 +184,9 @@ class _Sweep:
                 done = sum(key[:2] == (recipe, width) for key in self.done)
                 expected += runs
                 seconds_left += max(0, runs - done) * self._cost(width)
-        return Progress(record, len(self.done), expected, seconds_left / workers)
+        return Progress(
+            record, len(self.done), expected, seconds_left / max(1, min(workers, expected - len(self.done)))
+        )
 
     def _cost(self, width: int) -> float:
         """Seconds of a run: measured at this width, else at the nearest one and scaled.
@@ -206,25 +195,24 @@ class _Sweep:
         """
         times: dict[int, list[float]] = {}
         for record in self.log.records:
-            times.setdefault(record["width"], []).append(record["seconds"])
+            if "failed" not in record:
+                times.setdefault(record["width"], []).append(record["seconds"])
+        if not times:
+            return 0.0
         nearest = min(times, key=lambda other: abs(other - width))
         mean = sum(times[nearest]) / len(times[nearest])
         scale: float = (width / nearest) ** 1.5
         return mean * scale
 
-    def _died(self, running: Mapping[Any, Trial]) -> str:
-        return (
-            f"a worker process was killed (out of memory?) while running {'; '.join(map(str, running.values()))}. "
-            f"{len(self.done)} finished runs are kept in {self.log.path}: run again to go on, "
-            "with fewer workers if memory was the cause"
-        )
 
-
-def _to_record(trial: Trial, result: TrialResult) -> Record:
-    """One line of ``results.jsonl``: strict JSON, no loss where the run diverged."""
+def _to_record(trial: Trial, end: TrialResult | Killed) -> Record:
+    """One line of ``results.jsonl``: strict JSON, no loss where the run diverged or failed."""
+    failed = {"failed": f"killed twice: {end}"} if isinstance(end, Killed) else {}
+    result = TrialResult(None, None, 0.0) if isinstance(end, Killed) else end
     losses = result.train_loss, result.val_loss
-    diverged = result.diverged or any(loss is None or not math.isfinite(loss) for loss in losses)
-    train, validation = (None, None) if diverged else losses
+    finite = not result.diverged and all(loss is not None and math.isfinite(loss) for loss in losses)
+    train, validation = losses if finite else (None, None)
+    diverged = not finite and not failed
     return {
         "recipe": trial.recipe,
         "width": trial.width,
@@ -235,5 +223,7 @@ def _to_record(trial: Trial, result: TrialResult) -> Record:
         "val_loss": validation,
         "diverged": diverged,
         "seconds": round(result.seconds, 3),
+        **failed,
+        **({"not_finite": result.not_finite} if diverged and result.not_finite else {}),
         **({"facts": dict(result.facts)} if result.facts else {}),
     }

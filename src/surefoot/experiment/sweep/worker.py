@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.sweep.config import Trial, TrialResult
@@ -31,35 +32,70 @@ def run_trial(trial: Trial) -> TrialResult:
     """
     torch.set_num_threads(1)
     settings = {key: value for key, value in trial.settings.items() if key != "text"}
+    corpus = unchanged(settings.pop("data", None), settings.pop("corpus", None))
     evaluations = settings.pop("evaluations", 0)
-    corpus = _corpus(settings.pop("data", None))
-    if settings.pop("corpus", corpus.sha256) != corpus.sha256:
-        raise ValueError(f"{corpus.name} has changed since the sweep was started: choose another directory")
     config = TrainConfig.of(
         method=trial.recipe, width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
-    curve: dict[str, list[Any]] = {}
-    result = train(config, corpus, **(_watch(curve, math.ceil(trial.steps / evaluations)) if evaluations else {}))
-    facts = {"curve": curve} if evaluations else {}
-    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts)
+    watch = _Watch(evaluations > 0)
+    every = math.ceil(trial.steps / evaluations) if evaluations else 0
+    result = train(
+        config, corpus, observe=watch.look, on_step=watch.add, log_every=trial.steps, eval_every=every
+    )  # observed at the start and at the end
+    facts = {"curve": watch.curve} if evaluations else {}
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts, watch.not_finite)
 
 
-def _watch(curve: dict[str, list[Any]], every: int) -> dict[str, Any]:
-    """Arguments of `train` that measure the validation loss before the first step, every so many, and at the end."""
+class _Watch:
+    """What is noted of a run: its validation losses, before the first step too, and what is not finite in the end.
 
-    def add(record: Record) -> None:
-        if "val_loss" in record:  # a run that diverges ends between two evaluations
+    Args:
+        measures: whether the losses are.
+    """
+
+    def __init__(self, measures: bool) -> None:
+        self._measures = measures
+        self.curve: dict[str, list[Any]] = {}
+        self.not_finite: str | None = None
+
+    def look(self, run: Run) -> None:
+        """Whenever a run is observed."""
+        self.not_finite = first_not_finite(run.model)
+        if self._measures and run.step == 0:
+            self.add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
+
+    def add(self, record: Record) -> None:
+        """At every record; one of a run that diverged between two evaluations has no validation loss."""
+        if "val_loss" in record:
             for name in ("step", "val_loss", "seconds"):
-                curve.setdefault(name, []).append(record[name])
-
-    def begin(run: Run) -> None:
-        if run.step == 0:
-            add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
-
-    return {"observe": begin, "on_step": add, "log_every": 0, "eval_every": every}
+                self.curve.setdefault(name, []).append(record[name])
 
 
-@functools.cache
-def _corpus(path: str | None) -> Corpus:
-    """Read the data once per process."""
-    return load(path)
+def first_not_finite(model: nn.Module) -> str | None:
+    """The name of the first parameter whose weight or gradient has a NaN or an infinity; None if there is none."""
+    for name, parameter in model.named_parameters():
+        if not all(t.isfinite().all() for t in (parameter.detach(), parameter.grad) if t is not None):
+            return name
+    return None
+
+
+def unchanged(data: str | None, sha256: str | None) -> Corpus:
+    """The data of a sweep, read once per process.
+
+    Args:
+        data: as `corpus.load` takes it.
+        sha256: of the data when the sweep was started; None if it is not known.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ValueError: the data have changed.
+    """
+    corpus = _corpus(data)
+    if sha256 not in (None, corpus.sha256):
+        raise ValueError(f"{corpus.name} has changed since the sweep was started: choose another directory")
+    return corpus
+
+
+_corpus = functools.cache(load)

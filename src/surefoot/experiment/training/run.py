@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
+from surefoot.experiment.configs import LATER
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, blocks_of
-from surefoot.experiment.files import LATER, finite_or_none
+from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig

@@ -9,6 +9,7 @@ from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.run import load, run
 from surefoot.experiment.reports import compare as compare_report
 from surefoot.experiment.sweep.config import TrialResult
+from surefoot.experiment.sweep.pool import Pool
 
 BEST = {"steady": -4.25, "adamw": -6.0, "muon": -3.0, "lion": math.nan}
 LEVEL = {"steady": 2.0, "adamw": 2.2, "muon": 2.1, "lion": 0.0}
@@ -50,7 +51,7 @@ def records(directory):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("compare") / "new" / "run"
-    return directory, run(comparison(), Question("adamw"), directory, fake, workers=2, progress=silent)
+    return directory, run(comparison(), Question("adamw"), directory, fake, executor=Pool(2), progress=silent)
 
 
 def test_everyone_is_tuned_with_as_many_runs(finished):
@@ -107,21 +108,21 @@ def test_the_table_says_who_diverged(finished):
 def test_another_question_needs_no_other_runs(finished):
     directory, summary = finished
     before = [(directory / stage / "results.jsonl").read_bytes() for stage in ("tuning", "final")]
-    other = run(comparison(), Question("steady", 3.0), directory, fake, workers=1, progress=silent)
+    other = run(comparison(), Question("steady", 3.0), directory, fake, executor=Pool(1), progress=silent)
     assert [(directory / stage / "results.jsonl").read_bytes() for stage in ("tuning", "final")] == before
     assert (other["baseline"], other["target"], other["recipes"][0]["steps_ratio"]) == ("steady", 3.0, 1.0)
     assert load(directory) == other
-    unreached = run(comparison(), Question("adamw", 2.3), directory, fake, workers=1, progress=silent)
+    unreached = run(comparison(), Question("adamw", 2.3), directory, fake, executor=Pool(1), progress=silent)
     assert [entry["steps_ratio"] for entry in unreached["recipes"]] == [None] * 5
     assert "no ratios, for adamw does not reach loss 2.3000" in compare_report.statement(unreached)
     assert (
-        run(comparison(), Question("adamw"), directory, fake, workers=1, progress=silent)["recipes"]
+        run(comparison(), Question("adamw"), directory, fake, executor=Pool(1), progress=silent)["recipes"]
         == (summary["recipes"])
     )
 
 
 def test_a_baseline_without_a_loss(tmp_path):
-    summary = run(comparison(), Question("lion"), tmp_path, fake, workers=2, progress=silent)
+    summary = run(comparison(), Question("lion"), tmp_path, fake, executor=Pool(2), progress=silent)
     assert [(e["difference"], e["steps_ratio"]) for e in summary["recipes"]] == [(None, None)] * 5
     assert summary["recipes"][0]["val_loss"] is not None
     assert "not known, for lion has no final loss" in compare_report.statement(summary)
@@ -137,14 +138,14 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(finished, tmp_path, s
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(comparison(), Question("adamw"), tmp_path, fake, workers=1, progress=stop)
+        run(comparison(), Question("adamw"), tmp_path, fake, executor=Pool(1), progress=stop)
     there = load(tmp_path)
     assert not there["finished"]
     assert "UNFINISHED" in compare_report.statement(there)
     assert ("tuning is unfinished" in compare_report.table(there)) == (stage == "tuning")
     kept = (tmp_path / stage / "results.jsonl").read_bytes()
     assert kept.count(b"\n") == runs
-    summary = run(comparison(), Question("adamw"), tmp_path, fake, workers=2, progress=silent)
+    summary = run(comparison(), Question("adamw"), tmp_path, fake, executor=Pool(2), progress=silent)
     assert (tmp_path / stage / "results.jsonl").read_bytes().startswith(kept)
     assert summary["recipes"] == finished[1]["recipes"]
 

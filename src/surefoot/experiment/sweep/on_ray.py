@@ -1,0 +1,117 @@
+"""The executor of a Ray cluster: a task of Ray core for each run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.experiment.sweep.executors import Function, Killed, Raised, guarded
+
+
+class Ray:
+    """Runs as Ray tasks of one CPU core each. Ray starts with the first run.
+
+    Args:
+        workers: runs that Ray is given at a time; by default as many as the cluster has room for.
+        address: of a running cluster, as `ray.init` takes it; None starts Ray on this machine, unless the environment
+            names a cluster in `RAY_ADDRESS`.
+        gpus_per_run: GPUs that a run is given; a fraction for several runs on one.
+
+    Raises:
+        ValueError: Ray is not installed.
+    """
+
+    def __init__(self, workers: int | None = None, address: str | None = None, gpus_per_run: float = 0.0) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ValueError(f"--executor ray: {error}; it needs: pip install 'surefoot[ray]'") from None
+        self._ray = ray
+        self._asked, self._address, self._gpus = workers, address, gpus_per_run
+        self._running: set[Any] = set()
+        self._ours = False
+
+    @property
+    def workers(self) -> int:
+        """The number asked for, or that of the runs for which the cluster has room now."""
+        if self._asked:
+            return self._asked
+        self._start()
+        found = self._ray.cluster_resources()
+        return max(1, int(found.get("GPU", 0) / self._gpus if self._gpus else found.get("CPU", 1)))
+
+    def submit(self, function: Function, items: Sequence[Any]) -> list[Any]:
+        """As in `Executor`.
+
+        Args:
+            function: importable on every node, or of the main script.
+            items: its arguments.
+
+        Returns:
+            A reference for each.
+
+        Raises:
+            ValueError: the cluster has fewer GPUs than a run is to get.
+            ConnectionError: there is no cluster at the address.
+        """
+        self._start()
+        task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=0)(guarded)
+        begun = [task.remote(function, item) for item in items]
+        self._running.update(begun)
+        return begun
+
+    def wait(self, handles: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """As in `Executor`."""
+        self._ray.wait(list(handles), num_returns=1)
+        ready, _ = self._ray.wait(list(handles), num_returns=len(handles), timeout=0)
+        self._running.difference_update(ready)
+        return [(handle, self._end(handle)) for handle in ready]
+
+    def close(self) -> None:
+        """As in `Executor`; a cluster that was running before goes on."""
+        for handle in self._running:
+            self._ray.cancel(handle, force=True)
+        self._running = set()
+        if self._ours:
+            self._ray.shutdown()
+        self._ours = False
+
+    def _start(self) -> None:
+        if self._ours or self._ray.is_initialized():
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
+        host, _, port = (self._address or "").rpartition(":")
+        if port.isdecimal() and "/" not in host:
+            _require_listener(host, int(port))
+        sigterm = signal.getsignal(signal.SIGTERM)
+        self._ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+        self._ours = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, sigterm)  # Ray has put its own in its place
+        there = self._ray.cluster_resources().get("GPU", 0)
+        if there < self._gpus:
+            self.close()
+            raise ValueError(f"--gpus-per-run {self._gpus:g}: no run would ever begin, Ray has {there:g} GPUs here")
+
+    def _end(self, handle: Any) -> Any:
+        errors = self._ray.exceptions
+        killed = (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError, errors.ObjectLostError)
+        try:
+            return self._ray.get(handle)
+        except killed as error:
+            return Killed(f"its Ray worker died ({type(error).__name__})")
+        except errors.RayError as error:
+            return Raised.of(error)
+
+
+def _require_listener(host: str, port: int) -> None:
+    """Refuse an address at which nothing listens: Ray itself would go on trying for many minutes."""
+    try:
+        socket.create_connection((host, port), timeout=10).close()
+    except OSError as error:
+        raise ConnectionError(f"no Ray cluster at {host}:{port} ({error}): give the address of its head") from None

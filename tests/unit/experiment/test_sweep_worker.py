@@ -1,0 +1,53 @@
+"""What a worker process of a sweep runs: one trial, which says where it diverged."""
+
+import pytest
+import torch
+from torch import nn
+
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.sweep.config import Trial
+from surefoot.experiment.sweep.executors import guarded
+from surefoot.experiment.sweep.worker import first_not_finite, run_trial
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+
+SMALL = {"depth": 1, "batch_size": 4, "context": 16, "data": "markov:16"}
+
+
+@pytest.fixture(autouse=True)
+def own_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_first_parameter_that_is_not_finite_is_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert first_not_finite(model) is None
+    model[1].weight.grad = torch.full((2, 2), torch.inf)
+    assert first_not_finite(model) == "1.weight"
+    with torch.no_grad():
+        model[0].bias[1] = torch.nan
+    assert first_not_finite(model) == "0.bias"
+
+
+def test_a_run_whose_weights_overflow_says_where_it_diverged():
+    result = run_trial(Trial("lion", 16, 120.0, 0, 30, SMALL))
+    assert result.diverged
+    assert result.val_loss is None
+    assert result.not_finite == "embedding.weight"
+
+
+def test_a_worker_that_has_loaded_torch_has_one_thread_too(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    assert guarded(lambda item: (item, torch.get_num_threads()), "here") == ("here", 1)
+
+
+def test_looking_changes_no_result():
+    result = run_trial(Trial("adamw", 16, -7.0, 0, 12, SMALL))
+    settings = {name: value for name, value in SMALL.items() if name != "data"}
+    plain = train(TrainConfig.of(method="adamw", width=16, lr=2.0**-7, steps=12, **settings), load("markov:16"))
+    assert (result.train_loss, result.val_loss) == (plain.train_loss, plain.val_loss)
+    assert result.not_finite is None
