@@ -80,6 +80,7 @@ convert(conversion, pathlib.Path(sys.argv[2]), lambda documents, tokens: print(d
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(source, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     calm, out = tmp_path / "calm", tmp_path / "out"
