@@ -108,6 +108,8 @@ def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
     assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 3
     assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "result.json").read_text())["val_loss"] is None
+    assert main([*training(tmp_path / "inf", text), "--method", "lion", "--lr", "1e36", "--steps", "30"]) == 3
+    assert ".weight is the first parameter that is not finite" in capsys.readouterr().err
 
 
 def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again(tmp_path, text, capsys):

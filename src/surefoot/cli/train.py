@@ -154,6 +154,8 @@ def _train(
             line = norms.write(run)
             for board in boards:
                 board.norms(line)
+            if run.diverged() and (name := run.not_finite()) is not None:
+                print(f"surefoot train: {name} is the first parameter that is not finite", file=sys.stderr)
 
         return train(config, corpus, on_step=on_step, observe=observe, **_options(arguments, layout))
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
 
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.executors import guarded
-from surefoot.experiment.sweep.worker import first_not_finite, run_trial
+from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.run import Run
 
 SMALL = {"depth": 1, "batch_size": 4, "context": 16, "data": "markov:16"}
 
@@ -22,13 +22,14 @@ def own_threads():
 
 
 def test_the_first_parameter_that_is_not_finite_is_named():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    assert first_not_finite(model) is None
-    model[1].weight.grad = torch.full((2, 2), torch.inf)
-    assert first_not_finite(model) == "1.weight"
+    run = Run(TrainConfig.of(width=16, depth=1, steps=1), load("markov:16"))
+    names = list(dict(run.model.named_parameters()))
+    assert run.not_finite() is None
+    run.model.get_parameter(names[3]).grad = torch.full_like(run.model.get_parameter(names[3]), torch.inf)
+    assert run.not_finite() == names[3]
     with torch.no_grad():
-        model[0].bias[1] = torch.nan
-    assert first_not_finite(model) == "0.bias"
+        run.model.get_parameter(names[1]).view(-1)[1] = torch.nan
+    assert run.not_finite() == names[1]
 
 
 def test_a_run_whose_weights_overflow_says_where_it_diverged():

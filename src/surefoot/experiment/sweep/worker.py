@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
 
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.sweep.config import Trial, TrialResult
@@ -60,7 +59,7 @@ class _Watch:
 
     def look(self, run: Run) -> None:
         """Whenever a run is observed."""
-        self.not_finite = first_not_finite(run.model)
+        self.not_finite = run.not_finite()
         if self._measures and run.step == 0:
             self.add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
 
@@ -69,14 +68,6 @@ class _Watch:
         if "val_loss" in record:
             for name in ("step", "val_loss", "seconds"):
                 self.curve.setdefault(name, []).append(record[name])
-
-
-def first_not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter whose weight or gradient has a NaN or an infinity; None if there is none."""
-    for name, parameter in model.named_parameters():
-        if not all(t.isfinite().all() for t in (parameter.detach(), parameter.grad) if t is not None):
-            return name
-    return None
 
 
 def unchanged(data: str | None, sha256: str | None) -> Corpus:

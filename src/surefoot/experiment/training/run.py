@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.configs import LATER
 from surefoot.experiment.data.corpus import Corpus
-from surefoot.experiment.distributed.processes import Layout, blocks_of
+from surefoot.experiment.distributed.processes import Layout, blocks_of, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
@@ -156,6 +156,13 @@ class Run:
         recent = self.losses[max(0, self.step - CHECK_EVERY) : self.step]
         uniform = math.log(classes(self.config, self.corpus.vocab))
         return self.step > 0 and not float(recent.mean()) <= 2 * uniform + 1
+
+    def not_finite(self) -> str | None:
+        """The first parameter of whose weight or gradient this process holds a NaN or an infinity; None for none."""
+        for name, p in self.model.named_parameters():
+            if not all(local_of(t).isfinite().all() for t in (p.detach(), p.grad) if t is not None):
+                return name
+        return None
 
     def facts(self) -> dict[str, Any]:
         """What of the run's state is no tensor, as JSON values."""
