@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
+from pretrain import tables as pretrain
 from stability import run as stability
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
@@ -210,6 +211,7 @@ def choices(study: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "widths": widths,
+    "pretrain": pretrain.table,
     "fresh_regret": fresh_regret,
     "losses": losses,
     "horizons": horizons,

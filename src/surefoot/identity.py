@@ -15,10 +15,12 @@ from enum import Enum
 from functools import cached_property, partial
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Item = TypeVar("Item")
 
 Name = Callable[[Any], Any]
 """A class or a function -> what stands for it."""
@@ -158,11 +160,12 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-def by_plain_name(among: Mapping[str, Any], name: str) -> Any:
+def by_plain_name(among: Mapping[str, Item], name: str) -> Item | None:
     """What is there under a name, or else under one that differs only by what wrappers add; None if nothing.
 
     >>> by_plain_name({"up.weight": 1}, "module.up.weight")
     1
     """
     plain = plain_name(name)
-    return among[name] if name in among else next((x for key, x in among.items() if plain_name(key) == plain), None)
+    known = next((key for key in (name, plain) if key in among), None)
+    return among[known] if known else next((x for key, x in among.items() if plain_name(key) == plain), None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.identity import by_plain_name, digest, label
+from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
@@ -159,9 +159,8 @@ class Plan:
         return cls(recipe.name, placements)
 
     def __getitem__(self, name: str) -> Placement:
-        """The placement of a parameter, whatever wrappers (DDP, `torch.compile`) add to its name."""
-        found: Placement | None = by_plain_name(self.placements, name)
-        if found is None:
+        """The placement of a parameter, whatever wrappers add to its name."""
+        if (found := by_plain_name(self.placements, name)) is None:
             raise ValueError(f"the plan has no parameter {name!r}; make it with Plan.of(model)")
         return found
 
@@ -230,21 +229,22 @@ class Plan:
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             placement = self.placements[name]
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
-            norm = max(
-                (float(role.weight_geometry.norm(block).amax()) for block in blocks if block.numel()), default=0.0
-            )
+            norms = [float(role.weight_geometry.norm(block).amax()) for block in blocks if block.numel()]
+            norm = max(norms, default=0.0)
             unit = role.radius_unit if norm == 0 else Constant(float(f"{norm:.4g}"))
             placements[name] = replace(placement, role=replace(role, radius_unit=unit))
         return Plan(f"{self.recipe}, relative", placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The plan's parameters in a model."""
-        parameters, found = dict(model.named_parameters()), {}
+        named, found = dict(model.named_parameters()), dict[str, nn.Parameter]()
+        parameters = {plain_name(name): parameter for name, parameter in named.items()} | named
         for name, placement in self.placements.items():
-            found[name] = parameter = by_plain_name(parameters, name)
+            parameter = by_plain_name(parameters, name)
             if parameter is None or tuple(parameter.shape) != placement.shape:
                 problem = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
                 raise ValueError(f"{name} {problem}, the plan has it with shape {placement.shape}")
+            found[name] = parameter
         return found
 
     @torch.no_grad()

@@ -23,9 +23,8 @@ PARTS = (0.25, 0.5, 0.75, 1.0)
 
 
 def table() -> str:
-    """Every finished setting."""
-    found = [one for one in map(_one, _settings()) if one]
-    return "\n\n".join(found) or "No setting is finished."
+    """Every setting that was begun."""
+    return "\n\n".join(one for one in map(_one, _settings()) if one)
 
 
 def _settings() -> list[Setting]:
@@ -34,9 +33,9 @@ def _settings() -> list[Setting]:
 
 
 def _one(setting: Setting) -> str | None:
-    """The recipes at one width and horizon, by their losses."""
+    """The recipes at one width and horizon, by their losses; or what there is of it."""
     if not setting.finished("final"):
-        return None
+        return _under_way(setting)
     records = load(setting.directory("final"))[1]
     tuning = load(setting.directory("tuning"))[1]
     runs = {name: {r["seed"]: r for r in records if r["recipe"] == name} for name in CENTRES}
@@ -62,6 +61,24 @@ def _one(setting: Setting) -> str | None:
         f"{tokens / 1e6:.1f} million tokens, {len(SEEDS)} seeds"
     )
     return f"{title}\n\n{markdown(head, rows)}"
+
+
+def _under_way(setting: Setting) -> str | None:
+    """How far the tuning of a setting has come."""
+    if not setting.directory("tuning").exists():
+        return None
+    rows = []
+    tuning = load(setting.directory("tuning"))[1]
+    for name in CENTRES:
+        own = {r["log2_lr"]: r["val_loss"] for r in tuning if r["recipe"] == name and not r["diverged"]}
+        if own:
+            best = min(own, key=own.__getitem__)
+            rows.append([name, str(len(own)), f"2^{best:g}", f"{own[best]:.3f}"])
+    title = (
+        f"`{setting.model}`, width {setting.width}, {setting.ratio} tokens a parameter: under way, {len(tuning)} of "
+        f"{len(CENTRES) * BUDGET} tuning runs, one seed, nothing to conclude from"
+    )
+    return f"{title}\n\n{markdown(['recipe', 'rates so far', 'best of them', 'validation loss'], rows)}"
 
 
 def _difference(

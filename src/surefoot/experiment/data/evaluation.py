@@ -29,13 +29,13 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
     """
     data = data or ""
     kind, own = _kind(source), _kind(data)
-    tokenizers = [_tokenizer_of(name) for name in (source, data)]
-    if own in (bpe.PREFIX, shards.PREFIX) and not kind and (own == bpe.PREFIX or tokenizers[1] is not None):
-        return _encoded(load(source), data, tokenizers[1], corpus)
+    theirs, ours = _tokenizer_of(source), _tokenizer_of(data)
+    encodes = own == bpe.PREFIX or ours is not None
+    if encodes and not kind:
+        return _encoded(load(source), data, ours, corpus)
     other = load(source)
-    differ = None not in tokenizers and tokenizers[0].read_bytes() != tokenizers[1].read_bytes()  # type: ignore[union-attr]
+    differ = theirs is not None and ours is not None and theirs.read_bytes() != ours.read_bytes()
     if kind != own or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
-        encodes = own == bpe.PREFIX or tokenizers[1] is not None
         remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
         raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
     return other

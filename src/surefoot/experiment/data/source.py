@@ -20,5 +20,6 @@ def absolute(path: str | None) -> str | None:
     """
     if path is None or re.fullmatch(r"markov:.*|bpe:\d+", path):
         return path
-    kind, rest = re.fullmatch(r"((?:text:|bpe:\d+:|bin:(?:\d+:)?)?)(.*)", path, re.DOTALL).groups()  # type: ignore[union-attr]
-    return f"{kind}{Path(rest).resolve()}"
+    kind = re.match(r"(text:|bpe:\d+:|bin:(\d+:)?)?", path)
+    assert kind is not None, "all of it is optional"
+    return f"{kind[0]}{Path(path[kind.end() :]).resolve()}"

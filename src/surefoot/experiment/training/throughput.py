@@ -128,8 +128,9 @@ class Compute:
         >>> Compute(6e9, 312e12).at(13000.0)["utilisation"]
         0.25
         """
-        known = self.flops_per_token and self.peak and tokens_per_second
-        used = _digits(tokens_per_second * self.flops_per_token / self.peak) if known else None  # type: ignore[operator]
+        used = None
+        if self.flops_per_token and self.peak and tokens_per_second:
+            used = _digits(tokens_per_second * self.flops_per_token / self.peak)
         return {"flops_per_token": self.flops_per_token, "utilisation": used}
 
 
