@@ -34,9 +34,9 @@ test: setup  ## the test suite (no network, no GPU)
 test-all: setup-all  ## the same with the slow tests and those that need extras
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
 
-check: setup  ## format, lint, docstrings, types, the house's limits and import direction
+check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
-	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house/test_imports.py tests/unit/house/test_limits.py
+	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
 
 format: setup  ## rewrite the sources in the house format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
