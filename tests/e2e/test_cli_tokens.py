@@ -77,9 +77,12 @@ def test_evaluation_on_a_text_or_on_other_tokens(written, tmp_path, text, capsys
         losses[name] = json.loads((tmp_path / name / "result.json").read_text())["val_loss"]
     assert losses["tokens"] == losses["plain"]
     assert abs(losses["text"] - losses["plain"]) < 0.2  # the text's own last tenth is cut by bytes
-    assert main(["tokens", f"{text}", f"{tmp_path / 'third'}", "--vocab", "270", "--validation-one-in", "1"]) == 0
+    backwards = tmp_path / "backwards.txt"
+    backwards.write_text(text.read_text()[::-1])
+    third = tmp_path / "third"  # as many tokens, others
+    assert main(["tokens", f"{backwards}", f"{third}", "--vocab", "270", "--validation-one-in", "1"]) == 0
     capsys.readouterr()
-    for source in (f"bin:300:{tmp_path / 'third'}", "markov:64"):
+    for source in (f"bin:{third}", f"bin:300:{other}", "markov:64"):
         assert "has another vocabulary" in refused(
             training(tmp_path / "x", data, "--eval-data", source), capsys, code=4
         )
