@@ -94,7 +94,6 @@ def test_fsdp_under_every_recipe(recipe, ranks):
     ("recipe", "stabiliser"),
     [
         (recipes.steady(), None),
-        (recipes.steady(), sf.PostClip(1.0)),
         *(
             (recipe, stabiliser)
             for recipe in (recipes.steady(), recipes.lion())

@@ -13,7 +13,7 @@ from surefoot.plan import Plan
 from .roles import KINDS, PULLS, RECIPES, SCHEMES, Run
 
 NUMBER = r"([\d.]+(?:e[+-]\d+)?)"
-DEFAULT = (("linear", "beyond_mup"), ("linear", "moga_row(3)"), ("linear", "lion"), ("head", "muon(moonlight)"))
+DEFAULT = (("linear", "beyond_mup"), ("linear", "lion"))
 TOLERANCE = 1 + 1.5e-3  # in float32, with promises printed to four digits
 
 
