@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo test test-all check format bench clean
+.PHONY: help setup setup-all demo test test-all test-web check format bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,10 @@ $(VENV)/.ready-all: $(VENV)/.ready
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,integrations
 	@touch $@
 
+$(VENV)/.ready-web: $(VENV)/.ready
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,web
+	@touch $@
+
 setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
@@ -32,7 +36,10 @@ test: setup  ## the test suite (no network, no GPU)
 	@$(BIN)/python -m pytest -q -n 2
 
 test-all: setup-all  ## the same with the slow tests and those that need extras
-	@$(BIN)/python -m pytest -q -n 2 -m 'slow or integration or not slow'
+	@$(BIN)/python -m pytest -q -n 2 -m '(slow or integration or not slow) and not web'
+
+test-web: $(VENV)/.ready-web  ## the pages of `surefoot report` in the system's Chromium
+	@$(BIN)/python -m pytest -q -p no:xdist -m web tests/web
 
 check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy

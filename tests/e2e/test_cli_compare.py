@@ -50,6 +50,7 @@ def test_the_table_names_everyone_and_the_same_number_of_runs(finished):
     assert "0 of 0, 3 of 3" in out
     assert out.endswith(f"picture: {run}/compare.png\n")
     assert (run / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "Lowest loss" in (run / "report.html").read_text()
     assert err.startswith(f"surefoot: writing to {run}/, data: {text}")
     summary = json.loads((run / "summary.json").read_text())
     assert [entry["curve"] and entry["curve"]["step"] for entry in summary["recipes"]] == [[0, 3, 6, 9, 12]] * 3 + [

@@ -81,6 +81,7 @@ def test_coordcheck_writes_results_summary_table_and_picture(tmp_path, text, cap
     assert "passes: all 22 slopes within ±5" in said
     assert said.endswith(f"picture: {out}/coordcheck.png\n")
     assert (out / "coordcheck.png").read_bytes().startswith(b"\x89PNG")
+    assert "Slopes by layer" in (out / "report.html").read_text()
     assert progress.count("seed ") == 6
     assert [(r["width"], r["seed"]) for r in lines(out / "results.jsonl")] == [
         (w, s) for w in (16, 32) for s in range(3)

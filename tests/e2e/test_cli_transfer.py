@@ -34,7 +34,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str,
 
 def test_transfer_writes_results_summary_table_and_picture(finished):
     run, text, out, err = finished
-    assert {path.name for path in run.iterdir()} >= {"config.json", "results.jsonl", "summary.json", "transfer.png"}
+    assert {path.name for path in run.iterdir()} >= {
+        "config.json", "results.jsonl", "summary.json", "transfer.png", "report.html"
+    }  # fmt: skip
     trials = [(r["recipe"], r["width"], r["log2_lr"]) for r in lines(run / "results.jsonl")]
     assert {trial[:2] for trial in trials} == {(r, w) for r in ("adamw", "beyond_mup") for w in (16, 32)}
     assert len(set(trials)) == len(trials) == 8

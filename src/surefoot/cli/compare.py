@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
+from surefoot.cli.report import write_page
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
 
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else compare_report.statement(summary))
     if picture := compare_report.figure(summary, arguments.out):
         print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    write_page(arguments.out)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli import options
+from surefoot.cli.report import write_page
 from surefoot.experiment.data.source import absolute
 from surefoot.experiment.training.config import TrainConfig
 
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordcheck_report.statement(summary))
     picture = coordcheck_report.figure(summary, arguments.out)
     print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    write_page(arguments.out)
     return 0 if summary["passes"] else 1
 
 

@@ -1,4 +1,4 @@
-"""`surefoot report`: the table and the picture of a run directory, made again."""
+"""`surefoot report`: the table, the picture and the page of a run directory, made again; `watch`: the page, live."""
 
 from __future__ import annotations
 
@@ -16,27 +16,89 @@ surefoot report runs/transfer --json | jq .recipes[].drift_octaves
 surefoot report runs/compare                         losses, paired differences, steps to a target
 surefoot report runs/train                           norms by kind of layer, and the alarms
 surefoot report runs/coordcheck
+surefoot report runs/transfer --html                 writes runs/transfer/report.html, to be opened in a browser
+surefoot report runs/a runs/b --html --out both.html side by side
 """
+_WATCHING = """
+surefoot watch runs/transfer                         then open the address that it prints
+surefoot watch runs/a runs/b --open                  side by side; opens the browser
+ssh -L 8573:localhost:8573 machine                   the page of another machine, at http://localhost:8573
+"""
+
 
 Report = tuple[dict[str, Any], str, Path | None]
 """Summary, statement, picture if there is anything to draw."""
 
 
 def add_to(commands: options.Commands) -> None:
-    """Add the command."""
+    """Add both commands."""
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
-    parser.add_argument("directory", type=Path, help="what transfer, compare, train or coordcheck wrote to")
+    parser.add_argument(
+        "directories", type=Path, nargs="+", metavar="RUN", help="what transfer, compare, train or coordcheck wrote to"
+    )
+    parser.add_argument(
+        "--html", action="store_true", help="write an interactive page; several runs stand side by side"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="where the page is written (default: RUN/report.html, of several runs ./report.html)"
+    )
     options.add_json(parser)
+    help = "show run directories in the browser while runs go on; on this machine only, reads only"
+    watching = options.command(commands, "watch", watch, help, _WATCHING)
+    watching.add_argument("directories", type=Path, nargs="+", metavar="RUN", help="what transfer, train, ... write to")
+    watching.add_argument("--port", type=options.natural, default=8573, help="0: any that is free (default: 8573)")
+    watching.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, draw the picture."""
+    """Print the table and draw the picture, or write the page."""
+    directories: list[Path] = arguments.directories
+    if arguments.html:
+        from surefoot.experiment.reports.web import report
+
+        alone = directories[0] if len(directories) == 1 else Path()
+        print(report.write(directories, arguments.out or alone / report.FILE))
+        return 0
+    if len(directories) > 1 or arguments.out:
+        raise ValueError("several runs, and --out, are for a page: add --html")
+    return _print(directories[0], arguments.json)
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    import errno
+    import webbrowser
+
+    from surefoot.experiment.reports.web.server import Server
+
+    try:
+        server = Server(arguments.directories, arguments.port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ValueError(f"port {arguments.port} is taken: give another --port, or --port 0 for any free one") from None
+    arguments.resume = "the runs go on without their page"
+    with server:
+        print(f"surefoot: {server.url} shows the runs; Ctrl-C ends it", file=sys.stderr, flush=True)
+        if arguments.open:
+            webbrowser.open(server.url)
+        server.serve_forever()
+    return 0
+
+
+def write_page(directory: Path) -> None:
+    """Write the page of a run that has ended, and say where."""
+    from surefoot.experiment.reports.web import report
+
+    print(f"surefoot: page: {report.write([directory], directory / report.FILE)}", file=sys.stderr)
+
+
+def _print(directory: Path, as_json: bool) -> int:
     from surefoot.experiment import coordcheck
     from surefoot.experiment.compare.run import TUNING
     from surefoot.experiment.training import norm_log
 
-    directory: Path = arguments.directory
     if (directory / coordcheck.SUMMARY).exists():
         summary, text, picture = _coordcheck(directory)
     elif (directory / norm_log.NORMS).exists():
@@ -45,9 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         summary, text, picture = _compare(directory)
     else:
         summary, text, picture = _transfer(directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else text)
+    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else text)
     if picture:
-        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+        print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 

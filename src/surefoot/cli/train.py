@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options, train_options
 from surefoot.cli.exit_codes import DIVERGED
+from surefoot.cli.report import write_page
 from surefoot.cli.train_output import draw, open_log, sentence, warn
 from surefoot.experiment.training.config import TrainConfig
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from surefoot.experiment.training.run import Run, TrainResult
     from surefoot.experiment.training.throughput import Compute
 
-LOG, RESULT, CHECKPOINTS, BOARD = "log.jsonl", "result.json", "checkpoints", "tensorboard"
+LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
+CHECKPOINTS, BOARD = "checkpoints", "tensorboard"
 
 
 def add_to(commands: options.Commands) -> None:
@@ -77,6 +79,7 @@ def _run_first(
 ) -> int:
     """Train on the process that writes files and speaks."""
     from surefoot.experiment.files import claim, dumps, locked, write_atomic
+    from surefoot.experiment.sweep.summary import environment
 
     out: Path = arguments.out
     boards = _boards(arguments, identity)
@@ -85,6 +88,7 @@ def _run_first(
     arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with locked(out):
         claim(out, identity, LOG)
+        write_atomic(out / ENVIRONMENT, dumps(environment(), indent=2) + "\n")
         evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
         print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
         try:
@@ -96,6 +100,7 @@ def _run_first(
         shown = asdict(result) | compute.at(result.tokens_per_second)
         write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")
         draw(out)
+        write_page(out)
     print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 

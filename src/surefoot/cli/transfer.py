@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
+from surefoot.cli.report import write_page
 from surefoot.experiment.models.sizes import PUBLISHED, published_name
 from surefoot.experiment.training.names import log2_lr
 
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(transfer_report.statement(summary))
     if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
         print(f"\npicture: {transfer_report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
+    write_page(arguments.out)
     return 0
 
 

@@ -46,6 +46,7 @@ ON_TOP = {"filelock", "numpy", "scipy", "tqdm"}
 
 ONLY_IN = {
     "matplotlib": "experiment.reports",
+    "jinja2": "experiment.reports.web.page",
     "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
     "datasets": "experiment.data.documents",

@@ -33,13 +33,18 @@ def table(summary: Mapping[str, Any]) -> str:
     >>> print(table({"recipes": [entry], "baseline": "muon@0.02"}).splitlines()[2][:70])
     | muon@0.02 | published, 0 runs | 2^-5.64 (0.02), published | 2.1000 |
     """
+    return aligned(*cells(summary))
+
+
+def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the table's columns and, for each who takes part, its cells."""
     head = ["recipe", "settings", "best lr", "loss", "difference", "p", "steps", "time", "diverged"]
-    return aligned(head, [_row(entry, summary["baseline"]) for entry in summary["recipes"]])
+    return head, [_row(entry, summary["baseline"]) for entry in summary["recipes"]]
 
 
 def statement(summary: Mapping[str, Any]) -> str:
     """Format the table and what its columns mean, for a terminal."""
-    return "\n".join([table(summary), "", *_notes(summary)])
+    return "\n".join([table(summary), "", *notes(summary)])
 
 
 def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
@@ -84,11 +89,12 @@ def _ratio(entry: Mapping[str, Any], key: str) -> str:
     return "not known" if entry["curve"] is None or entry["steps_to_target"] is not None else "not reached"
 
 
-def _notes(summary: Mapping[str, Any]) -> list[str]:
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the table's columns mean, in lines."""
     config, seeds = summary["config"], summary["config"]["seeds"]
     tuned = f"{config['rates_per_recipe']} rates x {config['tuning_seeds']} seed{'s' * (config['tuning_seeds'] > 1)}"
     intervals = "± half a 95 % t interval" if seeds >= fit.SEEDS_FOR_AN_INTERVAL else "no intervals (they need three)"
-    notes = [
+    lines = [
         f"tuned: {tuned} for each recipe. best lr: the vertex of a parabola in log2 lr (fitted) where the best rate",
         "lies inside, else the best one measured; edge, divergence: it lies there, and a better one may lie beyond.",
         f"loss: on validation text after {config['steps']} steps, in nats, mean of n = {seeds} fresh "
@@ -99,8 +105,8 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         "diverged: runs of the tuning, and of the final ones.",
     ]
     if not summary["finished"]:
-        notes.append("UNFINISHED: the table is of the runs that have finished; the same command goes on from there.")
-    return notes
+        lines.append("UNFINISHED: the table is of the runs that have finished; the same command goes on from there.")
+    return lines
 
 
 def _target_note(summary: Mapping[str, Any]) -> str:

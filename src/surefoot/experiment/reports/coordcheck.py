@@ -35,9 +35,13 @@ def statement(summary: Mapping[str, Any]) -> str:
     >>> print(text.splitlines()[2])
     | up    | +0.01              | +1.00               | change          |
     """
+    return "\n".join([aligned(*cells(summary)), "", *notes(summary), "", verdict(summary)])
+
+
+def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the table's columns and, per layer, its cells."""
     rows = [[layer["layer"], *(_cell(layer[q]) for q in QUANTITIES), _leaves(layer)] for layer in summary["layers"]]
-    head = ["layer", "slope at the start", "slope of the change", "leaves the band"]
-    return "\n".join([aligned(head, rows), "", *_notes(summary), "", verdict(summary)])
+    return ["layer", "slope at the start", "slope of the change", "leaves the band"], rows
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
@@ -65,7 +69,8 @@ def _leaves(layer: Mapping[str, Any]) -> str:
     return ", ".join(q for q in QUANTITIES if layer[q]["status"] not in ("inside", "zero"))
 
 
-def _notes(summary: Mapping[str, Any]) -> list[str]:
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the table's columns mean, in lines."""
     config, widths, n = summary["config"], summary["widths"], len(summary["seeds"])
     intervals = ": no intervals (they need three)" if n < fit.SEEDS_FOR_AN_INTERVAL else ", ± half a 95 % interval"
     return [

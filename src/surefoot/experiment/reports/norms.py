@@ -59,7 +59,7 @@ def summarise(directory: Path) -> dict[str, Any]:
 
 def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[Record]) -> list[dict[str, Any]]:
     kinds = []
-    for role, curves in _by_role(layers, lines).items():
+    for role, curves in by_role(layers, lines).items():
         top = [max(values) for values in zip(*curves.values(), strict=True)]
         largest = max(curves, key=lambda name: max(curves[name]))
         kinds.append({
@@ -76,8 +76,8 @@ def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[
     return kinds
 
 
-def _by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
-    """Role -> layer -> its norm at every line, in the role's unit; inf where it was not finite."""
+def by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """Sort a run's norms: role -> layer -> its norm at every line, in the role's unit; inf where it was not finite."""
     roles: dict[str, dict[str, list[float]]] = {}
     for name in lines[0]["norms"]:
         lower = [line["norms"][name][0] for line in lines]
@@ -101,14 +101,19 @@ def statement(summary: Mapping[str, Any]) -> str:
     >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
     | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
     """
+    return "\n".join([aligned(*cells(summary)), "", note(summary), *map(_sentence, summary["alarms"])])
+
+
+def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the table's columns and, per role, its cells."""
     head = ["role", "layers", "start", "largest", "of", "last", "bound", "limit", "alarms"]
     keys = ["role", "layers", "start", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
-    rows = [[_cell(key, kind[key]) for key in keys] for kind in summary["kinds"]]
-    notes = [
-        f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V).",
-        *(_sentence(alarm) for alarm in summary["alarms"]),
-    ]
-    return "\n".join([aligned(head, rows), "", *notes])
+    return head, [[_cell(key, kind[key]) for key in keys] for kind in summary["kinds"]]
+
+
+def note(summary: Mapping[str, Any]) -> str:
+    """Return what the table's numbers are."""
+    return f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V)."
 
 
 def _cell(key: str, value: Any) -> str:
@@ -139,7 +144,7 @@ def figure(directory: Path) -> Path:
         ValueError: `norms.jsonl` is empty or missing.
     """
     layers, lines = load(directory)
-    roles = _by_role(layers, lines)
+    roles = by_role(layers, lines)
     columns = math.ceil(math.sqrt(len(roles)))
     rows = math.ceil(len(roles) / columns)
     drawing = Figure(figsize=(0.6 + 3.4 * columns, 0.8 + 2.3 * rows), layout="constrained", dpi=200)

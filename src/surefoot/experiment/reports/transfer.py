@@ -1,7 +1,6 @@
 """A finished sweep as a table and as a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from surefoot.experiment.files import Record
+from surefoot.experiment.reports.loss_frame import CROSS_ROW, SharedAxes, means_of, shared_axes
 from surefoot.experiment.reports.style import GREY, INK, aligned, frame, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
@@ -21,10 +21,6 @@ from surefoot.experiment.sweep.sweep import load
 Colour = tuple[float, float, float, float]
 
 PICTURE = "transfer.png"
-# The loss axis spans the losses within an octave of a best rate: above them a curve runs into divergence, and its
-# height says nothing.
-FRAME_OCTAVES = 1.0
-CROSS_ROW = 0.04  # share of a panel's height that each width's row of diverged rates takes
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -43,14 +39,17 @@ def table(summary: Mapping[str, Any]) -> str:
     >>> print(table({"recipes": [entry]}).splitlines()[2])
     | muon   | 2^-4.00       | 2^-4.50       | -0.50 (x 0.71)   | 0.010        | 2.000           |
     """
+    return "\n".join([aligned(*cells(summary)), "", *notes(summary)])
+
+
+def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the table's columns and, per recipe, its cells."""
     entries = summary["recipes"]
     widths = entries[0]["widths"]
     head = ["recipe", *(f"best lr at {width}" for width in widths)]
     if len(widths) > 1:
         head += ["drift in octaves", f"regret at {widths[-1]}"]
-    rows = [_row(entry) for entry in entries]
-    text = aligned([*head, f"best loss at {widths[-1]}"], rows)
-    return "\n".join([text, "", *_notes(entries)])
+    return [*head, f"best loss at {widths[-1]}"], [_row(entry) for entry in entries]
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -84,7 +83,7 @@ def _row(entry: Mapping[str, Any]) -> list[str]:
     optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
     cells = [entry["recipe"], *(_optimum(*optimum) for optimum in optima)]
     if len(entry["widths"]) > 1:
-        cells += [_drift(entry), _regret(entry)]
+        cells += [drift(entry), _regret(entry)]
     return [*cells, "none" if entry["best_loss"][-1] is None else f"{entry['best_loss'][-1]:.3f}"]
 
 
@@ -92,7 +91,8 @@ def _optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> 
     return status if log2_lr is None else f"2^{log2_lr:.2f}{plus_minus(ci, 2)}"
 
 
-def _drift(entry: Mapping[str, Any]) -> str:
+def drift(entry: Mapping[str, Any]) -> str:
+    """Format how far a recipe's best rate moves."""
     drift = entry["drift_octaves"]
     if drift is None:
         return "not known"
@@ -105,19 +105,21 @@ def _regret(entry: Mapping[str, Any]) -> str:
     return f"{entry['regret_nats']:.3f}{plus_minus(entry['regret_nats_ci'], 3)}"
 
 
-def _notes(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    notes = [
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the table's columns mean, in lines."""
+    entries = summary["recipes"]
+    lines = [
         "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
         "the narrowest optimum run at the widest model, minus the best measured there.",
     ]
     seeds = entries[0]["seeds"]
     if seeds < fit.SEEDS_FOR_AN_INTERVAL:
-        notes.append(f"n = {seeds} seed{'s' * (seeds > 1)}: no intervals (they need three).")
+        lines.append(f"n = {seeds} seed{'s' * (seeds > 1)}: no intervals (they need three).")
     else:
-        notes.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
+        lines.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
     if any(status != "interior" for entry in entries for status in entry["status"]):
-        notes.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
-    return [*notes, *_failed(entries)]
+        lines.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
+    return [*lines, *_failed(entries)]
 
 
 def _failed(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -150,7 +152,7 @@ def figure(directory: Path | str) -> Path:
     """
     directory = Path(directory)
     summary, records = load(directory)
-    axes = _shared_axes(summary, records)
+    axes = shared_axes(summary, records)
     entries = summary["recipes"]
     drawing = Figure(figsize=(0.9 + 3.3 * len(entries), 3.6), layout="constrained", dpi=200)
     panels = drawing.subplots(1, len(entries), sharey=True, squeeze=False)[0]
@@ -168,48 +170,12 @@ def figure(directory: Path | str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class _SharedAxes:
-    """The axes of all panels: losses from `low` to `high` in nats, `octaves` of the learning rate."""
-
-    low: float
-    high: float
-    octaves: float
-
-
-def _means(records: Iterable[Record], recipe: str, width: int) -> dict[float, float | None]:
-    return fit.mean_curve(points(records, recipe, width))
-
-
-def _shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> _SharedAxes:
-    lows, highs, spans = [], [], []
-    rows = len(summary["config"]["widths"]) if any(r["val_loss"] is None for r in records) else 1
-    for entry in summary["recipes"]:
-        curves = [_means(records, entry["recipe"], width) for width in entry["widths"]]
-        rates = [rate for means in curves for rate in means]
-        spans.append(max(rates, default=0.0) - min(rates, default=0.0))
-        for means, best in zip(curves, map(_best, curves), strict=True):
-            near = [m for x, m in means.items() if m is not None and abs(x - best) <= FRAME_OCTAVES]
-            lows += [min(near)] if near else []
-            highs += [max(near)] if near else []
-    if not lows:
-        raise ValueError("no run of this sweep has finished without diverging: nothing to draw")
-    room = max(highs) - min(lows) or 0.1
-    return _SharedAxes(
-        min(lows) - 0.06 * room, max(highs) + (0.05 + 1.5 * CROSS_ROW * rows) * room, max(max(spans), 2.0) + 0.8
-    )
-
-
-def _best(means: Mapping[float, float | None]) -> float:
-    return min(means, key=lambda x: float("inf") if means[x] is None else float(means[x] or 0), default=0.0)
-
-
-def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], axes: _SharedAxes) -> None:
+def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], axes: SharedAxes) -> None:
     widths = entry["widths"]
     colours = [colormaps["viridis_r"](0.15 + 0.8 * i / max(1, len(widths) - 1)) for i in range(len(widths))]
     rates: list[float] = []
     for place, (width, colour) in enumerate(zip(widths, colours, strict=True)):
-        means = _means(records, entry["recipe"], width)
+        means = means_of(records, entry["recipe"], width)
         rates += means
         _curve(panel, means, colour, str(width))
         _crosses(panel, means, colour, len(widths) - 1 - place)
@@ -254,7 +220,7 @@ def _optima(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], co
     for i, (vertex, ci) in enumerate(zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)):
         if vertex is None:
             continue
-        means = _means(records, entry["recipe"], entry["widths"][i])
+        means = means_of(records, entry["recipe"], entry["widths"][i])
         finite = {x: mean for x, mean in means.items() if mean is not None}
         height = float(np.interp(vertex, list(finite), list(finite.values())))
         path.append((vertex, height))

@@ -1,0 +1,203 @@
+"""What a page is made of, and how it becomes one HTML file that needs no network.
+
+Charts are Vega-Lite specifications, drawn as SVG by Vega's own JavaScript, which is embedded (`tools/vega.py` says
+why Vega, and where its files come from).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+ASSETS = Path(__file__).parent / "assets"
+VEGA = ("vega", "vega-lite", "vega-embed")
+LIVE_SECONDS = 2.0
+"""Time between two questions of a live page to its server."""
+
+FEW = 6
+"""Choices that are buttons; more of them are a list."""
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One of the first things to be read.
+
+    Args:
+        label: what it is.
+        value: in large letters.
+        note: what it rests on, in small ones.
+    """
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that the reader can sort by any column.
+
+    Args:
+        title: above it.
+        head: the columns' titles.
+        rows: a text per column.
+        notes: below it.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A part of a chart's rows that is shown alone.
+
+    Args:
+        label: in the chart's switch.
+        where: the values that a row must have, by column.
+        group: choices of one group stand together in a long list.
+    """
+
+    label: str
+    where: Mapping[str, Any]
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its numbers.
+
+    Args:
+        title: above it.
+        description: what is drawn and how to read it; also what a screen reader says.
+        spec: Vega-Lite, without data.
+        columns: the data, by column, all of one length.
+        choices: what can be shown alone; the first is, unless `side_by_side`.
+        side_by_side: whether all choices can be shown, a panel each, and are at first.
+        height: of a panel, in pixels.
+        axes: "x" or "y" -> name of a scale -> `scale` and `axis` of the channel; the first is shown at first.
+    """
+
+    title: str
+    description: str
+    spec: Mapping[str, Any]
+    columns: Columns
+    choices: Sequence[Choice] = ()
+    side_by_side: bool = False
+    height: int = 340
+    axes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One run directory.
+
+    Args:
+        name: of the directory.
+        kind: what was run, in a few words.
+        state: whether it has finished.
+        facts: the first things to be read.
+        charts: the pictures.
+        tables: the numbers.
+        details: title -> text by key; the configuration, the machine.
+    """
+
+    name: str
+    kind: str
+    state: str
+    facts: Sequence[Fact]
+    charts: Sequence[Chart]
+    tables: Sequence[Table]
+    details: Mapping[str, Mapping[str, Any]]
+
+
+def html(pages: Sequence[Page], *, live: bool = False) -> str:
+    """Write pages, side by side where the window is wide, as one HTML document.
+
+    Args:
+        pages: one or more.
+        live: whether it asks its server every two seconds for what is new.
+
+    Returns:
+        The document: no script, style, font or picture of it comes from elsewhere, and a policy in its head forbids
+        the browser to ask for any.
+    """
+    main = body(pages)
+    values = {
+        "pages": pages,
+        "body": main,
+        "version": version(main),
+        "live": LIVE_SECONDS if live else None,
+        "style": _asset("page.css"),
+        "script": _asset("page.js"),
+        "vega": [_asset(f"{name}.min.js") for name in VEGA],
+    }
+    return _templates().get_template("page.html").render(values)
+
+
+def body(pages: Sequence[Page]) -> str:
+    """Write the part of the document that changes while runs go on.
+
+    Args:
+        pages: one or more.
+
+    Returns:
+        HTML, with the charts' specifications and data in it as JSON.
+    """
+    charts = [[asdict(chart) for chart in page.charts] for page in pages]
+    data = json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return _templates().get_template("body.html").render(pages=pages, data=data)
+
+
+def version(text: str) -> str:
+    """Name a text by its content.
+
+    Args:
+        text: of `body`.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(ASSETS)
+    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    templates.filters["order"] = order
+    templates.globals["FEW"] = FEW
+    return templates
+
+
+def _asset(name: str) -> str:
+    """A script or a style; nothing in it may end the element that it stands in."""
+    return (ASSETS / name).read_text(encoding="utf-8").replace("</s", "<\\/s")
+
+
+def order(cell: str) -> float | None:
+    """The number that a cell is sorted by: its first, or the exponent of a power of two.
+
+    Args:
+        cell: of a table.
+
+    Returns:
+        The number; None where there is none.
+
+    >>> order("2^-7.30 ± 0.12"), order("+0.16 (x 1.11)"), order("1,204 runs"), order("diverged")
+    (-7.3, 0.16, 1204.0, None)
+    """
+    found = re.search(r"(?:2\^)?([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", cell.replace("\N{MINUS SIGN}", "-"))
+    return float(found[1].replace(",", "")) if found else None

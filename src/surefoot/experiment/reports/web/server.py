@@ -1,0 +1,119 @@
+"""The live view: the page of run directories, on this machine's loopback address, made again as the runs go on.
+
+It only reads, answers two addresses (the page and its body), opens no file that a request names, and refuses requests
+that come from another site: a page elsewhere could otherwise read the runs through the visitor's browser.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from surefoot.experiment.reports.web.page import Page, body, html, version
+from surefoot.experiment.reports.web.report import page
+
+ADDRESS = "127.0.0.1"
+PORT = 8573
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the live page of run directories until it is shut down. Only this machine can reach it.
+
+    Args:
+        directories: of runs; each must exist.
+        port: 0: any that is free.
+
+    Attributes:
+        url: of the page.
+
+    Raises:
+        FileNotFoundError: a directory does not exist.
+        OSError: the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, directories: Sequence[Path], port: int = PORT) -> None:
+        for directory in directories:
+            if not directory.is_dir():
+                raise FileNotFoundError(
+                    f"{directory} does not exist: give the run directory of a command that has begun"
+                )
+        super().__init__((ADDRESS, port), _Handler)
+        self.url: str = f"http://{ADDRESS}:{self.server_port}/"
+        self._directories = tuple(directories)
+        self._made: dict[Path, tuple[object, Page]] = {}
+        self._lock = threading.Lock()
+
+    def pages(self) -> list[Page]:
+        """Describe the directories; those whose files have not changed are not read again."""
+        with self._lock:
+            return [self._page(directory) for directory in self._directories]
+
+    def is_own(self, host: str | None, origin: str | None) -> bool:
+        """Whether a request's `Host` and `Origin` are those of a page that this server gave."""
+        names = [f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")]
+        return host in names and (origin is None or origin in [f"http://{name}" for name in names])
+
+    def _page(self, directory: Path) -> Page:
+        files = sorted([*directory.glob("*.json"), *directory.glob("*.jsonl"), *directory.glob("*/results.jsonl")])
+        stamp = [(path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),)]
+        known, made = self._made.get(directory, (None, None))
+        if made is None or known != stamp:
+            made = page(directory) if stamp else Page(directory.name, "nothing has begun here yet", "", [], [], [], {})
+            self._made[directory] = stamp, made
+        return made
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers `/`, the page, and `/body?version=...`, what has changed since."""
+
+    server: Server
+    server_version, sys_version = "surefoot", ""
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        if not self.server.is_own(self.headers["Host"], self.headers["Origin"]):
+            self._send(HTTPStatus.FORBIDDEN, "surefoot watch answers its own page only")
+            return
+        address = urlsplit(self.path)
+        try:
+            if address.path == "/":
+                self._send(HTTPStatus.OK, html(self.server.pages(), live=True), "text/html")
+            elif address.path == "/body":
+                self._changed(parse_qs(address.query).get("version", [""])[0])
+            else:
+                self._send(HTTPStatus.NOT_FOUND, "there is only /")
+        except (ValueError, OSError) as error:  # a file that is damaged, or that was deleted
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    def _changed(self, known: str) -> None:
+        text = body(self.server.pages())
+        if version(text) == known:
+            self._send(HTTPStatus.NOT_MODIFIED, "")
+        else:
+            self._send(HTTPStatus.OK, text, "text/html", version(text))
+
+    def _send(self, status: HTTPStatus, text: str, kind: str = "text/plain", version: str = "") -> None:
+        content = text.encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Version": version,
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Frame-Options": "DENY",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: two lines a second would hide what the run says."""
