@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo test test-all check format bench clean
+.PHONY: help setup setup-all demo test test-all check docs format bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,10 @@ $(VENV)/.ready-all: $(VENV)/.ready
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,integrations
 	@touch $@
 
+$(VENV)/.ready-docs: $(VENV)/.ready
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs
+	@touch $@
+
 setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
@@ -37,6 +41,9 @@ test-all: setup-all  ## the same with the slow tests and those that need extras
 check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
+
+docs: $(VENV)/.ready-docs  ## the documentation as a site that needs no server, in site/; every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "site/index.html"
 
 format: setup  ## rewrite the sources in the house format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
