@@ -128,11 +128,19 @@ def test_the_built_pages_have_formulas_options_and_a_search(site):
     assert any("SteepestDescent" in each["title"] for each in found["docs"])
 
 
-def hooks():
-    pytest.importorskip("latex2mathml")
+def tool(name, needs):
+    """A module of tools/site."""
+    pytest.importorskip(needs)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "tools" / "site")
-        return importlib.import_module("hooks")
+        return importlib.import_module(name)
+
+
+@pytest.mark.integration
+def test_doctests_become_blocks_of_code():
+    text = "Adds.\n\n>>> 1 + 1\n2\n>>> 2\n2\n\nArgs:\n    x: a number.\n"
+    fenced = "Adds.\n\n```pycon\n>>> 1 + 1\n2\n>>> 2\n2\n```\n\nArgs:\n    x: a number.\n"
+    assert tool("doctests", "griffe").fenced(text) == fenced
 
 
 @pytest.mark.integration
@@ -147,8 +155,13 @@ def hooks():
     ],
 )
 def test_what_a_page_fetches_is_found(text):
-    assert len(hooks().fetched(text)) == 1
-    assert hooks().fetched('<a href="https://host/">there</a><img src="images/x.png"><script src="/x.js">') == []
+    assert len(tool("hooks", "latex2mathml").fetched(text)) == 1
+    assert (
+        tool("hooks", "latex2mathml").fetched(
+            '<a href="https://host/">there</a><img src="images/x.png"><script src="/x.js">'
+        )
+        == []
+    )
 
 
 @pytest.mark.integration
@@ -156,5 +169,5 @@ def test_what_a_page_fetches_is_found(text):
     ("formula", "wrong"), [(r"\sqrt{x}", 0), (r"\nosuch{x}", 1), (r"\begin{aligned}a&b\end{aligned}", 1)]
 )
 def test_a_formula_that_cannot_be_read_is_a_warning(formula, wrong, caplog):
-    assert "<math" in hooks().mathml(formula, "block", "page.md")
+    assert "<math" in tool("hooks", "latex2mathml").mathml(formula, "block", "page.md")
     assert len(caplog.records) == wrong
