@@ -20,14 +20,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
 	@touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,integrations
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs,integrations
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs
 	@touch $@
 
-setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
+setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers, the documentation's)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
 	@$(BIN)/surefoot transfer --out runs/demo
