@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo test test-all test-web check format bench clean
+.PHONY: help setup setup-all demo test test-all test-web check docs format bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,14 +20,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
 	@touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,integrations
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs,integrations
 	@touch $@
 
 $(VENV)/.ready-web: $(VENV)/.ready
 	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,web
 	@touch $@
 
-setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
+$(VENV)/.ready-docs: $(VENV)/.ready
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs
+	@touch $@
+
+setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers, the documentation's)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
 	@$(BIN)/surefoot transfer --out runs/demo
@@ -44,6 +48,9 @@ test-web: $(VENV)/.ready-web  ## the pages of `surefoot report` in the system's 
 check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
+
+docs: $(VENV)/.ready-docs  ## the documentation as a site that needs no server, in site/; every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "site/index.html"
 
 format: setup  ## rewrite the sources in the house format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
