@@ -1,4 +1,4 @@
-"""Makes fenced blocks of the doctests in docstrings, so that mkdocstrings shows them as code (griffe loads this file)."""
+"""Makes fenced blocks of the doctests in docstrings, so that mkdocstrings shows code. Loaded by griffe."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""What mkdocs does not do itself: formulas, the options of the command line, and that no page asks another host for anything.
+"""What mkdocs does not do itself: formulas, the command line's options, and a look that no page asks other hosts.
 
-Formulas are LaTeX between dollars, as GitHub reads them, and become MathML here: browsers draw that by themselves, so the
-site has neither a script nor fonts for them, and a formula that cannot be read ends the build.
+Formulas are LaTeX between dollars, as GitHub reads them, and become MathML here: browsers draw that by themselves, so
+the site has neither a script nor fonts for them, and a formula that cannot be read ends the build.
 """
 
 import argparse
