@@ -40,7 +40,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
