@@ -36,6 +36,7 @@ test-all: setup-all  ## the same with the slow tests and those that need extras
 
 check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
+	@$(BIN)/python tools/public_types.py
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
 
 format: setup  ## rewrite the sources in the house format

@@ -66,7 +66,10 @@ def _reader(number: Number) -> Callable[[str], float]:
     return read
 
 
-count, natural, positive, exponent = map(_reader, (config.COUNT, config.NATURAL, config.POSITIVE, config.LOG2))
+count: Callable[[str], float] = _reader(config.COUNT)
+natural: Callable[[str], float] = _reader(config.NATURAL)
+positive: Callable[[str], float] = _reader(config.POSITIVE)
+exponent: Callable[[str], float] = _reader(config.LOG2)
 
 
 def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:
