@@ -59,14 +59,17 @@ def test_a_package_that_is_not_installed(monkeypatch, capsys):
     assert said(["transfer", "--executor", "ray"], capsys) == "try: pip install 'surefoot[ray]'"
 
 
-def test_help_says_which_extras_are_missing(monkeypatch, capsys):
+def test_help_and_guide_say_which_extras_are_missing(monkeypatch, capsys):
     monkeypatch.setattr("surefoot.cli.find_spec", lambda name: None if name in ("scipy", "matplotlib") else name)
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "not installed: scipy: pip install 'surefoot[cli]'",
-        "not installed: matplotlib: pip install 'surefoot[plots]'",
-    ]
+    assert main([]) == 2
+    told = (
+        "not installed: scipy: pip install 'surefoot[cli]'\nnot installed: matplotlib: pip install 'surefoot[plots]'\n"
+    )
+    out, err = capsys.readouterr()
+    assert out.endswith(told)
+    assert err.endswith(told)
 
 
 def test_data_and_directories_that_are_nearly_there(tmp_path, capsys):
@@ -103,6 +106,18 @@ def test_a_directory_of_another_run_or_in_use(run, tmp_path, capsys):
     assert line == f"try: surefoot {elsewhere} --lr 0.01 --resume never"
     line = said([*run, "--lr", "0.01", "--resume", f"{tmp_path}/none.pt"], capsys, code=5)
     assert line.endswith("--resume auto")
+
+
+def test_a_folder_of_tokens_in_use(run, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    with locked(tmp_path / "data"):
+        line = said(["tokens", run[2], f"{tmp_path}/data/", "--vocab", "300"], capsys, code=6)
+    assert line == f"try: surefoot tokens {run[2]} {tmp_path}/data-2 --vocab 300"
+
+
+def test_under_torchrun_the_line_starts_with_it(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    assert said(["train", "--wdith", "8"], capsys) == "try: torchrun ... -m surefoot train --width 8"
 
 
 def test_a_run_that_diverges_is_tried_at_a_lower_rate(run, tmp_path, capsys):
