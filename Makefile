@@ -47,6 +47,7 @@ test-web: $(VENV)/.ready-web  ## the pages of `surefoot report` in the system's 
 
 check: setup  ## format, lint, docstrings, types, and the house: its limits, its imports, its pages
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
+	@$(BIN)/python tools/public_types.py
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site that needs no server, in site/; every warning is an error

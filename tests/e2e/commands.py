@@ -42,7 +42,7 @@ def finish(arguments: list[str], **options: object) -> tuple[int, str, str]:
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """Run in this process; the message of a run that ends with this code, one line and no traceback."""
+    """Run in this process; the message of a run that ends with this code: one line, and after it what to type next."""
     try:
         ended = main(arguments)
     except SystemExit as leaving:
@@ -51,7 +51,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
     assert ended == code, err
     assert out == ""
     assert "Traceback" not in err
-    return err.splitlines()[-1]
+    *_, message, last = ["", *err.splitlines()]
+    if code == 1 and not last.startswith("try: "):  # nothing that is typed differently would help
+        return last
+    assert last.startswith("try: "), err
+    return message
 
 
 def lines(path: Path) -> list[dict[str, object]]:

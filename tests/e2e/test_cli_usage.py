@@ -60,9 +60,8 @@ assert not heavy, heavy
         (["train", "--cooldown", "2"], "argument --cooldown: must lie between 0 and 1, got 2"),
         (["train", "--decay", "0.5"], "unrecognized arguments: --decay 0.5"),
         (["train", "--warm", "0.5"], "unrecognized arguments: --warm 0.5"),
-        (["--vers"], "the following arguments are required: command"),
+        (["--vers"], "unrecognized arguments: --vers"),
         (["check"], "invalid choice: 'check'"),
-        ([], "the following arguments are required: command"),
     ],
 )
 def test_wrong_usage(arguments, message, capsys):

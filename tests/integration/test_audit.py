@@ -62,6 +62,16 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
+def test_code_beside_a_configuration_is_not_run(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}')
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked whether it shall be run"))
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert main(["audit", str(name)]) == 2
+        assert "contains custom code" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
 def test_weights_far_from_norm_one_are_warned_of(tmp_path, capsys):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))

@@ -70,8 +70,9 @@ class LogitControl:
             raise ValueError(f"the threshold of attention logits must be positive and finite, not {threshold}")
         if pairs is not None and not pairs:
             raise ValueError("no pairs, nothing to control: omit the argument for those that find_pairs(model) gives")
-        self.threshold, self._group = threshold, group
-        self.pairs = dict(find_pairs(model) if pairs is None else pairs)
+        self.threshold: float = threshold
+        self._group = group
+        self.pairs: dict[str, QueryKey] = dict(find_pairs(model) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
 

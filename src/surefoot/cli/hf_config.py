@@ -70,9 +70,10 @@ def _read_config(name: str) -> tuple[Any, Any]:
     except ModuleNotFoundError:
         raise RuntimeError("models by configuration need transformers: pip install 'surefoot[integrations]'") from None
     try:
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{path} is no configuration that transformers knows: {error}") from None
+        reason, _, _ = str(error).partition("\n")
+        raise ValueError(f"{path} is no configuration that transformers knows: {reason}") from None
     for architecture in (config.architectures or [])[:1]:
         if not hasattr(transformers, architecture):
             raise ValueError(f"{path} names the architecture {architecture}, which this transformers does not have")

@@ -40,7 +40,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -66,7 +66,10 @@ def _reader(number: Number) -> Callable[[str], float]:
     return read
 
 
-count, natural, positive, exponent = map(_reader, (config.COUNT, config.NATURAL, config.POSITIVE, config.LOG2))
+count: Callable[[str], float] = _reader(config.COUNT)
+natural: Callable[[str], float] = _reader(config.NATURAL)
+positive: Callable[[str], float] = _reader(config.POSITIVE)
+exponent: Callable[[str], float] = _reader(config.LOG2)
 
 
 def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:

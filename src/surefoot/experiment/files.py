@@ -141,6 +141,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.records: list[Record]
         self.records, sound = _parse(path, _bytes(path))
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class MaxNorm(VectorGeometry):
     """
 
     ndim = 1
-    exponent = math.inf
+    exponent: ClassVar[float] = math.inf
 
     def scale(self, shape: torch.Size) -> float:
         """1 for every shape."""
@@ -77,7 +78,7 @@ class RMS(VectorGeometry):
     """
 
     ndim = 1
-    exponent = 2.0
+    exponent: ClassVar[float] = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(n)`."""
@@ -98,7 +99,7 @@ class Frobenius(Geometry):
     tensor(1.)
     """
 
-    couples = frozenset({-2, -1})
+    couples: ClassVar[frozenset[int]] = frozenset({-2, -1})
 
     def norm(self, w: Tensor) -> Tensor:
         """`|W|_F / sqrt(d_out)`."""
@@ -140,7 +141,7 @@ class Identity(Geometry):
     """
 
     ndim = 1
-    couples = frozenset()
+    couples: ClassVar[frozenset[int]] = frozenset()
 
     def takes(self, block: tuple[int, ...]) -> bool:
         """True: blocks of any shape."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class RowRMS(_Table):
             [ 0.,  0.]])
     """
 
-    exponent = 2.0
+    exponent: ClassVar[float] = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(d)`."""
@@ -79,7 +80,7 @@ class HeadRMS(VectorGeometry):
     tensor(7.0711)
     """
 
-    exponent = 2.0
+    exponent: ClassVar[float] = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`sqrt(d)`: with the row's Euclidean length it makes `d * rms`."""

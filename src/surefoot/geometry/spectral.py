@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,9 +36,9 @@ TANGENT_VECTORS, TANGENT_ITERATIONS = 2, 8
 class ScaledSpectral(Geometry):
     """`sigma_max(W) / unit`, direction `unit * msign(G)`, for a unit that depends on the shape."""
 
-    couples = frozenset({-2, -1})
+    couples: ClassVar[frozenset[int]] = frozenset({-2, -1})
     costly = True
-    smoothness_exponent = 0.5  # that of `MeanOperator(2, 2)`
+    smoothness_exponent: ClassVar[float] = 0.5  # that of `MeanOperator(2, 2)`
     method: str
 
     @abstractmethod

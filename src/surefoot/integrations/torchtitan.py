@@ -68,7 +68,7 @@ class SteepestDescentContainer(OptimizersContainer):
         if ignored:
             raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr, plan and seed instead")
         self.model_parts = model_parts
-        self.optimizers = []
+        self.optimizers: list[SteepestDescent] = []
         for part in model_parts:
             wrapped = config.plan(part)
             if config.seed is not None:

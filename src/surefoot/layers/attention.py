@@ -141,12 +141,14 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         width, kv_width = heads.count * heads.dim, heads.kv_count * heads.dim
-        self.heads, self.rope = heads, rope
-        self.query = linear(width, width)
-        self.key = linear(width, kv_width)
-        self.value = linear(width, kv_width)
-        self.output = linear(width, width)
-        self.query_norm, self.key_norm = (nn.Identity() if norm is None else norm(heads.dim) for _ in "qk")
+        self.heads: Heads = heads
+        self.rope: Rope | None = rope
+        self.query: nn.Linear = linear(width, width)
+        self.key: nn.Linear = linear(width, kv_width)
+        self.value: nn.Linear = linear(width, kv_width)
+        self.output: nn.Linear = linear(width, width)
+        self.query_norm: nn.Module = nn.Identity() if norm is None else norm(heads.dim)
+        self.key_norm: nn.Module = nn.Identity() if norm is None else norm(heads.dim)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, where it is at hand."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from surefoot.geometry.adaptive import Given
-from surefoot.mesh.schedule import Bucket, schedule
+from surefoot.mesh.schedule import Bucket, Schedule, schedule
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
@@ -57,7 +57,7 @@ class Exchange:
         self._me = shards[0].cut.mine
         self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
         self._jobs = {id(job.work): job for shard in shards for job in jobs_of(shard, self._dtype)}
-        self.schedule = schedule([job.work for job in self._jobs.values()])
+        self.schedule: Schedule = schedule([job.work for job in self._jobs.values()])
         self._counts: dict[Shard, int] = defaultdict(int)
         for job in self._jobs.values():
             self._counts[job.shard] += 1

@@ -20,7 +20,7 @@ from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State
 
-log = logging.getLogger("surefoot")
+log: logging.Logger = logging.getLogger("surefoot")
 
 MARGIN, MARGIN_STEPS = 0.25, 16
 """How far inside its ball a weight is projected by default: this part of the radius, or this many steps if less."""

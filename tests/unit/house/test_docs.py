@@ -11,7 +11,7 @@ from test_imports import LEVEL
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "surefoot"
 DOCS = ROOT / "docs"
-TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES = [*TEXTS, *sorted(DOCS.rglob("*.md"))]
 TESTS = {path.name for path in (ROOT / "tests").rglob("*.py")}
 

@@ -127,9 +127,11 @@ class Mesh(Processes):
 
         sizes = (shape.replicate, shape.fsdp, shape.tp)
         self._shape, self._mesh = shape, init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        self.rank, self.count, self.shares = dist.get_rank(), shape.size, shape.replicate * shape.fsdp
-        self.share = self.rank // shape.tp
-        self.group = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
+        self.rank: int = dist.get_rank()
+        self.count: int = shape.size
+        self.shares: int = shape.replicate * shape.fsdp
+        self.share: int = self.rank // shape.tp
+        self.group: Any = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on
         self._signals = dist.new_group(backend="gloo", timeout=limit)  # for `highest`, beside such a thread
 
     def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:

@@ -40,14 +40,15 @@ class Decoder(nn.Module, ABC):
     ) -> None:
         super().__init__()
         size = config.size
-        self.config, self.positions = config, positions
-        self.embedding = nn.Embedding(size.vocab, size.width)
+        self.config: GPTConfig | LlamaConfig = config
+        self.positions: Rope | Learned = positions
+        self.embedding: nn.Embedding = nn.Embedding(size.vocab, size.width)
         if isinstance(positions, Learned):
-            self.position_embedding = nn.Embedding(positions.context, size.width)
-        self.blocks = nn.ModuleList(blocks)
+            self.position_embedding: nn.Embedding = nn.Embedding(positions.context, size.width)
+        self.blocks: nn.ModuleList = nn.ModuleList(blocks)
         self.final_norm = final_norm
-        self.head = _make_linear(config.norm, biased="none")(size.width, size.vocab)
-        self.output_multiplier = 1 / size.width if config.head == "tied_scaled" else None
+        self.head: nn.Linear = _make_linear(config.norm, biased="none")(size.width, size.vocab)
+        self.output_multiplier: float | None = 1 / size.width if config.head == "tied_scaled" else None
         self._tie()
 
     def _tie(self) -> None:

@@ -42,8 +42,8 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
         super().__init__()
-        self.up = linear(width, inner)
-        self.down = linear(inner, width)
+        self.up: nn.Linear = linear(width, inner)
+        self.down: nn.Linear = linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., width)` to `(..., width)`."""
@@ -63,9 +63,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int, inner: int, linear: MakeLinear) -> None:
         super().__init__()
-        self.gate = linear(width, inner)
-        self.up = linear(width, inner)
-        self.down = linear(inner, width)
+        self.gate: nn.Linear = linear(width, inner)
+        self.up: nn.Linear = linear(width, inner)
+        self.down: nn.Linear = linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., width)` to `(..., width)`."""
@@ -85,8 +85,10 @@ class Block(nn.Module):
 
     def __init__(self, attention: Attention, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = norms
-        self.attention, self.mlp = attention, mlp
+        self.attention_norm: nn.Module = norms[0]
+        self.mlp_norm: nn.Module = norms[1]
+        self.attention: Attention = attention
+        self.mlp: nn.Module = mlp
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
         """Map `(B, T, width)` to `(B, T, width)`."""

@@ -51,8 +51,8 @@ class Experts(nn.Module):
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
         self.has_gate, self.is_transposed, self.is_concatenated = True, False, True
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, width))
-        self.down_proj = nn.Parameter(torch.empty(count, width, inner))
+        self.gate_up_proj: nn.Parameter = nn.Parameter(torch.empty(count, 2 * inner, width))
+        self.down_proj: nn.Parameter = nn.Parameter(torch.empty(count, width, inner))
         for matrix in (*self.gate_up_proj, *self.down_proj):
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as nn.Linear
 
@@ -75,9 +75,9 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, mixture: Mixture, width: int, inner: int) -> None:
         super().__init__()
-        self.active = mixture.active
-        self.router = nn.Linear(width, mixture.experts, bias=False)
-        self.experts = Experts(mixture.experts, width, inner)
+        self.active: int = mixture.active
+        self.router: nn.Linear = nn.Linear(width, mixture.experts, bias=False)
+        self.experts: Experts = Experts(mixture.experts, width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., width)` to `(..., width)`."""

@@ -28,7 +28,8 @@ class Raised(Exception):
 
     def __init__(self, summary: str, trace: str = "") -> None:
         super().__init__(summary, trace)
-        self.summary, self.trace = summary, trace
+        self.summary: str = summary
+        self.trace: str = trace
 
     def __str__(self) -> str:
         return self.trace or self.summary

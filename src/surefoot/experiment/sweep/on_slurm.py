@@ -42,7 +42,7 @@ class Slurm:
             import submitit
         except ModuleNotFoundError as error:
             raise ValueError(f"--executor slurm: {error}; it needs: pip install 'surefoot[slurm]'") from None
-        self.workers = workers or AT_A_TIME
+        self.workers: int = workers or AT_A_TIME
         self._errors = submitit.core.utils
         given = {"time": MINUTES, "array_parallelism": self.workers, **(options or {})}
         try:

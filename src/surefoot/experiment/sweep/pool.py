@@ -35,7 +35,7 @@ class Pool:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or usable_cores()
+        self.workers: int = workers or usable_cores()
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
 

@@ -47,9 +47,9 @@ class Norms:
         natural = Plan.of(run.model)
         self._run, self._natural = run, natural
         self._vectors: dict[str, dict[str, Tensor]] = {}
-        self.bounds_updates = isinstance(run.optimizer, SteepestDescent)
+        self.bounds_updates: bool = isinstance(run.optimizer, SteepestDescent)
         plan = run.method.plan(run.model) if isinstance(run.method, Steepest) else natural
-        self.layers = {name: _layer(plan[name], natural[name], limit) for name in natural}
+        self.layers: dict[str, Layer] = {name: _layer(plan[name], natural[name], limit) for name in natural}
 
     def measure(self) -> dict[str, Numbers]:
         """Return the stability numbers of each parameter that has entries, by name."""

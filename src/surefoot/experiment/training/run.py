@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
@@ -71,29 +71,32 @@ class Run:
     def __init__(
         self, config: TrainConfig, corpus: Corpus, method: Method | None = None, layout: Layout | None = None
     ) -> None:
-        self.config, self.corpus, self.layout = config, corpus, layout or Layout()
+        self.config: TrainConfig = config
+        self.corpus: Corpus = corpus
+        self.layout: Layout = layout or Layout()
         processes = self.layout.processes
         processes.rows(config.batches.batch_size, 0, self.layout.accumulate)
-        self.method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
-        self.device = pick_device(config.execution.device)
+        self.method: Method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
+        self.device: torch.device = pick_device(config.execution.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
         if self.layout.recompute:
             for block in blocks_of(model):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         bfloat16 = config.execution.autocast == "bfloat16"
+        self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, bfloat16)
-        self.optimizer = self.method.optimizer(self.model, config.optimisation.lr)
-        self.scheduler = LambdaLR(self.optimizer, config.schedule.factor)
+        self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.optimisation.lr)
+        self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
         decay = config.optimisation.average
-        self.average = Average(self.model, decay) if decay else None
-        self.losses = torch.full((config.schedule.steps,), math.nan, device=self.device)
+        self.average: Average | None = Average(self.model, decay) if decay else None
+        self.losses: Tensor = torch.full((config.schedule.steps,), math.nan, device=self.device)
         self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
-        self.step = 0
-        self.seconds = 0.0
+        self.step: int = 0
+        self.seconds: float = 0.0
 
     def advance(self, keep: bool = False) -> None:
         """Take one step, without synchronising with the device.
