@@ -16,11 +16,11 @@ setup: $(VENV)/.ready  ## create .venv with pinned versions (idempotent)
 # Pinned exactly, so that two machines run the same code. Without an NVIDIA GPU the CPU build of
 # torch is tried first: the default build brings several GB of CUDA libraries with it.
 $(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,examples,test,check
 	@touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,integrations
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,examples,test,check,integrations
 	@touch $@
 
 setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers)
