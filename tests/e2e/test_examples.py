@@ -23,7 +23,7 @@ SCRIPTS = {
 }
 NUMBER = re.compile(r"\d+\.\d+%?|\d+%")
 NEEDS = {"cnn": "sklearn", "vit": "sklearn", "hf_llama": "transformers"}
-QUICK = ("lora", "own_norm")
+QUICK = ("lora", "moe", "own_norm")  # the others take more than 3 s
 
 
 def test_own_model_learns(capsys: pytest.CaptureFixture[str]) -> None:
