@@ -24,8 +24,8 @@ PICTURES = ROOT / "docs" / "images" / "gallery"
 HEAD = """# Gallery
 
 Small runs that show what Surefoot is for, each a script of under 60 lines that runs in seconds on a CPU, after `make
-setup` (for `transformers`: `make setup-all`). `--picture FILE.png` draws the picture; the lines with `picture` do nothing
-else. Two more: `examples/own_model.py` is the README's, `examples/own_width.py` a model for `surefoot transfer --model`.
+setup` (for `transformers`: `make setup-all`). `--picture FILE.png` draws the picture; the lines with `picture` do
+nothing else. More: `examples/own_model.py`, which README shows, and `examples/own_width.py` for `surefoot transfer`.
 
 ```console
 $ source .venv/bin/activate
