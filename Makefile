@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+EXTRAS := cli,plots,bpe,tensorboard,examples,test,check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
@@ -16,25 +17,25 @@ setup: $(VENV)/.ready  ## create .venv with pinned versions (idempotent)
 # Pinned exactly, so that two machines run the same code. Without an NVIDIA GPU the CPU build of
 # torch is tried first: the default build brings several GB of CUDA libraries with it.
 $(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS)
 	@touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs,integrations
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS),docs,integrations
 	@touch $@
 
 $(VENV)/.ready-web: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,web
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS),web
 	@touch $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) cli,plots,bpe,tensorboard,test,check,docs
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS),docs
 	@touch $@
 
 setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers, the documentation's)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
-	@$(BIN)/surefoot transfer --out runs/demo
+	@$(BIN)/surefoot transfer --seeds 3 --out runs/demo
 
 test: setup  ## the test suite (no network, no GPU)
 	@$(BIN)/python -m pytest -q -n 2
