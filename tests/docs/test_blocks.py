@@ -13,8 +13,11 @@ from surefoot.cli import _parser
 from surefoot.cli.exit_codes import Misuse
 from surefoot.experiment.models.decoder import reference
 
-ELSEWHERE = {"docs/integrations.md": ("tests/integration/test_trainers.py", "tests/integration/test_torchtitan.py")}
-"""Pages whose blocks lean on names that a test of their own gives them, and these tests."""
+ELSEWHERE = {
+    "docs/integrations.md": ("tests/integration/test_trainers.py", "tests/integration/test_torchtitan.py"),
+    "docs/gallery.md": ("tests/e2e/test_examples.py",),
+}
+"""Pages whose blocks have tests of their own."""
 
 GIVEN = {
     "docs/performance.md": ("model",),
