@@ -40,7 +40,8 @@ def sweep(
             best = -2.9 - place * recipe.startswith("falling")
             rates = [best + octaves for octaves in (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)]
             records += [sweep_run(recipe, width, rate, seed, best) for rate in rates for seed in range(seeds)]
-    config = {"recipes": [*recipes], "widths": [*widths], "seeds": [*range(seeds)], "settings": {"model": "gpt"}}
+    shape = {"recipes": [*recipes], "widths": [*widths], "seeds": [*range(seeds)], "steps": 100}
+    config = {**shape, "settings": {"model": "gpt", "batch_size": 16, "context": 64}}
     write(path / "config.json", config)
     lines(path / "results.jsonl", records)
     if finished:

@@ -47,7 +47,7 @@ assert not heavy, heavy
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (["train", "--seed", "-1"], "argument --seed: must not be negative"),
-        (["report"], "the following arguments are required: directory"),
+        (["report"], "the following arguments are required: RUN"),
         (["transfer", "--executor", "dask"], "argument --executor: invalid choice: 'dask'"),
         (["transfer", "--slurm", "time=1:00"], "argument --slurm: give KEY=VALUE, time in minutes, got time=1:00"),
         (["transfer", "--gpus-per-run", "1"], "--gpus-per-run needs --executor ray or slurm"),

@@ -1,6 +1,6 @@
 """The pages in a real browser: nothing fails or leaves the machine; pointer, keyboard, contrast, phones, paper.
 
-With `SCREENSHOTS=FOLDER` the pictures of the documentation are written there.
+With `SCREENSHOTS=docs/images` the pictures of the documentation are written there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from surefoot.experiment.reports.web.server import Server
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.web
 KINDS = {"transfer": made.sweep, "train": made.training, "coordcheck": made.check, "compare": made.comparison}
 SHIFTS = """
@@ -205,10 +206,9 @@ def test_a_live_page_follows_and_keeps_what_was_chosen(show, tmp_path):
             thread.join()
 
 
-@pytest.mark.skipif("SCREENSHOTS" not in os.environ, reason="SCREENSHOTS=FOLDER writes the documentation's pictures")
-@pytest.mark.parametrize("kind", KINDS)
-def test_pictures_for_the_documentation(show, tmp_path, kind):
-    folder = Path(os.environ["SCREENSHOTS"])
-    for width in (1280, 390):
-        page = show(KINDS[kind](tmp_path / kind), width=width)
-        page.screenshot(path=folder / f"page_{kind}_{width}.png", full_page=True)
+@pytest.mark.skipif(
+    "SCREENSHOTS" not in os.environ, reason="SCREENSHOTS=docs/images writes the documentation's picture"
+)
+def test_a_picture_of_the_demo_for_the_documentation(show):
+    page = show(ROOT / "runs" / "demo")  # of `make demo`
+    page.screenshot(path=Path(os.environ["SCREENSHOTS"]) / "page.png")

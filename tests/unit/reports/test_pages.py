@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from surefoot.experiment.reports.web.page import body, html, order
 from surefoot.experiment.reports.web.report import page, write
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
+
+MISSED = "Missing it by a factor of two costs"
 
 
 def facts(directory):
@@ -24,13 +27,15 @@ def chart(directory, title):
 
 def test_the_rate_its_interval_and_what_missing_it_costs_are_read_first(tmp_path):
     found = facts(made.sweep(tmp_path / "run"))
-    assert [*found] == ["Rate to use", "Its 95 % interval", "Missing it by a factor of two", "The best rate moves by"]
+    assert [*found] == [
+        "Rate to use", "Its 95 % interval", MISSED, "The best rate of falling moves by"
+    ]  # fmt: skip
     assert found["Rate to use"] == (
         "0.0335 | 2^-4.90, for falling at width 128, which has the lowest loss of 2 recipes"
     )
     assert found["Its 95 % interval"] == "0.0335 to 0.0335 | over 3 seeds"
-    assert found["Missing it by a factor of two"].startswith("+0.100 or +0.100 nats")
-    assert found["The best rate moves by"].startswith("-2.00 ± 0.00 (x 0.25) | from width 32 to 128")
+    assert found[MISSED].startswith("+0.100 ± 0.000 at half\n+0.100 ± 0.000 at twice | nats")
+    assert found["The best rate of falling moves by"].startswith("-2.00 ± 0.00 (x 0.25) | from width 32 to 128")
 
 
 def test_one_seed_has_no_interval_and_the_page_says_how_to_get_one(tmp_path):
@@ -45,7 +50,12 @@ def test_the_cost_at_a_rate_that_diverged_or_was_not_measured(tmp_path):
     kept = [record for record in kept if -4.0 <= record["log2_lr"] <= -1.8 or record["diverged"]]
     made.lines(directory / "results.jsonl", kept)
     (directory / "summary.json").unlink()
-    assert facts(directory)["Missing it by a factor of two"].startswith("+0.100 or +0.100 nats")
+    assert facts(directory)[MISSED].startswith("+0.100 at half\n+0.100 at twice")
+    few = [made.sweep_run("level", 64, rate, 0, -2.9) for rate in (-3.9, -2.9, -2.4, 0.2)]
+    made.lines(directory / "results.jsonl", few)
+    assert facts(directory)[MISSED].startswith("+0.100 at half\ndivergence at twice")
+    made.lines(directory / "results.jsonl", few[:-1])
+    assert facts(directory)[MISSED].startswith("+0.100 at half\n+0.025 at 1.4 times")
     made.lines(directory / "results.jsonl", [
         {**record, **({"diverged": True, "val_loss": None} if record["log2_lr"] == -1.9 else {})} for record in kept
     ])  # fmt: skip
@@ -66,9 +76,18 @@ def test_a_curve_has_every_mean_seed_optimum_and_divergence_once(tmp_path):
 def test_a_sweep_under_way(tmp_path):
     directory = made.sweep(tmp_path / "run", finished=False)
     assert page(directory).state == "under way: 108 runs"
+    assert page(directory).kind == "learning-rate transfer over width: gpt, 100 steps of 16 x 64 tokens"
     made.lines(directory / "results.jsonl", [])
     assert page(directory).charts == []
     assert facts(directory)["Rate to use"].startswith("none yet")
+
+
+def test_every_committed_sweep_has_a_page():
+    studies = Path(__file__).parents[3] / "studies"
+    directories = [path.parent for path in studies.rglob("config.json") if (path.parent / "results.jsonl").exists()]
+    assert len(directories) > 10
+    for directory in directories:
+        assert page(directory).facts
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -189,6 +208,12 @@ def test_cells_are_sorted_by_their_first_number(cell, number):
 def test_missing_a_rate_is_read_off_the_line_between_two(tmp_path):
     _, records = load(made.sweep(tmp_path / "run", recipes=("level",), seeds=1))
     curve = points(records, "level", 64)
-    assert loss_frame.missed(curve, -2.4) == pytest.approx(0.05)
-    assert loss_frame.missed(curve, -0.4) == float("inf")
-    assert loss_frame.missed(curve, 0.5) is None
+    assert loss_frame.missed(curve, -2.4).value == pytest.approx(0.05)
+    assert loss_frame.missed(curve, -0.4).value == float("inf")
+    assert loss_frame.missed(curve, 0.5).value is None
+
+
+def test_the_cost_is_paired_over_seeds(tmp_path):
+    _, records = load(made.sweep(tmp_path / "run", recipes=("level",)))
+    cost = loss_frame.missed(points(records, "level", 64), -2.4)
+    assert cost.interval == pytest.approx((0.05, 0.05))  # the seeds differ by the same everywhere

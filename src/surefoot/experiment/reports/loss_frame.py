@@ -67,7 +67,7 @@ def _best(means: Mapping[float, float | None]) -> float:
     return min(means, key=lambda x: float("inf") if means[x] is None else float(means[x] or 0), default=0.0)
 
 
-def missed(points: Iterable[fit.Point], rate: float) -> float | None:
+def missed(points: Iterable[fit.Point], rate: float) -> fit.Estimate:
     """Estimate the cost of any rate: its loss, on the line between the nearest two measured, minus the lowest measured.
 
     Args:
@@ -75,20 +75,41 @@ def missed(points: Iterable[fit.Point], rate: float) -> float | None:
         rate: a log2 rate.
 
     Returns:
-        Nats; inf next to a rate that diverged, None where rates were not measured on both sides.
+        Nats, with an interval over paired seeds; inf next to a rate that diverged, None where no rates were measured on
+        both sides.
 
     >>> losses = {-5.0: 2.5, -4.0: 2.0, -3.0: 2.25, -2.0: None}
     >>> curve = [fit.Point(rate, 0, loss) for rate, loss in losses.items()]
-    >>> missed(curve, -3.5), missed(curve, -2.5), missed(curve, -5.5)
-    (0.125, inf, None)
+    >>> [missed(curve, rate).value for rate in (-3.5, -2.5, -5.5)]
+    [0.125, inf, None]
     """
-    means = fit.mean_curve(points)
-    below = max((x for x in means if x <= rate + ROUNDING), default=None)
-    above = min((x for x in means if x >= rate - ROUNDING), default=None)
+    points = list(points)
+    rows = fit.curve(points)
+    below = max((x for x in rows if x <= rate + ROUNDING), default=None)
+    above = min((x for x in rows if x >= rate - ROUNDING), default=None)
     if below is None or above is None:
-        return None
-    heights = [math.inf if means[x] is None else float(means[x] or 0) for x in (below, above)]
-    if math.inf in heights:
-        return math.inf
+        return fit.Estimate(None, None, 0)
+    left, right = rows[below], rows[above]
+    if left is None or right is None:
+        return fit.Estimate(math.inf, None, 0)
     share = (rate - below) / (above - below) if above > below else 0.0
-    return heights[0] + share * (heights[1] - heights[0]) - min(mean for mean in means.values() if mean is not None)
+    return fit.difference({seed: left[seed] + share * (right[seed] - left[seed]) for seed in left}, fit.lowest(points))
+
+
+def measured_within(points: Iterable[fit.Point], rate: float, octaves: float) -> float:
+    """Move a rate by so many octaves, or as far as rates were measured on that side, diverged or not.
+
+    Args:
+        points: finished runs of one recipe at one width.
+        rate: a log2 rate inside those measured.
+        octaves: how far; negative: to lower rates.
+
+    Returns:
+        A log2 rate.
+
+    >>> measured_within([fit.Point(rate, 0, 2.0) for rate in (-4.0, -3.0, -2.5)], -3.25, 1.0)
+    -2.5
+    """
+    rates = [point.log2_lr for point in points]
+    end = max(rates) if octaves > 0 else min(rates)
+    return rate + octaves if abs(end - rate) >= abs(octaves) - ROUNDING else end

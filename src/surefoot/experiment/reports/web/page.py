@@ -68,11 +68,13 @@ class Choice:
         label: in the chart's switch.
         where: the values that a row must have, by column.
         group: choices of one group stand together in a long list.
+        domains: "x" or "y" -> what its axis spans; by default what its rows need.
     """
 
     label: str
     where: Mapping[str, Any]
     group: str = ""
+    domains: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

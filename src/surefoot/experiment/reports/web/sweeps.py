@@ -11,12 +11,16 @@ import numpy as np
 
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import transfer
-from surefoot.experiment.reports.loss_frame import SharedAxes, means_of, missed, shared_axes
+from surefoot.experiment.reports.loss_frame import SharedAxes, means_of, measured_within, missed, shared_axes
+from surefoot.experiment.reports.style import plus_minus
 from surefoot.experiment.reports.web import vega
 from surefoot.experiment.reports.web.page import Chart, Choice, Fact, Page, Table
+from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import SUMMARY, load
+from surefoot.experiment.training.config import Optimisation
 
+DEFAULT = Optimisation.method
 Entry = Mapping[str, Any]
 
 
@@ -38,9 +42,16 @@ def page(directory: Path) -> Page:
     details = {"Configuration": vega.flat(summary["config"]), "Machine and versions": summary["environment"]}
     tables = [_recipes(summary, records), _runs(records)]
     return Page(
-        directory.name, "learning-rate transfer over width", state,
+        directory.name, f"learning-rate transfer over width{_size(summary)}", state,
         _facts(summary, records), _charts(summary, records), tables, details,
     )  # fmt: skip
+
+
+def _size(summary: Mapping[str, Any]) -> str:
+    config = {**summary["config"].get("settings", {}), **summary["config"]}
+    model, steps = config.get("model"), f"{config['steps']} steps"
+    batch = " of {batch_size} x {context} tokens".format(**config) if config.keys() >= {"batch_size", "context"} else ""
+    return f": {model}, {steps}{batch}" if model else f": {steps}{batch}"
 
 
 def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
@@ -51,15 +62,16 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     best = min(found, key=lambda entry: float(entry["best_loss"][-1]))
     name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
     others = f", which has the lowest loss of {len(found)} recipes" if len(found) > 1 else ""
-    low, high = _missed(best, records)
+    whose = f"{name}, Surefoot's default recipe," if name == DEFAULT else name
+    costs = "\n".join(f"{cost} at {factor}" for factor, cost in _missed(best, records))
     facts = [
-        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {name} at width {width}{others}"),
+        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}"),
         _interval(best),
-        Fact("Missing it by a factor of two", f"{low} or {high} nats", "more loss, at half and at twice the rate"),
+        Fact("Missing it by a factor of two costs", costs, "nats of validation loss, read off the curve below"),
     ]
     if len(best["widths"]) > 1:
         span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
-        facts.append(Fact("The best rate moves by", transfer.drift(best), span))
+        facts.append(Fact(f"The best rate of {name} moves by", transfer.drift(best), span))
     return facts
 
 
@@ -72,28 +84,38 @@ def _interval(best: Entry) -> Fact:
     return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds")
 
 
-def _missed(entry: Entry, records: Sequence[Record]) -> tuple[str, str]:
-    """What half and twice the best rate cost at the widest model."""
+def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Factors by which the best rate at the widest model is missed, and what each costs.
+
+    These are half and twice the rate, or as far as was measured.
+    """
     rate, measured = entry["best_log2_lr"][-1], points(records, entry["recipe"], entry["widths"][-1])
-    half, twice = (None if rate is None else missed(measured, rate + octave) for octave in (-1.0, 1.0))
-    return _cost(half), _cost(twice)
+    if rate is None:
+        return []
+    rates = [measured_within(measured, rate, octaves) for octaves in (-1.0, 1.0)]
+    return [(_factor(2 ** (other - rate)), _cost(missed(measured, other))) for other in rates]
 
 
-def _cost(cost: float | None) -> str:
-    if cost is None:
+def _factor(times: float) -> str:
+    return {0.5: "half", 2.0: "twice"}.get(times, f"{times:.2g} times")
+
+
+def _cost(cost: fit.Estimate) -> str:
+    if cost.value is None:
         return "not measured"
-    return "diverges" if cost == math.inf else f"+{cost:.3f}"
+    return "divergence" if cost.value == math.inf else f"+{cost.value:.3f}{plus_minus(cost.interval, 3)}"
 
 
 def _recipes(summary: Mapping[str, Any], records: Sequence[Record]) -> Table:
     head, rows = transfer.cells(summary)
-    costs = [_missed(entry, records) for entry in summary["recipes"]]
+    costs = ["; ".join(f"{factor}: {cost}" for factor, cost in _missed(entry, records)) for entry in summary["recipes"]]
     notes = [
         *transfer.notes(summary),
-        "At half, at twice: the loss there, on the line between the nearest two rates measured, minus the lowest one.",
+        "best loss: the lowest mean that was measured. missing it: the loss at half and at twice the best rate, or as "
+        "far as was measured, on the line between two rates, minus the lowest.",
     ]
-    both = [[*row, *cost] for row, cost in zip(rows, costs, strict=True)]
-    return Table("Recipes", [*head, "at half the best lr", "at twice"], both, notes)
+    both = [[*row, cost] for row, cost in zip(rows, costs, strict=True)]
+    return Table("Recipes", [*head, "missing it by two"], both, notes)
 
 
 def _runs(records: Sequence[Record]) -> Table:
@@ -149,13 +171,24 @@ def _curves(summary: Mapping[str, Any], records: Sequence[Record], frame: Shared
     return Chart(
         "Loss against learning rate",
         "A line per width, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
-        "interval; a cross at the top is a rate that diverged. Points tell their numbers.",
+        "interval; a cross at the top is a rate that diverged. Curves end where they leave the losses near the best. "
+        "Point at a point, or tap it, for its numbers.",
         {"encoding": {"x": x, "y": vega.number("loss", "validation loss (nats)")}, "layer": layers},
         columns,
-        [Choice(entry["recipe"], {"recipe": entry["recipe"]}) for entry in summary["recipes"]],
+        [
+            Choice(entry["recipe"], {"recipe": entry["recipe"]}, domains={"x": _rates(entry, records, frame)})
+            for entry in summary["recipes"]
+        ],
         side_by_side=True,
-        axes={"x": vega.scales(columns["lr"], padding=12), "y": dict(reversed(losses.items()))},
+        axes={"x": vega.scales(columns["lr"]), "y": dict(reversed(losses.items()))},
     )
+
+
+def _rates(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> tuple[float, float]:
+    """The rates that a recipe's panel spans: as many octaves as the others', around its own."""
+    rates = [record["log2_lr"] for record in records if record["recipe"] == entry["recipe"]]
+    middle = (max(rates, default=0.0) + min(rates, default=0.0)) / 2
+    return 2 ** (middle - frame.octaves / 2), 2 ** (middle + frame.octaves / 2)
 
 
 def _rows(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@
 
   const chosen = (section, chart) => {
     const label = new FormData(section.querySelector("form")).get("choice") ?? (chart.side_by_side ? ALL : chart.choices[0]?.label);
-    if (label === ALL || label === undefined) return chart.choices.length ? chart.choices : [{ label: "", where: {} }];
+    if (label === ALL || label === undefined) return chart.choices.length ? chart.choices : [{ label: "", where: {}, domains: {} }];
     return chart.choices.filter((choice) => choice.label === label);
   };
 
@@ -63,7 +63,9 @@
       const [caption, plot] = panels.children[i].children;
       caption.textContent = choice.label;
       const values = rows.filter((row) => matches(row, choice.where));
-      const full = { ...spec, width: "container", height: "container", autosize: { type: "fit", contains: "padding" }, data: { values }, description: `${chart.title} ${choice.label}` };
+      let own = spec;
+      for (const [channel, domain] of Object.entries(choice.domains)) own = withAxis(own, channel, { scale: { domain } });
+      const full = { ...own, width: "container", height: "container", autosize: { type: "fit", contains: "padding" }, data: { values }, description: `${chart.title} ${choice.label}` };
       await vegaEmbed(plot, full, options);
     }
     if (section.querySelector(".numbers").open) numbers(section, chart);
