@@ -118,7 +118,11 @@ def scales(rates: Iterable[float] = (), **more: Any) -> dict[str, Spec]:
         low, high = math.floor(min(exponents)), math.ceil(max(exponents))
         step = 1 + (high - low) // 12
         log["scale"]["base"] = 2
-        log["axis"] = {"values": [2.0**x for x in range(low, high + 1, step)], "labelExpr": POWER_OF_TWO}
+        log["axis"] = {
+            "values": [2.0**x for x in range(low, high + 1, step)],
+            "labelExpr": POWER_OF_TWO,
+            "labelOverlap": True,
+        }
     return {"log": log, "linear": {"scale": {"type": "linear", "zero": False, "nice": False, **more}, "axis": {}}}
 
 
