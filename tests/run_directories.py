@@ -20,9 +20,11 @@ def lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def sweep_run(recipe: str, width: int, log2_lr: float, seed: int, best: float) -> dict[str, Any]:
-    """A parabola of curvature 0.1 around `best`; the highest rate of all diverges."""
+    """A parabola of curvature 0.1 around `best`, lower for `falling`; the highest rate of all diverges."""
     diverged = log2_lr >= best + 3
-    loss = None if diverged else 2.0 + 8 / width + 0.1 * (log2_lr - best) ** 2 + 0.001 * seed
+    loss = (
+        None if diverged else 2.0 + 8 / width + 0.1 * (log2_lr - best) ** 2 + 0.001 * seed - 0.1 * (recipe == "falling")
+    )
     return {
         "recipe": recipe, "width": width, "log2_lr": log2_lr, "seed": seed, "steps": 100, "train_loss": loss,
         "val_loss": loss, "diverged": diverged, "seconds": 1.0,

@@ -31,7 +31,8 @@ def test_the_rate_its_interval_and_what_missing_it_costs_are_read_first(tmp_path
         "Rate to use", "Its 95 % interval", MISSED, "The best rate of falling moves by"
     ]  # fmt: skip
     assert found["Rate to use"] == (
-        "0.0335 | 2^-4.90, for falling at width 128, which has the lowest loss of 2 recipes"
+        "0.0335 | 2^-4.90, for falling at width 128, which has the lowest loss of 2 recipes; longer runs than these of "
+        "100 steps want less"
     )
     assert found["Its 95 % interval"] == "0.0335 to 0.0335 | over 3 seeds"
     assert found[MISSED].startswith("+0.100 ± 0.000 at half\n+0.100 ± 0.000 at twice | nats")
@@ -55,7 +56,9 @@ def test_the_cost_at_a_rate_that_diverged_or_was_not_measured(tmp_path):
     made.lines(directory / "results.jsonl", few)
     assert facts(directory)[MISSED].startswith("+0.100 at half\ndivergence at twice")
     made.lines(directory / "results.jsonl", few[:-1])
-    assert facts(directory)[MISSED].startswith("+0.100 at half\n+0.025 at 1.4 times")
+    assert facts(directory)[MISSED].endswith(
+        "+0.025 at 1.4 times | nats of validation loss; 1.4 times was the highest rate tried"
+    )
     made.lines(directory / "results.jsonl", [
         {**record, **({"diverged": True, "val_loss": None} if record["log2_lr"] == -1.9 else {})} for record in kept
     ])  # fmt: skip
@@ -124,6 +127,7 @@ def test_a_coordinate_check(tmp_path, finished):
     if finished:
         slopes = chart(directory, "Slopes")
         assert slopes.columns["slope"] == [0.01, 0.01, 1.0, 0.01]
+        assert chart(directory, "Sizes against width").columns["rms"][4:6] == [0.125, 0.25]
         assert [choice.label for choice in slopes.choices] == ["activations at the start", "their change"]
 
 
@@ -176,10 +180,13 @@ def test_500_runs_take_at_most_3_megabytes(tmp_path):
 
 def test_a_long_run_of_a_deep_model_is_thinned_out_but_keeps_its_end_and_alarms(tmp_path):
     directory = made.training(tmp_path / "run", layers=150, steps=300)
+    lines = [json.loads(line) for line in (directory / "norms.jsonl").read_text().splitlines()]
+    lines[1]["alarms"] = [{**lines[-1]["alarms"][0], "reason": "early"}]
+    made.lines(directory / "norms.jsonl", lines)
     norms = chart(directory, "Norms")
     assert len(norms.columns["norm"]) < 16_000
     assert max(norms.columns["step"]) == 3000
-    assert "limit" in norms.columns["alarm"]
+    assert {"limit", "early"} <= {*norms.columns["alarm"]}
     assert write([directory], tmp_path / "report.html").stat().st_size < 3e6
 
 

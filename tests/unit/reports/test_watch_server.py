@@ -121,3 +121,14 @@ def test_a_directory_in_which_nothing_has_begun(tmp_path):
 def test_a_directory_that_does_not_exist(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: give the run directory"):
         Server([tmp_path / "none"], port=0)
+
+
+def test_a_run_of_a_comparison_is_noticed(tmp_path):
+    directory = made.comparison(tmp_path / "run")
+    results = directory / "final" / "results.jsonl"
+    final = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(final[:-1]))
+    with Server([directory], port=0) as server:
+        assert server.pages()[0].state == "under way"
+        results.write_text("".join(final))
+        assert server.pages()[0].state == "finished"

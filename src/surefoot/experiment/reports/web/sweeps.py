@@ -21,6 +21,7 @@ from surefoot.experiment.sweep.sweep import SUMMARY, load
 from surefoot.experiment.training.config import Optimisation
 
 DEFAULT = Optimisation.method
+_ENDS = ("lowest", "highest")
 Entry = Mapping[str, Any]
 
 
@@ -63,11 +64,15 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
     others = f", which has the lowest loss of {len(found)} recipes" if len(found) > 1 else ""
     whose = f"{name}, Surefoot's default recipe," if name == DEFAULT else name
-    costs = "\n".join(f"{cost} at {factor}" for factor, cost in _missed(best, records))
+    missing = _missed(best, records)
+    costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
+    ends = [f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, _ENDS, strict=True)]
+    short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
+    longer = f"; longer runs than these of {summary['config']['steps']} steps want less"
     facts = [
-        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}"),
+        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}{longer}"),
         _interval(best),
-        Fact("Missing it by a factor of two costs", costs, "nats of validation loss, read off the curve below"),
+        Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{short}"),
     ]
     if len(best["widths"]) > 1:
         span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
