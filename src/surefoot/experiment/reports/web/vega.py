@@ -116,7 +116,7 @@ def scales(rates: Iterable[float] = (), **more: Any) -> dict[str, Spec]:
     log: Spec = {"scale": {"type": "log", "nice": False, **more}, "axis": {}}
     if exponents:
         low, high = math.floor(min(exponents)), math.ceil(max(exponents))
-        step = 1 + (high - low) // 7
+        step = 1 + (high - low) // 9
         log["scale"]["base"] = 2
         log["axis"] = {
             "values": [2.0**x for x in range(low, high + 1, step)],
