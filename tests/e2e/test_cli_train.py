@@ -47,6 +47,7 @@ def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys
     assert main(arguments) == 143
     err = capsys.readouterr().err
     assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
+    assert "step 11 of 40" in (part / "report.html").read_text()
     assert f"norms: {part}/norms.png" in err
     assert (part / "checkpoints" / "step-00000011.pt").exists()  # of the step after the tenth line of the log
     for run in (arguments, [*training(whole, text), *long]):

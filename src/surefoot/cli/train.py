@@ -96,6 +96,7 @@ def _run_first(
             result = _train(arguments, config, corpus, layout, boards, compute)
         except KeyboardInterrupt:
             draw(out)
+            write_page(out)
             raise
         shown = asdict(result) | compute.at(result.tokens_per_second)
         write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")

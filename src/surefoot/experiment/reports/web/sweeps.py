@@ -98,11 +98,11 @@ def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
     if rate is None:
         return []
     rates = [measured_within(measured, rate, octaves) for octaves in (-1.0, 1.0)]
-    return [(_factor(2 ** (other - rate)), _cost(missed(measured, other))) for other in rates]
+    return [(_factor(other - rate), _cost(missed(measured, other))) for other in rates]
 
 
-def _factor(times: float) -> str:
-    return {0.5: "half", 2.0: "twice"}.get(times, f"{times:.2g} times")
+def _factor(octaves: float) -> str:
+    return {-1.0: "half", 1.0: "twice"}.get(round(octaves, 6), f"{2**octaves:.2g} times")
 
 
 def _cost(cost: fit.Estimate) -> str:
