@@ -64,9 +64,12 @@ def test_report_on_a_folder_that_is_no_run(tmp_path, capsys):
 
 
 def test_report_of_a_run_that_has_nothing_yet_says_so(tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"method": "adamw"}')
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds no sweep, no norms.jsonl and no coordcheck.json" in capsys.readouterr().err
+    for config, said in (
+        ('{"method": "adamw"}', "holds a check that has not finished"),
+        ('{"method": "adamw", "width": 64}', "has no norms yet"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        assert said in refused(["report", f"{tmp_path}"], capsys)
 
 
 def check(out: Path, text: Path, *more: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""One version, wherever it is written."""
+"""One version, wherever it is written; and the extras likewise."""
 
 import re
 import tomllib
 from pathlib import Path
 
 import surefoot
+from surefoot.cli import _EXTRAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,3 +24,9 @@ def test_versions_agree():
 
 def test_the_newest_version_has_the_date_of_its_citation():
     assert first(r"^## \S+, (\S+)$", "CHANGELOG.md") == first(r'^date-released: "(.*)"$', "CITATION.cff")
+
+
+def test_the_extras_that_help_names_are_those_of_the_project():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra, packages in _EXTRAS.items():
+        assert sorted(re.split("[>=]", package)[0] for package in extras[extra]) == sorted(packages)

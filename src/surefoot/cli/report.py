@@ -95,18 +95,10 @@ def write_page(directory: Path) -> None:
 
 
 def _print(directory: Path, as_json: bool) -> int:
-    from surefoot.experiment import coordcheck
-    from surefoot.experiment.compare.run import TUNING
-    from surefoot.experiment.training import norm_log
+    from surefoot.experiment.reports.kind import kind_of
 
-    if (directory / coordcheck.SUMMARY).exists():
-        summary, text, picture = _coordcheck(directory)
-    elif (directory / norm_log.NORMS).exists():
-        summary, text, picture = _train(directory)
-    elif (directory / TUNING).exists():
-        summary, text, picture = _compare(directory)
-    else:
-        summary, text, picture = _transfer(directory)
+    reports = {"transfer": _transfer, "compare": _compare, "train": _train, "coordcheck": _coordcheck}
+    summary, text, picture = reports[kind_of(directory)[0]](directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if as_json else text)
     if picture:
         print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
@@ -141,5 +133,7 @@ def _coordcheck(directory: Path) -> Report:
     from surefoot.experiment import coordcheck
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
+    if not (directory / coordcheck.SUMMARY).exists():
+        raise ValueError(f"{directory} holds a check that has not finished: the same command goes on with it")
     summary = json.loads((directory / coordcheck.SUMMARY).read_text(encoding="utf-8"))
     return summary, coordcheck_report.statement(summary), coordcheck_report.figure(summary, directory)

@@ -196,6 +196,11 @@ def test_the_body_alone_is_what_the_document_holds(tmp_path):
     assert re.search(r'data-live="2.0" data-version="[0-9a-f]{16}"', html(pages, live=True))
 
 
+def test_a_sweep_is_not_taken_for_what_else_is_there(tmp_path):
+    with pytest.raises(ValueError, match="holds no sweep"):
+        load(made.training(tmp_path))
+
+
 def test_what_is_no_run_directory_or_is_damaged_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no run directory"):
         page(tmp_path)

@@ -98,10 +98,7 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
     except ValueError as error:
         raise ValueError(f"{directory / CONFIG} is not valid JSON ({error})") from None
     if "recipes" not in config:
-        raise ValueError(
-            f"{directory} holds no sweep, no norms.jsonl and no coordcheck.json: "
-            "what was started there has nothing to report yet"
-        )
+        raise ValueError(f"{directory} holds no sweep: its {CONFIG} names no recipes")
     for key, kind in (("recipes", str), ("widths", int)):
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, kind) for value in values):
             raise ValueError(f"{directory / CONFIG}: {key} must be a list of {kind.__name__}, got {values!r}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.experiment import configs
 from surefoot.experiment.files import write_atomic
+from surefoot.experiment.reports.kind import kind_of
 from surefoot.experiment.reports.web import checks, comparisons, sweeps, training
 from surefoot.experiment.reports.web.page import Page, html
 
-CONFIG, FILE = "config.json", "report.html"
+FILE = "report.html"
 
 
 def page(directory: Path) -> Page:
@@ -26,16 +26,16 @@ def page(directory: Path) -> Page:
         FileNotFoundError: no run was started there.
         ValueError: its files are damaged.
     """
-    path = directory / CONFIG
-    if not path.exists():
-        raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    try:
-        config = configs.parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
-    if "recipes" in config:
-        return comparisons.page(directory) if "rates_per_recipe" in config else sweeps.page(directory)
-    return training.page(directory, config) if "width" in config else checks.page(directory, config)
+    kind, config = kind_of(directory)
+    match kind:
+        case "transfer":
+            return sweeps.page(directory)
+        case "compare":
+            return comparisons.page(directory)
+        case "train":
+            return training.page(directory, config)
+        case "coordcheck":
+            return checks.page(directory, config)
 
 
 def write(directories: Sequence[Path], path: Path) -> Path:
