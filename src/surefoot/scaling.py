@@ -146,6 +146,26 @@ class FanRatio(Scale):
 
 
 @dataclass(frozen=True)
+class Times(Scale):
+    """Another scale times a factor that depends on the model, such as its depth.
+
+    Args:
+        factor: on the scale.
+        scale: by the shape.
+
+    >>> Times(0.25, FanRatio())((128, 512))
+    1.0
+    """
+
+    factor: float
+    scale: Scale
+
+    def __call__(self, shape: tuple[int, ...]) -> float:
+        """`factor * scale(shape)`."""
+        return self.factor * self.scale(shape)
+
+
+@dataclass(frozen=True)
 class HeadScale(Scale):
     """One scale for an attention layer's heads, blocks of `head_dim` rows, and another for what is fused with them.
 

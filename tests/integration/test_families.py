@@ -5,6 +5,7 @@ and which entries those are (`whole`, `turned`, ...: plain indexing, none of the
 of one step is measured in float64.
 """
 
+import copy
 import fnmatch
 import math
 
@@ -14,6 +15,7 @@ from families_llama import LLAMA_FAMILIES, V
 from families_other import OTHER_FAMILIES
 
 import surefoot as sf
+from surefoot.discovery.find import find_kinds
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -133,6 +135,39 @@ def check_step(name, role, change, g):
     if role in BY_ROWS:
         each_row = rms(change[~still[:, 0]])
         torch.testing.assert_close(each_row, each_row.max().expand_as(each_row), rtol=1e-3, atol=0)
+
+
+DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "encoder_layers", "decoder_layers")
+"""Attributes of configurations that count blocks."""
+
+BRANCHES = {"t5": {6, 9}, "whisper": {6, 9}, "mamba": {3}, "mamba2": {3}}
+"""Families -> branches of a stack of three blocks, where they are not two each."""
+
+
+@each_family
+def test_without_what_writes_nothing_else_in_a_block_matters(family):
+    """Three blocks; what discovery says to write is zero, and the matrices that it says do not write are drawn anew."""
+    name, config, _ = FAMILIES[family]
+    config = copy.deepcopy(config)
+    for attribute in DEPTHS:
+        if isinstance(getattr(config, attribute, None), int):
+            setattr(config, attribute, 3)
+    if "layer_types" in vars(config):
+        config.layer_types *= 3
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    kinds = find_kinds(model)
+    writing = {name for name, kind in kinds.items() if kind and kind.branches}
+    inside = {name for name, kind in kinds.items() if kind and kind.name in ("linear", "experts") and ".1." in name}
+    assert {kinds[name].branches for name in writing} == BRANCHES.get(family, {6})
+    with torch.no_grad():
+        for parameter in writing:
+            model.get_parameter(parameter).zero_()
+        before = loss_of(family, model)
+        assert len(inside - writing) > 0
+        for parameter in inside - writing:
+            model.get_parameter(parameter).normal_()
+        assert loss_of(family, model) == before
 
 
 def test_rows_of_absent_tokens_rest():

@@ -23,6 +23,7 @@ from surefoot.discovery.heads import queries_and_keys
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
 from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
+from surefoot.discovery.residual import residual_kinds
 from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear, remedy
 from surefoot.roles import Role
 from surefoot.views import Matrix, View
@@ -75,7 +76,9 @@ def find_kinds(
     own = {name for name, (change, _) in changes.items() if isinstance(change, Role)}
     both = {name: p for name, p in trainable.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
     tables = {name: p for name, p in both.items() if name not in own and (k := found[name]) and k.name == "head"}
-    return found | added_kinds(model, tables, found)
+    named = {name for name, (change, _) in changes.items() if isinstance(change, str)}
+    writing = {name: kind for name, kind in residual_kinds(model, found).items() if name not in named}
+    return found | added_kinds(model, tables, found) | writing
 
 
 def describe_unplaced(model: nn.Module, names: list[str]) -> str:

@@ -45,7 +45,28 @@ def queries_and_keys(owner: nn.Module) -> dict[nn.Module, int]:
     layers: list[Any] = [
         getattr(owner, name, None) for name, view in layouts_of(owner).items() if name in _FUSED and view
     ]
-    for names in _SEPARATE:
-        if all(isinstance(getattr(owner, name, None), nn.Module) for name in names):
-            layers += [getattr(owner, name) for name in names[:2]]
+    layers += [layer for three in _separate(owner) for layer in three[:2]]
     return {layer: size for layer in layers if isinstance(layer, nn.Module)}
+
+
+def queries_keys_values(owner: nn.Module) -> set[nn.Module]:
+    """The layers of an attention module that give queries, keys or values, each a layer of its own.
+
+    Args:
+        owner: any module.
+
+    Returns:
+        The layers; empty for a module that is no attention layer, or fuses them.
+
+    >>> layer = nn.Module()
+    >>> layer.query, layer.key, layer.value, layer.out = (nn.Linear(8, 8) for _ in "qkvo")
+    >>> len(queries_keys_values(layer))
+    3
+    """
+    return {layer for three in _separate(owner) for layer in three}
+
+
+def _separate(owner: nn.Module) -> list[tuple[nn.Module, ...]]:
+    """W_q, W_k and W_v of a module, for each way of naming them that it has."""
+    named = [tuple(getattr(owner, name, None) for name in names) for names in _SEPARATE]
+    return [three for three in named if all(isinstance(layer, nn.Module) for layer in three)]  # type: ignore[misc]

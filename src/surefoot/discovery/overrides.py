@@ -121,5 +121,7 @@ def decide(
             role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.head_dim)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    if kind.branches and recipe.depth:
+        role = recipe.depth.of(kind.branches)(role)
     role = replace(role, stabiliser=stabiliser) if stabiliser else role
     return change(role) if callable(change) else role

@@ -41,6 +41,7 @@ class Kind:
         low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
         head_dim: rows of a head, of a matrix that gives an attention layer's queries or keys; else None.
+        branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
 
     >>> Kind("bias", "bias of Linear").name
     'bias'
@@ -54,6 +55,7 @@ class Kind:
     low_confidence: bool = False
     radius_unit: Scale | None = None
     head_dim: int | None = None
+    branches: int | None = None
 
     def adapt(self, role: Role) -> Role:
         """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.momentum import Smoothing
+from surefoot.recipes.depth import BranchRate
 from surefoot.roles import NATURAL, Role, derive
 
 
@@ -16,6 +17,7 @@ class Recipe:
     Args:
         name: for tables and records.
         table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
+        depth: the rate of what writes into a residual stream; None: that of its role.
 
     >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
     'experts'
@@ -23,6 +25,7 @@ class Recipe:
 
     name: str
     table: Mapping[str, Role]
+    depth: BranchRate | None = None
 
     def role(self, kind: str) -> Role:
         """The role of a kind; ValueError if there is none."""

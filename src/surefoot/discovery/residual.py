@@ -1,0 +1,127 @@
+"""What writes into a residual stream, and how many branches add up in it.
+
+A stack of blocks `x <- x + F_1(x)`, ..., `x <- x + F_L(x)` sums L branches. The matrix at the end of a branch, an
+attention layer's output projection or an MLP's projection down, writes into the stream; all others are inside one
+branch. `Recipe.depth` gives those that write a rate that falls with L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from surefoot.discovery.heads import queries_keys_values
+from surefoot.discovery.normalised import own_parameters
+from surefoot.discovery.torch_layers import Kind
+from surefoot.views import Matrix, Stack, View
+
+_MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
+"""Kinds of matrices that may write into a stream, and their usual layouts."""
+
+Matrices = dict[int, tuple[int, int]]
+"""Identity of a parameter -> outputs and inputs of its matrices."""
+
+
+def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[str, Kind]:
+    """Kinds of the parameters that write into a residual stream.
+
+    A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
+    block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what its
+    first matrix reads. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
+    or values. A branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so
+    that an override, `branches`, has the last word.
+
+    Args:
+        model: any module.
+        kinds: parameter name -> kind found so far.
+
+    Returns:
+        Parameter name -> kind, of those that write: weights and their biases.
+
+    >>> block = lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    >>> model = nn.Sequential(block(), block(), block())
+    >>> found = {name: Kind("linear" if p.ndim == 2 else "bias", "") for name, p in model.named_parameters()}
+    >>> {name: kind.branches for name, kind in residual_kinds(model, found).items() if name.startswith("0")}
+    {'0.3.weight': 3, '0.3.bias': 3}
+    """
+    parameters = dict(model.named_parameters())
+    matrices: Matrices = {}
+    for name, kind in kinds.items():
+        if kind and kind.name in _MATRICES and parameters[name].ndim > 1:
+            matrices[id(parameters[name])] = _sides(kind, parameters[name])
+    branches: dict[int, int] = {}
+    for blocks, width in _stacks(model, matrices):
+        written = [_branches(block, matrices, width) for block in blocks]
+        total = sum(map(len, written))
+        branches |= {parameter: total for block in written for branch in block for parameter in branch}
+    return {
+        name: replace(kind, branches=count, why=f"{kind.why}; adds to a residual stream, one of {count} branches")
+        for name, kind in kinds.items()
+        if kind and (count := branches.get(id(parameters[name]), 0))
+    }
+
+
+def _sides(kind: Kind, parameter: nn.Parameter) -> tuple[int, int]:
+    """Outputs, those of all matrices, and inputs of a parameter; (0, 0) where its layout does not fit."""
+    try:
+        blocks = (kind.view or _MATRICES[kind.name]).blocks(tuple(parameter.shape))
+    except ValueError:  # said where the role is placed
+        return 0, 0
+    return sum(block[-2] for block in blocks), blocks[0][-1]
+
+
+def _stacks(module: nn.Module, matrices: Matrices) -> Iterator[tuple[list[nn.Module], int]]:
+    """The outermost stacks below a module: their blocks, and the width of their stream."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        blocks = {child: width for child in module.children() if (width := _stream(child, matrices))}
+        if len(blocks) > 1 and len(set(blocks.values())) == 1:
+            yield list(blocks), next(iter(blocks.values()))
+            return
+    for child in module.children():
+        yield from _stacks(child, matrices)
+
+
+def _stream(block: nn.Module, matrices: Matrices) -> int:
+    """The width that a block reads first, if it has two matrices or more, one of which writes it; else 0."""
+    sides = [matrices[id(p)] for p in block.parameters() if id(p) in matrices]
+    width = sides[0][1] if len(sides) > 1 else 0
+    return width if width and any(out == width for out, _ in sides) else 0
+
+
+def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[int]]:
+    """The parameters that write, by the branch of the block that they end."""
+    children = list(block.children())
+    holders = [child for child in children if _writers(child, matrices, width)]
+    own = _last(block, matrices, width)
+    if len(holders) == 1 and not own and isinstance(holders[0], nn.ModuleList):
+        return _branches(holders[0], matrices, width)  # a block's branches in a list
+    found = [_writers(child, matrices, width) for child in holders]
+    return [*found, own] if own else found
+
+
+def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[int]:
+    """All parameters below a module that write."""
+    return {parameter for inner in module.modules() for parameter in _last(inner, matrices, width)}
+
+
+def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[int]:
+    """The last matrix with `width` outputs among those of a module and of its children that have none; its bias."""
+    inside = queries_keys_values(owner)
+    leaves = [child for child in owner.children() if _is_layer(child) and child not in inside]
+    layers = [owner] if _is_layer(owner) else [owner, *leaves]
+    candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if id(p) in matrices]
+    if len(layers) == 1 and len(candidates) < 2:
+        return set()  # a single layer is judged in the module that holds it
+    writing = [(layer, p) for layer, p in candidates if matrices[id(p)][0] == width]
+    if not writing:
+        return set()
+    layer, weight = writing[-1]
+    biases = [p for p in own_parameters(layer).values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
+    return {id(weight), *map(id, biases)}
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """True for a module without children, parametrizations aside."""
+    return all(name == "parametrizations" for name, _ in module.named_children())
