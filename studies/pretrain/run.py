@@ -74,10 +74,15 @@ def muon_tuned() -> recipes.Recipe:
 
 
 def chosen(name: str) -> Method:
-    """A method of `CENTRES`: published ones by their names, tuned ones from the search."""
+    """A method of `CENTRES`: published ones by their names, tuned ones from the search.
+
+    The default is the one that was tuned, before it had a rate of its own for what writes into a residual stream.
+    """
     from families import FAMILIES
     from winners import winner
 
+    if name == "steady":
+        return Steepest(replace(recipes.steady(), depth=None))
     if name == "muon_tuned":
         return Steepest(muon_tuned())
     if name.startswith("moga_row_"):
