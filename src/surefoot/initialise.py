@@ -197,6 +197,31 @@ class ExactNorm(Initial):
 
 
 @dataclass(frozen=True)
+class Scaled(Initial):
+    """Other initial values times a factor that depends on the model, such as its depth.
+
+    Args:
+        initial: the values.
+        factor: on them.
+
+    >>> Scaled(LinearNormal(), 0.5).describe((1, 4, 4))
+    'std 0.25 x 0.5'
+    """
+
+    initial: Initial
+    factor: float
+
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """The values and the factor."""
+        return f"{self.initial.describe(shape)} x {self.factor:.3g}"
+
+    def fill_(self, block: Tensor, generator: torch.Generator) -> None:
+        """Fill with the values, then multiply."""
+        self.initial.fill_(block, generator)
+        block.mul_(self.factor)
+
+
+@dataclass(frozen=True)
 class Fill(Initial):
     """One value for all entries: 1 for gains, 0 for biases.
 

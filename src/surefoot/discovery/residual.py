@@ -2,7 +2,7 @@
 
 A stack of blocks `x <- x + F_1(x)`, ..., `x <- x + F_L(x)` sums L branches. The matrix at the end of a branch, an
 attention layer's output projection or an MLP's projection down, writes into the stream; all others are inside one
-branch. `Recipe.depth` gives those that write a rate that falls with L.
+branch. `Recipe.depth` gives those that write a rate and initial values that fall with L.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[s
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what its
     first matrix reads. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
     or values. A branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so
-    that an override, `branches`, has the last word.
+    that an override, `DepthRule().of(branches)` or a role's name, has the last word.
 
     Args:
         model: any module.

@@ -1,6 +1,6 @@
 """Named recipes: a role table each. Known optimizers as points of one space."""
 
-from surefoot.recipes.depth import BranchRate
+from surefoot.recipes.depth import DepthRule
 from surefoot.recipes.known import (
     beyond_mup,
     frobenius_sphere,
@@ -29,7 +29,7 @@ from surefoot.recipes.steady import steady
 from surefoot.recipes.table import Recipe
 
 __all__ = [
-    "BranchRate", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
+    "DepthRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
     "moga_row", "moonlight", "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion",
     "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady", "wion",
 ]  # fmt: skip

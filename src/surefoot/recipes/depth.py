@@ -1,48 +1,55 @@
-"""`BranchRate`: the rate of what writes into a residual stream, by the number of branches that add up in it."""
+"""`DepthRule`: rate and initial values of what writes into a residual stream, by the number of branches that add up."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from surefoot.initialise import AsBuilt, Scaled
 from surefoot.roles import Role
 from surefoot.scaling import Times
 from surefoot.stabilise import DecoupledWeightDecay
 
 
 @dataclass(frozen=True)
-class BranchRate:
-    """A rate that falls with the number of branches: `(base / branches)^power`, at most 1.
+class DepthRule:
+    """With L branches in a stream: initial values times `sqrt(base/L)`, rate and decay times `base/L`, both at most 1.
 
-    In `x_L = x_0 + F_1 + ... + F_L`, with `F_l = W_l h_l(x)` and inputs `h_l` of RMS at most c, a step that changes
-    every W_l by a matrix of norm s moves the stream by up to `c L s`: the changes of L branches add. At a step of norm
-    `s = eta base / L` they add to `c base eta`, whatever the depth. Decay falls by the same factor, so that the bound
-    on each norm stays.
+    In `x_L = x_0 + W_1 h_1 + ... + W_L h_L`, with inputs `h_l` of RMS about 1, three numbers are to be the same at
+    every depth. The stream's size: initial values of norm s are independent of one another, so that L branches add
+    `s^2 L` to its mean square; hence `s = sqrt(base/L)`. How far a step moves it: the changes of all branches come of
+    one loss, and may add in one direction, by up to L times the norm of one; hence `eta base/L`. How much larger a
+    difference at its start is at its end: with independent initial values by `exp(s^2 L / 2)` in the mean, the same
+    again. Decay has the rate's factor, so that the norm it leads to does not depend on the depth.
 
     Args:
-        base: number of branches up to which the factor is 1.
-        power: 1 for changes that add in one direction; 1/2 would be for changes that are independent.
+        base: number of branches up to which nothing changes: two blocks of attention and MLP.
+        rate: power of `base/L` in the rate's factor.
+        initial: power of `base/L` in the factor of initial values; those that are as built stay so.
 
     Raises:
         ValueError: a base below 1, or a power that is negative.
 
-    Source: the sum is that of "Beyond MuP 2" for a residual block; N. Dey et al., "Don't be lazy: CompleteP enables
-    compute-efficient deep transformers" (2025), multiplies the branches themselves by 1/L.
+    Source: the three numbers are those of "Beyond MuP 1"; N. Dey et al., "Don't be lazy: CompleteP enables
+    compute-efficient deep transformers" (2025), multiplies branches by 1/L.
 
-    >>> BranchRate(base=4).factor(4), BranchRate(base=4).factor(32)
-    (1.0, 0.125)
+    >>> DepthRule().factors(4), DepthRule().factors(64)
+    ((1.0, 1.0), (0.0625, 0.25))
     """
 
     base: int = 4
-    power: float = 1.0
+    rate: float = 1.0
+    initial: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.base < 1 or not self.power >= 0:
-            raise ValueError(f"BranchRate needs a base of at least 1 and a power of at least 0, not {self}")
+        if self.base < 1 or not min(self.rate, self.initial) >= 0:
+            raise ValueError(f"DepthRule needs a base of at least 1 and powers of at least 0, not {self}")
 
-    def factor(self, branches: int) -> float:
-        """The factor on the rate of what writes into a stream of so many branches."""
-        return float(min(1.0, self.base / branches) ** self.power)
+    def factors(self, branches: int) -> tuple[float, float]:
+        """Factors on the rate and on initial values of what writes into a stream of so many branches."""
+        part = min(1.0, self.base / branches)
+        return math.pow(part, self.rate), math.pow(part, self.initial)
 
     def of(self, branches: int) -> Callable[[Role], Role]:
         """Change for the `overrides` of `Plan.of`: this parameter writes into a stream of so many branches.
@@ -51,26 +58,34 @@ class BranchRate:
             branches: number of branches that add up in the stream.
 
         Returns:
-            A function from a role to the same role with its rate, and its decay, times the factor.
+            A function from a role to the same role with its rate, decay and initial values times the factors.
 
         Raises:
             ValueError: branches is no positive whole number.
 
         >>> from surefoot.roles import NATURAL
-        >>> BranchRate(base=4).of(8)(NATURAL["linear"]).lr_scale
+        >>> DepthRule().of(8)(NATURAL["linear"]).lr_scale
         Times(factor=0.5, scale=Constant(value=1.0))
         """
         if type(branches) is not int or branches < 1:
             raise ValueError(f"branches is a positive whole number, not {branches!r}")
+        rate, initial = self.factors(branches)
+        return lambda role: _slower(_smaller(role, initial), rate)
 
-        def change(role: Role) -> Role:
-            factor = self.factor(branches)
-            if factor == 1:
-                return role
-            scale, stabiliser = Times(factor, role.lr_scale), role.stabiliser
-            if isinstance(stabiliser, DecoupledWeightDecay):
-                decay = Times(factor, stabiliser.lr_scale)
-                stabiliser = replace(stabiliser, rate=stabiliser.rate * factor, lr_scale=decay)
-            return replace(role, lr_scale=scale, stabiliser=stabiliser)
 
-        return change
+def _smaller(role: Role, factor: float) -> Role:
+    """The role with its initial values times a factor: a matrix's, since biases start at 0."""
+    if factor == 1 or role.geometry.ndim == 1 or isinstance(role.initial, AsBuilt):
+        return role
+    return replace(role, initial=Scaled(role.initial, factor))
+
+
+def _slower(role: Role, factor: float) -> Role:
+    """The role with its rate and its decay times a factor."""
+    if factor == 1:
+        return role
+    stabiliser = role.stabiliser
+    if isinstance(stabiliser, DecoupledWeightDecay):
+        scale = Times(factor, stabiliser.lr_scale)
+        stabiliser = replace(stabiliser, rate=factor * stabiliser.rate, lr_scale=scale)
+    return replace(role, lr_scale=Times(factor, role.lr_scale), stabiliser=stabiliser)

@@ -8,7 +8,7 @@ from surefoot.geometry import RMSScaled
 from surefoot.initialise import SquareNormal
 from surefoot.momentum import Momentum
 from surefoot.momentum.preconditioning import RowAdam
-from surefoot.recipes.depth import BranchRate
+from surefoot.recipes.depth import DepthRule
 from surefoot.recipes.table import Recipe
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
@@ -42,8 +42,8 @@ def steady(per_head: bool = True) -> Recipe:
     matrix, of norm eta, may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as
     heads are added. Where discovery finds no head size, they are hidden matrices like others.
 
-    What writes into a residual stream of L > 4 branches, two blocks of attention and MLP, has 4/L of its rate and of
-    its decay, see `BranchRate`: the changes of all branches add up.
+    What writes into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) has 4/L of its rate and
+    its decay, and sqrt(4/L) of its initial values, see `DepthRule`: the changes of all branches add up.
 
     Args:
         per_head: False gives queries and keys one norm for all heads.
@@ -67,7 +67,7 @@ def steady(per_head: bool = True) -> Recipe:
     table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
     if per_head:
         table["heads"] = replace(_decayed(table["linear"], Constant(QUERIES)), initial=SquareNormal())
-    return Recipe("steady" if per_head else "steady_whole", table, BranchRate())
+    return Recipe("steady" if per_head else "steady_whole", table, DepthRule())
 
 
 def _decayed(role: Role, scale: Scale) -> Role:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.momentum import Smoothing
-from surefoot.recipes.depth import BranchRate
+from surefoot.recipes.depth import DepthRule
 from surefoot.roles import NATURAL, Role, derive
 
 
@@ -17,7 +17,7 @@ class Recipe:
     Args:
         name: for tables and records.
         table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
-        depth: the rate of what writes into a residual stream; None: that of its role.
+        depth: rate and initial values of what writes into a residual stream; None: those of its role.
 
     >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
     'experts'
@@ -25,7 +25,7 @@ class Recipe:
 
     name: str
     table: Mapping[str, Role]
-    depth: BranchRate | None = None
+    depth: DepthRule | None = None
 
     def role(self, kind: str) -> Role:
         """The role of a kind; ValueError if there is none."""

@@ -8,7 +8,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.discovery.find import find_kinds
 from surefoot.experiment.models.decoder import reference
-from surefoot.recipes.depth import BranchRate
+from surefoot.recipes.depth import DepthRule
 
 
 def branches(model, **options):
@@ -136,17 +136,65 @@ def test_without_what_writes_a_reference_model_computes_nothing_else(name):
         torch.testing.assert_close(model(tokens), before, rtol=0, atol=0)
 
 
-def test_rates_and_decay_fall_with_the_number_of_branches_and_the_bound_stays():
+def test_rate_decay_and_initial_values_fall_with_the_number_of_branches_and_the_bound_stays():
     for blocks, factor in ((1, 1.0), (2, 1.0), (4, 0.5), (16, 0.125)):
-        plan = sf.Plan.of(reference("gpt", 32, depth=blocks), recipes.steady())
-        shallow = sf.Plan.of(reference("gpt", 32, depth=2), recipes.steady())
+        models = reference("gpt", 32, depth=blocks), reference("gpt", 32, depth=2)
+        plan, shallow = (sf.Plan.of(model) for model in models)
+        plan.initialise_(models[0], seed=3)
+        shallow.initialise_(models[1], seed=3)
         for name in ("blocks.0.attention.output.weight", "blocks.0.mlp.down.weight"):
             ours, usual = plan[name], shallow[name]
             block = ours.blocks[0]
             assert ours.role.lr_scale(block) == factor * usual.role.lr_scale(block)
             assert ours.role.stabiliser.rate == factor * usual.role.stabiliser.rate
             assert ours.promise.split(" while ")[0] == usual.promise.split(" while ")[0]
+            torch.testing.assert_close(
+                models[0].get_parameter(name), factor**0.5 * models[1].get_parameter(name), rtol=1e-6, atol=0
+            )
         assert plan["blocks.0.mlp.up.weight"].role == shallow["blocks.0.mlp.up.weight"].role
+
+
+def test_biases_that_write_have_the_rate_and_start_at_zero():
+    model = nn.ModuleList([mlp() for _ in range(8)])
+    plan = sf.Plan.of(model, head=())
+    plan.initialise_(model)
+    assert plan["0.3.bias"].role.lr_scale((1, 8)) == 0.5 * plan["0.1.bias"].role.lr_scale((1, 16))
+    assert not model[0][3].bias.any()
+
+
+def test_pretrained_values_stay_as_built():
+    role = sf.Role("mine", sf.Spectral())
+    assert DepthRule().of(64)(role).initial == role.initial
+
+
+@pytest.mark.parametrize("depth", [2, 8, 32])
+def test_a_stream_starts_at_one_size_and_a_step_moves_it_as_far_whatever_the_depth(depth):
+    """The two numbers that the rule is derived from, of a stack of linear branches, in float64."""
+    width, base = 32, 4
+    model = nn.ModuleList(
+        [nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)) for _ in range(depth)]
+    ).double()
+    plan = sf.Plan.of(model, head=())
+    plan.initialise_(model)
+    torch.manual_seed(0)
+    x = torch.randn(64, width, dtype=torch.float64)
+
+    def stream():
+        h = x
+        for block in model:
+            h = h + block(h / h.square().mean(-1, keepdim=True).sqrt())
+        return h
+
+    start = stream()
+    assert 1 <= start.detach().square().mean().sqrt() < 1.25
+    optimizer = sf.SteepestDescent(model, plan, lr=1e-4)
+    (start * torch.randn(width, dtype=torch.float64)).mean().backward()
+    for block in model:
+        block[0].weight.grad = None  # what writes alone
+    optimizer.step()
+    moved = (stream() - start).detach().square().mean().sqrt() / 1e-4
+    limit = min(depth, base)
+    assert 0.05 * limit < moved < 1.2 * limit
 
 
 def test_the_plan_says_why():
@@ -164,12 +212,13 @@ def test_a_name_given_in_an_override_is_taken_as_it_is():
 
 def test_an_override_says_how_many_branches_there_are():
     layer = nn.ModuleDict({"out": nn.Linear(8, 8)})
-    plan = sf.Plan.of(layer, overrides=[("out.weight", BranchRate(base=4).of(16))])
-    assert plan["out.weight"].role.lr_scale((1, 8, 8)) == 0.25
+    plan = sf.Plan.of(layer, overrides=[("out.weight", DepthRule(base=4).of(16))])
+    role = plan["out.weight"].role
+    assert (role.lr_scale((1, 8, 8)), role.initial.factor) == (0.25, 0.5)
     with pytest.raises(ValueError, match="branches is a positive whole number, not 0"):
-        BranchRate().of(0)
+        DepthRule().of(0)
     with pytest.raises(ValueError, match="base of at least 1"):
-        BranchRate(base=0)
+        DepthRule(base=0)
 
 
 def test_other_recipes_have_no_such_rate():
