@@ -1,0 +1,116 @@
+"""What is measured: a base, tuned Muon or the default, and parts on top of it, as in `steady+rows+power`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import surefoot as sf
+from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
+from surefoot.recipes import Recipe, steady
+
+HIDDEN = ("linear", "heads")
+
+Change = Callable[[sf.Role], sf.Role]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: what it changes of the roles of these kinds, and settings of the run.
+
+    `shift` is where the best rate is expected beside the base's, in octaves: there the search of rates starts.
+    """
+
+    change: Change | None = None
+    kinds: tuple[str, ...] = HIDDEN
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shift: float = 0.0
+
+
+def whitened(role: sf.Role) -> sf.Role:
+    """Shampoo's two factors around the momentum."""
+    momentum = role.momentum
+    assert isinstance(momentum, sf.Momentum)
+    return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
+
+
+def turned(make: Callable[[sf.Geometry], sf.Geometry]) -> Change:
+    """Another direction under the same norm."""
+    return lambda role: replace(role, geometry=make(role.geometry), weight_norm=role.weight_geometry)
+
+
+def kept(stabiliser: sf.Stabiliser, factor: float = 1.0) -> Change:
+    """A stabiliser in place of the decay, and a factor on the rate in place of the role's own."""
+    return lambda role: replace(role, stabiliser=stabiliser, lr_scale=sf.Constant(factor))
+
+
+def cautious(role: sf.Role) -> sf.Role:
+    """Twice the base's decay, of those entries alone that the step makes smaller: about half of them."""
+    decay = role.stabiliser
+    assert isinstance(decay, sf.DecoupledWeightDecay)
+    return replace(role, stabiliser=sf.CautiousDecay(2 * decay.rate), radius_unit=decay.lr_scale)  # rate / lr_scale
+
+
+PARTS = {
+    "whitened": Part(whitened),
+    "rows": Part(turned(sf.NormalisedRows)),
+    "brake": Part(turned(sf.RadialBrake)),
+    "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15))),
+    "hyperball": Part(kept(sf.Hyperball())),
+    "frobenius": Part(kept(sf.Normalise(norm=sf.Frobenius()))),
+    "sphere": Part(kept(sf.SpectralSphere(2.0))),
+    "cautious": Part(cautious),
+    "power": Part(settings={"decay": 0.8, "cooldown_shape": "power:1.2"}),
+}
+"""Every part by its name."""
+
+BASES: dict[str, tuple[Callable[[], Recipe], dict[int, float]]] = {
+    "muon": (moonlight_tuned, {64: -3.75, 128: -4.25}),
+    "steady": (steady, {64: -3.25, 128: -3.25}),
+}
+"""Recipes, and by width the log2 rates around which searches start: near the optima that studies/confirm found."""
+
+SCREEN = tuple("+".join(filter(None, (base, part))) for base in BASES for part in ("", *PARTS))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A base with parts: how it trains, and where its best rate is looked for."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.base not in BASES or any(part not in PARTS for part in self.parts):
+            choices = f"a base is one of {', '.join(BASES)}, a part one of {', '.join(PARTS)}"
+            raise ValueError(f"{self.name!r} is no base with parts, as in steady+rows+power: {choices}")
+
+    @property
+    def base(self) -> str:
+        """The name of the base."""
+        return self.name.split("+")[0]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts, in the order in which they change the roles."""
+        return tuple(self.name.split("+")[1:])
+
+    @property
+    def method(self) -> Method:
+        """Initial values and optimizer."""
+        recipe = BASES[self.base][0]()
+        table = dict(recipe.table)
+        for part in (PARTS[name] for name in self.parts):
+            for kind in part.kinds if part.change else ():
+                if kind in table:
+                    table[kind] = part.change(table[kind])
+        return Steepest(Recipe(self.name, table))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the run."""
+        return {key: value for name in self.parts for key, value in PARTS[name].settings.items()}
+
+    def centre(self, width: int) -> float:
+        """The log2 rate where the search starts."""
+        return BASES[self.base][1][width] + sum(PARTS[name].shift for name in self.parts)
