@@ -21,6 +21,7 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.momentum.preconditioning import RowAdam, Whitened
+from surefoot.momentum.soap import SOAP
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
@@ -44,7 +45,7 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
+    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
     "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal",
     "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal",
     "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",

@@ -169,7 +169,7 @@ def run_trial(trial: Trial) -> TrialResult:
     config = TrainConfig.of(
         width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **trial.settings
     )
-    run = Run(config, corpus(), way.method)
+    run = Run(config, corpus(), way.method(trial.steps))
     averages = {name: Average(run.model, decay) for name, decay in READ.items()}
     while run.step < trial.steps and not (run.step % CHECK_EVERY == 0 and run.diverged()):
         started = time.perf_counter()

@@ -12,7 +12,8 @@ from surefoot.recipes import Recipe, steady
 
 HIDDEN = ("linear", "heads")
 
-Change = Callable[[sf.Role], sf.Role]
+Change = Callable[[sf.Role, int], sf.Role]
+"""From a role, and the steps of the run, to another."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +29,29 @@ class Part:
     shift: float = 0.0
 
 
-def whitened(role: sf.Role) -> sf.Role:
+def whitened(role: sf.Role, steps: int) -> sf.Role:
     """Shampoo's two factors around the momentum."""
     momentum = role.momentum
     assert isinstance(momentum, sf.Momentum)
     return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
 
 
+def soap(every: int) -> Change:
+    """SOAP's division around the momentum."""
+    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every))
+
+
 def turned(make: Callable[[sf.Geometry], sf.Geometry]) -> Change:
     """Another direction under the same norm."""
-    return lambda role: replace(role, geometry=make(role.geometry), weight_norm=role.weight_geometry)
+    return lambda role, steps: replace(role, geometry=make(role.geometry), weight_norm=role.weight_geometry)
 
 
 def kept(stabiliser: sf.Stabiliser, factor: float = 1.0) -> Change:
     """A stabiliser in place of the decay, and a factor on the rate in place of the role's own."""
-    return lambda role: replace(role, stabiliser=stabiliser, lr_scale=sf.Constant(factor))
+    return lambda role, steps: replace(role, stabiliser=stabiliser, lr_scale=sf.Constant(factor))
 
 
-def cautious(role: sf.Role) -> sf.Role:
+def cautious(role: sf.Role, steps: int) -> sf.Role:
     """Twice the base's decay, of those entries alone that the step makes smaller: about half of them."""
     decay = role.stabiliser
     assert isinstance(decay, sf.DecoupledWeightDecay)
@@ -54,6 +60,8 @@ def cautious(role: sf.Role) -> sf.Role:
 
 PARTS = {
     "whitened": Part(whitened),
+    "soap": Part(soap(1)),
+    "soap5": Part(soap(5)),
     "rows": Part(turned(sf.NormalisedRows)),
     "brake": Part(turned(sf.RadialBrake)),
     "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15))),
@@ -95,15 +103,14 @@ class Way:
         """The names of the parts, in the order in which they change the roles."""
         return tuple(self.name.split("+")[1:])
 
-    @property
-    def method(self) -> Method:
-        """Initial values and optimizer."""
+    def method(self, steps: int) -> Method:
+        """Initial values and optimizer of a run of so many steps."""
         recipe = BASES[self.base][0]()
         table = dict(recipe.table)
         for part in (PARTS[name] for name in self.parts):
             for kind in part.kinds if part.change else ():
                 if kind in table:
-                    table[kind] = part.change(table[kind])
+                    table[kind] = part.change(table[kind], steps)
         return Steepest(Recipe(self.name, table))
 
     @property

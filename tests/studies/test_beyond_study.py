@@ -50,9 +50,10 @@ def test_every_part_is_another_training(beyond):
     for name in beyond["variants"].SCREEN:
         way = beyond["variants"].Way(name)
         model = reference("gpt", 16, 1, 8, 16)
-        way.method.initialise_(model, 0)
+        method = way.method(4)
+        method.initialise_(model, 0)
         torch._foreach_mul_([p.data for p in model.parameters()], 10.0)  # as large as a floor on steps asks for
-        optimizer = way.method.optimizer(model, 0.2)
+        optimizer = method.optimizer(model, 0.2)
         generator = torch.Generator().manual_seed(0)
         for _ in range(4):
             for p in model.parameters():

@@ -25,7 +25,13 @@ ADAPTIVE = (
     sf.StreamingSpectral(),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
-MOMENTA = (sf.RowAdam(), sf.RowAdam(0.5, 0.3), sf.Whitened(0.9, 0.8, memory=0.5))
+MOMENTA = (
+    sf.RowAdam(),
+    sf.RowAdam(0.5, 0.3),
+    sf.Whitened(0.9, 0.8, memory=0.5),
+    sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
+    sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
+)
 
 
 def seeded(seed=0):
@@ -251,6 +257,8 @@ def plain(**change):
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
+        (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
+        (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
         (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
         (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
     ],
