@@ -21,6 +21,7 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.momentum.preconditioning import RowAdam, Whitened
+from surefoot.momentum.scheduled import ScheduledMomentum
 from surefoot.momentum.soap import SOAP
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
@@ -45,13 +46,13 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
-    "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal",
-    "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal",
-    "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",
-    "Moonlight", "Natural", "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan",
-    "PostClip", "PreDecay", "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn",
-    "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral",
+    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant",
+    "DecoupledWeightDecay", "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry",
+    "HeadNormal", "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller",
+    "LinearNormal", "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",
+    "Moonlight", "Natural", "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan", "PostClip",
+    "PreDecay", "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn", "RoundToNearest",
+    "RowAdam", "RowMean", "RowRMS", "RowSphere", "Scale", "ScheduledMomentum", "Setting", "Smoothing", "Spectral",
     "SpectralSphere", "SquareNormal", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
     "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
     "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm",

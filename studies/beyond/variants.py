@@ -41,6 +41,28 @@ def soap(every: int) -> Change:
     return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every))
 
 
+def followed(ends: float, middle: float) -> Change:
+    """Momentum whose `1 - beta` is that of the base times `ends`, from 10 to 92 % of the steps times `middle`.
+
+    The look-ahead stays the same part of beta.
+    """
+
+    def change(role: sf.Role, steps: int) -> sf.Role:
+        momentum = role.momentum
+        assert isinstance(momentum, sf.Momentum)
+        beta, ahead = momentum.beta, momentum.beta if momentum.lookahead is None else momentum.lookahead
+
+        def pair(factor: float) -> sf.Momentum:
+            other = 1 - factor * (1 - beta)
+            return sf.Momentum(other, ahead * other / beta)
+
+        times = (0, round(0.1 * steps), round(0.92 * steps), steps)
+        pairs = (pair(ends), pair(middle), pair(middle), pair(ends))
+        return replace(role, momentum=sf.ScheduledMomentum(tuple(zip(times, pairs, strict=True))))
+
+    return change
+
+
 def turned(make: Callable[[sf.Geometry], sf.Geometry]) -> Change:
     """Another direction under the same norm."""
     return lambda role, steps: replace(role, geometry=make(role.geometry), weight_norm=role.weight_geometry)
@@ -68,6 +90,8 @@ PARTS = {
     "hyperball": Part(kept(sf.Hyperball())),
     "frobenius": Part(kept(sf.Normalise(norm=sf.Frobenius()))),
     "sphere": Part(kept(sf.SpectralSphere(2.0))),
+    "warm": Part(followed(2.0, 1.0)),
+    "heavy": Part(followed(1.0, 0.5)),
     "cautious": Part(cautious),
     "power": Part(settings={"decay": 0.8, "cooldown_shape": "power:1.2"}),
 }

@@ -131,6 +131,15 @@ def test_whatever_changes_a_direction(change):
         assert max(worst.values()) <= 1e-12, worst
 
 
+def test_momentum_that_follows_the_steps():
+    """Each parameter's own, which count no step for which there is no gradient."""
+    warm = sf.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))
+    table = {kind: replace(role, momentum=warm) for kind, role in recipes.beyond_mup().table.items()}
+    for stabiliser, mesh, placements in ((None, (3,), fsdp), (sf.PostClip(1.0), (2, 2), both)):
+        worst = differences(recipes.Recipe("warm", table), stabiliser, mesh, placements)
+        assert max(worst.values()) <= 1e-12, worst
+
+
 @pytest.mark.parametrize("mesh", [*MESHES, "FSDP2"])
 @pytest.mark.parametrize(("stabiliser", "options"), [(None, {"maximize": True}), (sf.PostClip(1.0), {})], ids=str)
 def test_single_precision(mesh, stabiliser, options):

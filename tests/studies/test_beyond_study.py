@@ -50,7 +50,7 @@ def test_every_part_is_another_training(beyond):
     for name in beyond["variants"].SCREEN:
         way = beyond["variants"].Way(name)
         model = reference("gpt", 16, 1, 8, 16)
-        method = way.method(4)
+        method = way.method(10)
         method.initialise_(model, 0)
         torch._foreach_mul_([p.data for p in model.parameters()], 10.0)  # as large as a floor on steps asks for
         optimizer = method.optimizer(model, 0.2)

@@ -134,6 +134,8 @@ class Exchange:
             after, m = shard.placement.role.momentum(before, where_finite(g[None], finite), active)
             for name, x in after.items():
                 kept = self._precision.keep(x[0], shard.state[name], shard.state, shard.noise_index())
+                if name in scalars:  # a count goes on unless there is no gradient on any process
+                    kept = torch.where(shard.known.there, kept, shard.state[name])
                 write_(shard.state[name], kept)
             active = active[0] if isinstance(active, Tensor) else active
             if shard.way == "direction":

@@ -29,6 +29,7 @@ MOMENTA = (
     sf.RowAdam(),
     sf.RowAdam(0.5, 0.3),
     sf.Whitened(0.9, 0.8, memory=0.5),
+    sf.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
     sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
 )
@@ -256,6 +257,7 @@ def plain(**change):
         (plain(geometry=sf.StreamingSpectral()), lambda m, n: min(m, n) ** 2),
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
+        (replace(plain(), momentum=sf.ScheduledMomentum(((0, sf.Momentum()),))), lambda m, n: m * n + 1),
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
         (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
         (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
