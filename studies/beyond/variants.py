@@ -10,7 +10,7 @@ import surefoot as sf
 from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
 from surefoot.recipes import Recipe, steady
 
-HIDDEN = ("linear", "heads")
+HIDDEN, TABLES = ("linear", "heads"), ("embedding", "head")
 
 Change = Callable[[sf.Role, int], sf.Role]
 """From a role, and the steps of the run, to another."""
@@ -90,6 +90,8 @@ PARTS = {
     "hyperball": Part(kept(sf.Hyperball())),
     "frobenius": Part(kept(sf.Normalise(norm=sf.Frobenius()))),
     "sphere": Part(kept(sf.SpectralSphere(2.0))),
+    "ahead": Part(turned(sf.MeanLookahead)),
+    "ahead_all": Part(turned(sf.MeanLookahead), (*HIDDEN, *TABLES)),
     "warm": Part(followed(2.0, 1.0)),
     "heavy": Part(followed(1.0, 0.5)),
     "cautious": Part(cautious),

@@ -201,7 +201,7 @@ class Exchange:
         found_of: dict[Job, tuple[list[Tensor], State]] = {}
         for j, job in enumerate(jobs):
             own = join_blocks([{name: x[j] for name, x in block.items()} for block in kept])
-            for name in role.momentum.owned:
+            for name in role.owned:
                 job.kept()[name].copy_(own[name])
             found_of[job] = ([whole[j] for whole in wholes], {name: own[name] for name in job.numbers()})
         return found_of

@@ -23,6 +23,9 @@ ADAPTIVE = (
     sf.NormalisedRows(sf.Spectral("svd"), 0.5),
     sf.Oblique(),
     sf.StreamingSpectral(),
+    sf.MeanLookahead(sf.Spectral("svd"), 0.3, 0.5),
+    sf.MeanLookahead(sf.UpdateFloor(sf.RadialBrake(sf.NormalisedRows(sf.Spectral("svd"), 0.5)), 0.5), 0.3, 0.5),
+    sf.RMSScaled(sf.NormalisedRows(sf.Spectral("svd"), 0.5)),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
 MOMENTA = (
@@ -254,6 +257,7 @@ def plain(**change):
         (plain(geometry=sf.DualScaled()), lambda m, n: 0),
         (plain(geometry=sf.RadialBrake()), lambda m, n: 0),
         (plain(geometry=sf.UpdateFloor()), lambda m, n: 0),
+        (plain(geometry=sf.MeanLookahead(sf.NormalisedRows())), lambda m, n: m * n + m),
         (plain(geometry=sf.StreamingSpectral()), lambda m, n: min(m, n) ** 2),
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
