@@ -47,10 +47,10 @@ SCREEN_WIDTH, SCREEN_SEEDS = 64, (500, 501)
 WIDTH, TUNING_SEEDS, SEEDS = 128, (502, 503), tuple(range(510, 518))
 BUDGET, BEYOND = 4, 3  # rates, and how many more while the best one is at an edge
 RIVAL = "muon"
-READ = {"mean .95": 0.95, "mean .98": 0.98}
-"""Averages of the weights that are read beside every run: decays of exponential means."""
-SHARES = (0.5, 1.0)
-"""How far from the weights towards an average they are read."""
+READ: dict[str | float, tuple[float, ...]] = {0.98: (-0.1, 0.5, 1.0), "last:0.1": (0.5, 1.0), "last:0.2": (1.0,)}
+"""Averages of the weights that are read beside every run, and at which shares of the way from the weights to them.
+
+An exponential mean lies behind the weights by a multiple of the mean of their last updates: -0.1 is ahead along it."""
 
 
 @dataclass(frozen=True)
@@ -170,16 +170,16 @@ def run_trial(trial: Trial) -> TrialResult:
         width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **trial.settings
     )
     run = Run(config, corpus(), way.method(trial.steps))
-    averages = {name: Average(run.model, decay) for name, decay in READ.items()}
+    averages = {kind: Average(run.model, kind, trial.steps) for kind in READ}
     while run.step < trial.steps and not (run.step % CHECK_EVERY == 0 and run.diverged()):
         started = time.perf_counter()
         run.advance()
         run.seconds += time.perf_counter() - started
         for average in averages.values():
-            average.update(first=run.step == 1)
+            average.update(run.step - 1)
     result, facts = run.result(), {"state_bytes": state_bytes(run)}
     if not result.diverged:
-        facts |= {"read": {name: read(run, average) for name, average in averages.items()}}
+        facts |= {"read": {str(kind): read(run, average, READ[kind]) for kind, average in averages.items()}}
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts)
 
 
@@ -191,11 +191,11 @@ def state_bytes(run: Run) -> float:
 
 
 @torch.no_grad()
-def read(run: Run, average: Average) -> dict[str, float | None]:
+def read(run: Run, average: Average, shares: tuple[float, ...]) -> dict[str, float | None]:
     """The validation loss of the weights moved by shares of the way to an average."""
     found = {}
     before = [p.clone() for p in run.model.parameters()]
-    for share in SHARES:
+    for share in shares:
         for p, w, a in zip(run.model.parameters(), before, average.weights.values(), strict=True):
             p.copy_(torch.lerp(w, a, share))
         found[f"{share:g}"] = run.validate()

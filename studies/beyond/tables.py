@@ -63,12 +63,11 @@ def averaged() -> str:
     for way in named("screen_"):
         lines = [r for r in records(screening(way)) if not r["diverged"]]
         plain = fit.lowest(screening(way).points())
-        for name in beyond.READ:
-            for share in (f"{share:g}" for share in beyond.SHARES):
-                found = [fit.Point(r["log2_lr"], r["seed"], r["facts"]["read"][name][share]) for r in lines]
-                best = fit.optimum(found).best_rate
-                cells = [f"2^{best:g}", by_seed(fit.lowest(found), plain)]
-                rows.append([way.name, name, share, *cells])
+        for kind, shares in beyond.READ.items():
+            for share in (f"{share:g}" for share in shares):
+                found = [fit.Point(r["log2_lr"], r["seed"], r["facts"]["read"][str(kind)][share]) for r in lines]
+                cells = [f"2^{fit.optimum(found).best_rate:g}", by_seed(fit.lowest(found), plain)]
+                rows.append([way.name, str(kind), share, *cells])
     head = ["at width 64", "average", "share of the way to it", "best rate", "minus the weights' own"]
     return markdown(head, rows) if rows else ""
 
