@@ -1,14 +1,15 @@
 """Parts of the public records beyond Muon: each on tuned Muon and on the default; combinations at twice the width.
 
-    python studies/beyond/run.py screen                          # every part; resumes, 20 minutes on 2 cores
+    python studies/beyond/run.py screen                          # every part; resumes, 17 minutes on 2 cores
     python studies/beyond/run.py screen steady+rows muon+power   # these alone
-    python studies/beyond/run.py confirm steady steady+rows      # these against tuned Muon; 10 minutes each, Muon's 6
+    python studies/beyond/run.py confirm steady steady+rows      # these against tuned Muon; 8 minutes each, Muon 4
     python studies/beyond/run.py --list                          # what is finished and what is not
     python studies/beyond/run.py --table                         # the tables, from the results
 
 The demo's model and text, 400 steps. `screen`: width 64, two paired seeds, everything at its own best rate: three rates
 half an octave apart, then a quarter beside the best; a search goes on beyond an edge, and nothing else has more rates.
-Beside every run its average weights are read, which no part of the training sees.
+Parts that are not expected to move the best rate are run at the base's two best. Beside every run averages of its
+weights are read, which no part of the training sees.
 
 `confirm`: width 128. The rate is found in the same way on two seeds, then eight fresh ones are run at it: tuned Muon at
 400 steps, the others at 280, 320, 360 and 400, each with a whole schedule of its own. From the shorter ones follows at
@@ -47,7 +48,7 @@ SCREEN_WIDTH, SCREEN_SEEDS = 64, (500, 501)
 WIDTH, TUNING_SEEDS, SEEDS = 128, (502, 503), tuple(range(510, 518))
 BUDGET, BEYOND = 4, 3  # rates, and how many more while the best one is at an edge
 RIVAL = "muon"
-READ: dict[str | float, tuple[float, ...]] = {0.98: (-0.1, 0.5, 1.0), "last:0.1": (0.5, 1.0), "last:0.2": (1.0,)}
+READ: dict[str | float, tuple[float, ...]] = {0.98: (-0.1, 1.0), "last:0.1": (1.0,), "last:0.2": (1.0,)}
 """Averages of the weights that are read beside every run, and at which shares of the way from the weights to them.
 
 An exponential mean lies behind the weights by a multiple of the mean of their last updates: -0.1 is ahead along it."""
@@ -106,7 +107,11 @@ class Search:
 
     def config(self) -> SweepConfig:
         """What is run."""
-        rates = Halves({self.way.name: self.way.centre(self.width)}, BUDGET)
+        rates: Halves | Grid = Halves({self.way.name: self.way.centre(self.width)}, BUDGET)
+        if self.stage == "screen" and not self.way.moves:
+            means = fit.mean_curve(screening(Way(self.way.base)).points())
+            finite = {rate: loss for rate, loss in means.items() if loss is not None}
+            rates = Grid(tuple(sorted(finite, key=finite.__getitem__)[:2]))
         return SweepConfig((self.way.name,), (self.width,), self.seeds, STEPS, rates, self.way.settings)
 
     def points(self) -> list[fit.Point]:
@@ -219,8 +224,9 @@ def measure(part: Search | Final) -> None:
 def parts_of(stage: str, names: tuple[str, ...]) -> list[Search | Final]:
     """What a stage runs for these names, in order."""
     ways = [Way(name) for name in names]
-    if stage == "screen":
-        return [screening(way) for way in ways]
+    if stage == "screen":  # bases first, whose rates others take
+        bases = dict.fromkeys(Way(way.base) for way in ways)
+        return [screening(way) for way in dict.fromkeys((*bases, *ways))]
     return [part for way in ways for part in (tuning(way), *finals(way))]
 
 

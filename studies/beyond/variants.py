@@ -20,12 +20,14 @@ Change = Callable[[sf.Role, int], sf.Role]
 class Part:
     """One part: what it changes of the roles of these kinds, and settings of the run.
 
-    `shift` is where the best rate is expected beside the base's, in octaves: there the search of rates starts.
+    A part that `moves` the best rate is searched for its own, from `shift` octaves beside the base's centre; others are
+    run at the base's two best rates: those that leave the length of a step as it is, or change it late or rarely.
     """
 
     change: Change | None = None
     kinds: tuple[str, ...] = HIDDEN
     settings: Mapping[str, Any] = field(default_factory=dict)
+    moves: bool = True
     shift: float = 0.0
 
 
@@ -85,17 +87,17 @@ PARTS = {
     "soap": Part(soap(1)),
     "soap5": Part(soap(5)),
     "rows": Part(turned(sf.NormalisedRows)),
-    "brake": Part(turned(sf.RadialBrake)),
-    "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15))),
+    "brake": Part(turned(sf.RadialBrake), moves=False),
+    "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15)), moves=False),
     "hyperball": Part(kept(sf.Hyperball())),
     "frobenius": Part(kept(sf.Normalise(norm=sf.Frobenius()))),
     "sphere": Part(kept(sf.SpectralSphere(2.0))),
     "ahead": Part(turned(sf.MeanLookahead)),
     "ahead_all": Part(turned(sf.MeanLookahead), (*HIDDEN, *TABLES)),
-    "warm": Part(followed(2.0, 1.0)),
+    "warm": Part(followed(2.0, 1.0), moves=False),
     "heavy": Part(followed(1.0, 0.5)),
-    "cautious": Part(cautious),
-    "power": Part(settings={"decay": 0.8, "cooldown_shape": "power:1.2"}),
+    "cautious": Part(cautious, moves=False),
+    "power": Part(settings={"decay": 0.8, "cooldown_shape": "power:1.2"}, moves=False),
 }
 """Every part by its name."""
 
@@ -105,7 +107,9 @@ BASES: dict[str, tuple[Callable[[], Recipe], dict[int, float]]] = {
 }
 """Recipes, and by width the log2 rates around which searches start: near the optima that studies/confirm found."""
 
-SCREEN = tuple("+".join(filter(None, (base, part))) for base in BASES for part in ("", *PARTS))
+MORE = ("soap5", "frobenius", "heavy", "ahead_all")
+"""Parts that are another form of one: screened by name alone."""
+SCREEN = tuple("+".join(filter(None, (base, part))) for base in BASES for part in ("", *PARTS) if part not in MORE)
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,11 @@ class Way:
     def settings(self) -> dict[str, Any]:
         """Settings of the run."""
         return {key: value for name in self.parts for key, value in PARTS[name].settings.items()}
+
+    @property
+    def moves(self) -> bool:
+        """Whether it has a search of its own."""
+        return not self.parts or any(PARTS[part].moves for part in self.parts)
 
     def centre(self, width: int) -> float:
         """The log2 rate where the search starts."""

@@ -47,8 +47,9 @@ def test_the_ratio_of_steps_is_where_a_line_meets_the_target(beyond):
 def test_every_part_is_another_training(beyond):
     """Four steps of each; parts that change the schedule alone have settings of their own."""
     ended = {}
-    for name in beyond["variants"].SCREEN:
-        way = beyond["variants"].Way(name)
+    variants = beyond["variants"]
+    for name in (*variants.SCREEN, *(f"steady+{part}" for part in variants.MORE)):
+        way = variants.Way(name)
         model = reference("gpt", 16, 1, 8, 16)
         method = way.method(10)
         method.initialise_(model, 0)
