@@ -21,6 +21,8 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.momentum.preconditioning import RowAdam, Whitened
+from surefoot.momentum.scheduled import ScheduledMomentum
+from surefoot.momentum.soap import SOAP
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
@@ -44,16 +46,16 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecoupledWeightDecay",
-    "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry", "HeadNormal",
-    "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller", "LinearNormal",
-    "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanOperator", "Momentum",
-    "Moonlight", "Natural", "Normalise", "NormalisedRows", "Oblique", "Orthogonal", "Placement", "Plan",
-    "PostClip", "PreDecay", "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale", "Role", "RootFanIn",
-    "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "RowSphere", "Scale", "Setting", "Smoothing", "Spectral",
-    "SpectralSphere", "SquareNormal", "Stabiliser", "SteepestDescent", "Stiefel", "StochasticRounding",
-    "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral", "UnitNormal",
-    "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert", "dual_norm",
-    "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_",
-    "views",
+    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant",
+    "DecoupledWeightDecay", "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry",
+    "HeadNormal", "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller",
+    "LinearNormal", "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanLookahead",
+    "MeanOperator", "Momentum", "Moonlight", "Natural", "Normalise", "NormalisedRows", "Oblique", "Orthogonal",
+    "Placement", "Plan", "PostClip", "PreDecay", "Precision", "RMSScaled", "RadialBrake", "Recipe", "Rescale",
+    "Role", "RootFanIn", "RoundToNearest", "RowAdam", "RowMean", "RowRMS", "RowSphere", "Scale", "ScheduledMomentum",
+    "Setting", "Smoothing", "Spectral", "SpectralSphere", "SquareNormal", "Stabiliser", "SteepestDescent", "Stiefel",
+    "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "TransposedConvSpectral",
+    "UnitNormal", "UpdateFloor", "VectorMean", "WeightDecay", "Whitened", "check", "compiled", "convert",
+    "dual_norm", "from_adamw", "geometry", "layers", "mclip", "measure", "msign", "per_head", "recipes",
+    "scale_attention_", "views",
 ]  # fmt: skip

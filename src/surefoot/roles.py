@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
+from surefoot.geometry import RMS, Adaptive, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
 from surefoot.identity import key
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.momentum import Momentum, Smoothing
@@ -79,6 +79,12 @@ class Role:
     def remembered(self) -> frozenset[str]:
         """Names of the state's entries that are the direction's."""
         return frozenset(self.geometry.init_memory(torch.zeros(1, 1, 1)))
+
+    @cached_property
+    def owned(self) -> frozenset[str]:
+        """Names of the state's entries that only the process keeps which steps a matrix, where several hold it."""
+        changes = self.geometry.changes if isinstance(self.geometry, Adaptive) else ()
+        return frozenset(self.momentum.owned).union(*(change.owned for change in changes))
 
     def init_memory(self, block: Tensor, stabiliser: Stabiliser) -> dict[str, Tensor]:
         """What momentum, direction and stabiliser keep of a block before the first step."""

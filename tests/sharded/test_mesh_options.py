@@ -45,11 +45,11 @@ def own_dtype():
     torch.set_default_dtype(before)
 
 
-def averaged(rank, sizes, folder):
+def averaged(rank, sizes, folder, kind):
     """The average's loss and weights after four steps, whole, in float64."""
     torch.set_default_dtype(torch.float64)
     layout = Layout(Mesh(MeshShape(*sizes), torch.device("cpu")) if sizes else ALONE)
-    config, checkpoints, runs = TrainConfig.of(**FIRST, steps=4, average=0.8), Checkpoints(Path(folder), every=2), []
+    config, checkpoints, runs = TrainConfig.of(**FIRST, steps=4, average=kind), Checkpoints(Path(folder), every=2), []
     result = train(config, text(), layout=layout, checkpoints=checkpoints, observe=runs.append)
     weights = runs[-1].average.weights
     whole = {name: w.full_tensor() if hasattr(w, "full_tensor") else w for name, w in weights.items()}
@@ -58,16 +58,17 @@ def averaged(rank, sizes, folder):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_dtype")
-def test_an_average_on_a_mesh_is_that_of_one_process_and_moves_between_meshes(tmp_path):
-    want = averaged(0, None, tmp_path / "one")
+@pytest.mark.parametrize("kind", [0.8, "last:0.75"])
+def test_an_average_on_a_mesh_is_that_of_one_process_and_moves_between_meshes(tmp_path, kind):
+    want = averaged(0, None, tmp_path / "one", kind)
     found = [
-        *spawn(2, averaged, (1, 2, 1), str(tmp_path / "two")),
-        *spawn(2, averaged, (1, 1, 2), str(tmp_path / "tp")),
+        *spawn(2, averaged, (1, 2, 1), str(tmp_path / "two"), kind),
+        *spawn(2, averaged, (1, 1, 2), str(tmp_path / "tp"), kind),
     ]
     for folder in ("one", "two"):
         for path in (tmp_path / folder).glob("step-00000004*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found += [*spawn(2, averaged, (1, 2, 1), str(tmp_path / "one")), averaged(0, None, tmp_path / "two")]
+    found += [*spawn(2, averaged, (1, 2, 1), str(tmp_path / "one"), kind), averaged(0, None, tmp_path / "two", kind)]
     for got in found:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
     assert want["losses"][0] != want["losses"][1]

@@ -109,18 +109,23 @@ def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case):
             torch.testing.assert_close(got[name], w, rtol=0, atol=tolerance, msg=name)
 
 
-def test_factors_of_a_matrix_are_the_owners_and_gathered_for_a_checkpoint():
+@pytest.mark.parametrize(
+    "change", [{"momentum": sf.Whitened()}, {"momentum": sf.SOAP()}, {"geometry": sf.MeanLookahead()}], ids=str
+)
+def test_factors_of_a_matrix_are_the_owners_and_gathered_for_a_checkpoint(change):
     table = dict(recipes.steady().table)
-    table["linear"] = replace(table["linear"], momentum=sf.Whitened())
+    table["linear"] = replace(table["linear"], **change)
+    owned = table["linear"].owned
     plan = plan_of(recipes.Recipe("white", table), None)
 
     def work(rank, mesh, placements):
         params, optimizer = built(plan, mesh, placements)
         advance(params, optimizer, range(3))
         state = optimizer.state_dict()["state"]
-        return {(i, n): whole(state[i][n]) for i in state for n in ("left", "right") if n in state[i]}
+        return {(i, n): whole(state[i][n]) for i in state for n in owned if n in state[i]}
 
     want = work(0, None, None)
+    assert {name for _, name in want} == owned != set()
     for got in run(3, work, (3,), fsdp):
         for key, x in want.items():
             torch.testing.assert_close(got[key], x, rtol=0, atol=1e-12)

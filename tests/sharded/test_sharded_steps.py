@@ -116,7 +116,8 @@ def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
     [
         {"geometry": sf.RadialBrake()}, {"geometry": sf.UpdateFloor()}, {"geometry": sf.DualScaled()},
         {"geometry": sf.NormalisedRows()}, {"geometry": sf.StreamingSpectral()},
-        {"momentum": sf.Adam()}, {"momentum": sf.RowAdam()}, {"momentum": sf.Whitened()},
+        {"geometry": sf.MeanLookahead()}, {"geometry": sf.MeanLookahead(sf.RadialBrake(sf.NormalisedRows()))},
+        {"momentum": sf.Adam()}, {"momentum": sf.RowAdam()}, {"momentum": sf.Whitened()}, {"momentum": sf.SOAP()},
         {"momentum": sf.Momentum(0.0)},
     ],
     ids=str,
@@ -128,6 +129,15 @@ def test_whatever_changes_a_direction(change):
     recipe = recipes.Recipe("changed", table)
     for stabiliser, mesh, placements in ((None, (3,), fsdp), (sf.PostClip(1.0), (2, 2), both)):
         worst = differences(recipe, stabiliser, mesh, placements)
+        assert max(worst.values()) <= 1e-12, worst
+
+
+def test_momentum_that_follows_the_steps():
+    """Each parameter's own, which count no step for which there is no gradient."""
+    warm = sf.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))
+    table = {kind: replace(role, momentum=warm) for kind, role in recipes.beyond_mup().table.items()}
+    for stabiliser, mesh, placements in ((None, (3,), fsdp), (sf.PostClip(1.0), (2, 2), both)):
+        worst = differences(recipes.Recipe("warm", table), stabiliser, mesh, placements)
         assert max(worst.values()) <= 1e-12, worst
 
 

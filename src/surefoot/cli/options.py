@@ -11,9 +11,10 @@ from surefoot.cli.elsewhere import device_elsewhere, slurm_option
 from surefoot.cli.elsewhere import executor as executor
 from surefoot.experiment.data.source import absolute
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training import config
-from surefoot.experiment.training.config import Architecture, Batches, Execution, Number, Optimisation, Schedule
+from surefoot.experiment.training import config, numbers
+from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, Schedule
 from surefoot.experiment.training.names import METHODS, VALUES, log2_lr, parse
+from surefoot.experiment.training.numbers import Number
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
@@ -55,8 +56,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {shown})"
 
 
-def _reader(number: Number) -> Callable[[str], float]:
-    def read(text: str) -> float:
+def _reader(number: Number) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
         value = number.read(text)
         if not number.allows(value):
             raise argparse.ArgumentTypeError(f"{number.condition}, got {text}")
@@ -66,10 +67,10 @@ def _reader(number: Number) -> Callable[[str], float]:
     return read
 
 
-count: Callable[[str], float] = _reader(config.COUNT)
-natural: Callable[[str], float] = _reader(config.NATURAL)
-positive: Callable[[str], float] = _reader(config.POSITIVE)
-exponent: Callable[[str], float] = _reader(config.LOG2)
+count: Callable[[str], float] = _reader(numbers.COUNT)
+natural: Callable[[str], float] = _reader(numbers.NATURAL)
+positive: Callable[[str], float] = _reader(numbers.POSITIVE)
+exponent: Callable[[str], float] = _reader(numbers.LOG2)
 
 
 def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:

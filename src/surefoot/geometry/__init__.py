@@ -3,6 +3,7 @@
 from surefoot.geometry.adaptive import (
     Adaptive,
     DualScaled,
+    MeanLookahead,
     NormalisedRows,
     Oblique,
     RadialBrake,
@@ -19,7 +20,7 @@ from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.transposed import TransposedConvSpectral
 
 __all__ = [
-    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator",
-    "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "RowMean", "RowRMS", "Spectral", "StreamingSpectral",
-    "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
+    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm",
+    "MeanLookahead", "MeanOperator", "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "RowMean", "RowRMS",
+    "Spectral", "StreamingSpectral", "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

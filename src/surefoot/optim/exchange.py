@@ -134,6 +134,8 @@ class Exchange:
             after, m = shard.placement.role.momentum(before, where_finite(g[None], finite), active)
             for name, x in after.items():
                 kept = self._precision.keep(x[0], shard.state[name], shard.state, shard.noise_index())
+                if name in scalars:  # a count goes on unless there is no gradient on any process
+                    kept = torch.where(shard.known.there, kept, shard.state[name])
                 write_(shard.state[name], kept)
             active = active[0] if isinstance(active, Tensor) else active
             if shard.way == "direction":
@@ -199,7 +201,7 @@ class Exchange:
         found_of: dict[Job, tuple[list[Tensor], State]] = {}
         for j, job in enumerate(jobs):
             own = join_blocks([{name: x[j] for name, x in block.items()} for block in kept])
-            for name in role.momentum.owned:
+            for name in role.owned:
                 job.kept()[name].copy_(own[name])
             found_of[job] = ([whole[j] for whole in wholes], {name: own[name] for name in job.numbers()})
         return found_of

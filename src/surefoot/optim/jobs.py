@@ -47,7 +47,7 @@ class Job:
 
     def kept(self) -> State:
         """`numbers`, and what the owner alone keeps."""
-        return self.numbers() | self._own(self.shard.placement.role.momentum.owned)
+        return self.numbers() | self._own(self.shard.placement.role.owned)
 
     def _own(self, names: Iterable[str]) -> State:
         own = {name: self.shard.state[name] for name in names}

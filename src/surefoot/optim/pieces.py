@@ -57,7 +57,8 @@ def in_pieces(take: Step) -> Step:
 
 def turned_by_row(geometry: Geometry) -> bool:
     """Whether each leading row of a matrix, or entry of a vector, has its own direction, whatever the others are."""
-    return -geometry.ndim not in geometry.couples and (not isinstance(geometry, Adaptive) or geometry.apart)
+    changes = geometry.changes if isinstance(geometry, Adaptive) else ()
+    return -geometry.ndim not in geometry.couples and all(change.apart for change in changes)
 
 
 def advance(batch: Batch, blocks: Blocks, step: Step) -> None:

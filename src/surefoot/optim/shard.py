@@ -132,9 +132,9 @@ class Shard:
     @property
     def small(self) -> list[str]:
         """Names of the other entries that an owner of the whole changes, and sends to everybody."""
-        momentum = self.placement.role.momentum
-        own = self.state.keys() - {"skipped", *ADDED, *self.shaped, *momentum.owned}
-        return sorted(own if self.way == "all" else own - self.placement.role.smoothed)
+        role = self.placement.role
+        own = self.state.keys() - {"skipped", *ADDED, *self.shaped, *role.owned}
+        return sorted(own if self.way == "all" else own - role.smoothed)
 
     def masks(self) -> list[Tensor]:
         """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries, from what all agreed on."""
@@ -208,7 +208,7 @@ def way_of(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) 
                 return "rows", here
     if not momentum.entrywise:
         return "all", placement
-    reads = isinstance(role.geometry, Adaptive) and role.geometry.reads_weight
+    reads = isinstance(role.geometry, Adaptive) and any(change.reads_weight for change in role.geometry.changes)
     entrywise = all(scheme.entrywise for scheme in placement.stabilisers)
     return ("direction" if entrywise and not reads else "weight"), placement
 

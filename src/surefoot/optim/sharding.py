@@ -133,7 +133,7 @@ class Sharding:
         """Give every process what only owners of matrices keep, for a checkpoint."""
         for exchange in self.exchanges:
             for job, owner in exchange.owned():
-                for name in job.placement.role.momentum.owned:
+                for name in sorted(job.placement.role.owned):
                     dist.broadcast(job.kept()[name], group=job.shard.cut.group, group_src=owner)
 
     @property

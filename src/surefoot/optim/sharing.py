@@ -83,7 +83,7 @@ def smoothed_only(
 def _is_dear(p: Tensor, placement: Placement) -> bool:
     """Whether a step takes a matrix sign, of a parameter that is whole here."""
     role = placement.role
-    return role.geometry.couples == {-2, -1} and not role.momentum.owned and not hasattr(p, "placements")
+    return role.geometry.couples == {-2, -1} and not role.owned and not hasattr(p, "placements")
 
 
 def _stepped(p: Tensor, state: State, role: Role) -> list[Tensor]:

@@ -23,9 +23,19 @@ ADAPTIVE = (
     sf.NormalisedRows(sf.Spectral("svd"), 0.5),
     sf.Oblique(),
     sf.StreamingSpectral(),
+    sf.MeanLookahead(sf.Spectral("svd"), 0.3, 0.5),
+    sf.MeanLookahead(sf.UpdateFloor(sf.RadialBrake(sf.NormalisedRows(sf.Spectral("svd"), 0.5)), 0.5), 0.3, 0.5),
+    sf.RMSScaled(sf.NormalisedRows(sf.Spectral("svd"), 0.5)),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
-MOMENTA = (sf.RowAdam(), sf.RowAdam(0.5, 0.3), sf.Whitened(0.9, 0.8, memory=0.5))
+MOMENTA = (
+    sf.RowAdam(),
+    sf.RowAdam(0.5, 0.3),
+    sf.Whitened(0.9, 0.8, memory=0.5),
+    sf.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
+    sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
+    sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
+)
 
 
 def seeded(seed=0):
@@ -247,10 +257,14 @@ def plain(**change):
         (plain(geometry=sf.DualScaled()), lambda m, n: 0),
         (plain(geometry=sf.RadialBrake()), lambda m, n: 0),
         (plain(geometry=sf.UpdateFloor()), lambda m, n: 0),
+        (plain(geometry=sf.MeanLookahead(sf.NormalisedRows())), lambda m, n: m * n + m),
         (plain(geometry=sf.StreamingSpectral()), lambda m, n: min(m, n) ** 2),
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
+        (replace(plain(), momentum=sf.ScheduledMomentum(((0, sf.Momentum()),))), lambda m, n: m * n + 1),
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
+        (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
+        (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
         (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
         (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
     ],

@@ -11,6 +11,7 @@ from surefoot.experiment.sweep.fit import Optimum
 from surefoot.momentum import Momentum
 
 STUDIES = (
+    "beyond",
     "confirm",
     "coordinates",
     "defaults",

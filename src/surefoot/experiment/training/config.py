@@ -15,36 +15,10 @@ from typing import Any, Literal, final, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training.names import parse
+from surefoot.experiment.training.numbers import AVERAGE, COUNT, FRACTION, NATURAL, NOT_NEGATIVE
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
-
-
-@final
-@dataclass(frozen=True)
-class Number:
-    """A kind of number: how it is read from text, and which values are allowed.
-
-    Args:
-        name: for messages about text that is not a number.
-        read: `int` or `float`.
-        condition: what is allowed, for messages, as in "must be at least 1".
-        allows: whether a value is allowed.
-    """
-
-    name: str
-    read: type[int] | type[float]
-    condition: str
-    allows: Callable[[float], bool]
-
-
-COUNT = Number("count", int, "must be at least 1", lambda value: value >= 1)
-NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
-POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
-NOT_NEGATIVE = Number("finite", float, "must be finite and not negative", lambda value: 0 <= value < math.inf)
-FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
-DECAY = Number("decay", float, "must be at least 0 and below 1", lambda value: 0 <= value < 1)
-LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
 
 
 @dataclass(frozen=True)
@@ -107,9 +81,10 @@ _STABILISER = {
     "metavar": "NAME:VALUE",
 }
 _AVERAGE = {
-    "help": "average the weights, too, with this decay (0.99, 0.999), and evaluate the average; 0: no average",
-    "number": DECAY,
-    "metavar": "DECAY",
+    "help": "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps "
+    "(last:0.2), and evaluate the average; 0: no average",
+    "number": AVERAGE,
+    "metavar": "DECAY|last:PART",
 }
 
 
@@ -118,13 +93,13 @@ _AVERAGE = {
 class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`), its peak learning rate.
 
-    And the decay of an average of the weights, which does not change the training.
+    And an average of the weights, by its decay or as "last:PART" of the steps, which does not change the training.
     """
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
     lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
-    average: float = field(default=0.0, metadata=_AVERAGE)
+    average: float | str = field(default=0.0, metadata=_AVERAGE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -90,8 +90,8 @@ class Run:
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
-        decay = config.optimisation.average
-        self.average: Average | None = Average(self.model, decay) if decay else None
+        kind = config.optimisation.average
+        self.average: Average | None = Average(self.model, kind, config.schedule.steps) if kind else None
         self.losses: Tensor = torch.full((config.schedule.steps,), math.nan, device=self.device)
         self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
@@ -118,7 +118,7 @@ class Run:
             self.optimizer.step()
         self.scheduler.step()
         if self.average is not None:
-            self.average.update(first=self.step == 0)
+            self.average.update(self.step)
         self.layout.processes.average_(total)  # what decides anything reads the same loss on every process
         self.losses[self.step] = total
         self.step += 1

@@ -2,9 +2,10 @@
 
 from surefoot.geometry.adaptive.base import Adaptive, DualScaled, Given, RadialBrake, RMSScaled, UpdateFloor
 from surefoot.geometry.adaptive.history import NormalisedRows, Oblique
+from surefoot.geometry.adaptive.lookahead import MeanLookahead
 from surefoot.geometry.adaptive.streaming import StreamingSpectral
 
 __all__ = [
-    "Adaptive", "DualScaled", "Given", "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "StreamingSpectral",
-    "UpdateFloor",
+    "Adaptive", "DualScaled", "Given", "MeanLookahead", "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake",
+    "StreamingSpectral", "UpdateFloor",
 ]  # fmt: skip

@@ -26,8 +26,9 @@ class Adaptive(Geometry):
     """A norm whose direction is changed: rescaled by its history, by the gradient's size, or against the weight.
 
     A subclass is a frozen dataclass with the field `norm_of`, the norm whose direction it changes, and defines `take`.
-    The weight's norm, its bounds and its projections are `norm_of`'s. The direction is no longer the maximiser of
-    `<g, d>`; `direction_norm_bound` says how long it can be.
+    That norm may be adaptive itself: `RadialBrake(NormalisedRows())` takes rows, then the brake. The weight's norm, its
+    bounds and its projections are the innermost one's. The direction is no longer the maximiser of `<g, d>`;
+    `direction_norm_bound` says how long it can be.
 
     >>> DualScaled(Spectral()).plain
     Spectral(method='auto')
@@ -38,6 +39,9 @@ class Adaptive(Geometry):
 
     reads_weight: ClassVar[bool] = True
     """False if `take` does not look at the weight."""
+
+    owned: ClassVar[tuple[str, ...]] = ()
+    """What is remembered by the process alone that steps a matrix, where several hold it."""
 
     norm_of: Geometry
 
@@ -55,10 +59,24 @@ class Adaptive(Geometry):
             `(direction, memory)`, the direction 0 where m is.
         """
 
+    def inner(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+        """The direction that is changed; arguments and results as of `take`."""
+        norm = self.norm_of
+        return norm.take(w, m, active, memory) if isinstance(norm, Adaptive) else (norm.direction(m), memory)
+
+    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+        """That of `norm_of`."""
+        return self.norm_of.init_memory(w)
+
+    @property
+    def changes(self) -> tuple[Adaptive, ...]:
+        """This one, and those within."""
+        return (self, *(self.norm_of.changes if isinstance(self.norm_of, Adaptive) else ()))
+
     @property
     def plain(self) -> Geometry:
-        """`norm_of`."""
-        return self.norm_of
+        """The norm without any change."""
+        return self.norm_of.plain
 
     @property
     def couples(self) -> frozenset[int]:
@@ -136,7 +154,7 @@ class DualScaled(Adaptive):
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
         """`<m, d> d`, the attained part of the dual norm."""
-        d = self.norm_of.direction(m)
+        d, memory = self.inner(w, m, active, memory)
         attained = (m * d).sum(tuple(range(-self.norm_of.ndim, 0)))
         return d * expand(attained, self.norm_of), memory
 
@@ -170,7 +188,7 @@ class RMSScaled(Adaptive):
         plain = isinstance(norm, VectorGeometry) and type(norm).direction is VectorGeometry.direction
         if isinstance(norm, VectorGeometry) and plain and norm.exponent == 2 and m.numel():
             return m * (1 / (norm.scale(m.shape) * math.sqrt(m.shape[norm.dim]))), memory
-        d, dims = self.norm_of.direction(m), tuple(self.norm_of.couples)
+        (d, memory), dims = self.inner(w, m, active, memory), tuple(self.norm_of.couples)
         if not dims or not m.numel():
             return d * m.abs(), memory
         peak = max_abs(m, dims)
@@ -213,7 +231,7 @@ class RadialBrake(Adaptive):
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
         """The direction, then the brake, over the whole weight of each problem's matrix."""
-        d = self.norm_of.direction(m)
+        d, memory = self.inner(w, m, active, memory)
         dims = tuple(range(-self.norm_of.ndim, 0))
         outward = -(d * w).sum(dims, keepdim=True).clamp_max(0)
         square = w.square().sum(dims, keepdim=True)
@@ -256,6 +274,10 @@ class UpdateFloor(Adaptive):
             raise ValueError(f"UpdateFloor's ratio must be positive and finite, not {self.ratio}")
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
-        """`max(1, ratio |w|) direction(m)`, a direction having norm 1."""
-        longer = (self.ratio * self.norm_of.norm(w)).clamp_min(1)
-        return self.norm_of.direction(m) * expand(longer, self.norm_of).to(m.dtype), memory
+        """`max(1, ratio |w| / |d|) d`, a direction having norm 1 unless it has been changed."""
+        d, memory = self.inner(w, m, active, memory)
+        floor = self.ratio * self.norm_of.norm(w)
+        if isinstance(self.norm_of, Adaptive):
+            length = self.norm_of.norm(d)
+            floor = floor / torch.where(length == 0, 1, length)
+        return d * expand(floor.clamp_min(1), self.norm_of).to(m.dtype), memory

@@ -48,16 +48,16 @@ class NormalisedRows(Adaptive):
 
     def init_memory(self, w: Tensor) -> dict[str, Tensor]:
         """Zeros, one for each row."""
-        return {"row_mean": w.new_zeros(w.shape[:-1])}
+        return {**super().init_memory(w), "row_mean": w.new_zeros(w.shape[:-1])}
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
         """The direction over the root of its rows' history, at its own Frobenius norm."""
-        d = self.norm_of.direction(m)
+        d, memory = self.inner(w, m, active, memory)
         rate = (1 - self.beta) * active
         history = torch.lerp(memory["row_mean"][..., : m.shape[-2], None], d.square().mean(-1, keepdim=True), rate)
         even = d / torch.where(history == 0, 1, history).sqrt()
         before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (d, even))
-        return even * (before / torch.where(after == 0, 1, after)), {"row_mean": history[..., 0]}
+        return even * (before / torch.where(after == 0, 1, after)), {**memory, "row_mean": history[..., 0]}
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """From the Frobenius norm alone: a row that was short may now have all of it."""

@@ -1,0 +1,140 @@
+"""SOAP before a direction: Adam's second moment in the eigenbasis of Shampoo's two factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from surefoot.linalg import device
+from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.max_abs import max_abs_or_one
+from surefoot.momentum.base import Momentum, Smoothing, State
+
+SHIFT = 1e-5
+"""Added to a factor's largest entry of 1 before a power step: without it, rounding would choose the vectors where no
+gradient was, and so the result. Eigenvectors stay; those of eigenvalues below it are not told apart."""
+
+
+@dataclass(frozen=True)
+class SOAP(Smoothing):
+    """`Q_L ((Q_L^T m Q_R) / sqrt(V)) Q_R^T`: the momentum over the root of a second moment, in another basis.
+
+    Q_L and Q_R follow the eigenvectors of L and R, the running means of `g g^T` and `g^T g`, as in `Whitened`; V is the
+    running mean of the squares of `Q_L^T g Q_R`. At the first step and every so many later ones of a matrix
+    `Q <- orthonormal((L + shift) Q)`, one power step and a QR; V stays as it is, as SOAP has it. For a direction that
+    follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
+    `floor` of the largest count as that: directions that no gradient had are not blown up.
+
+    A side longer than `largest` keeps its own basis and has no factor: SOAP is one-sided there, Adam where both are.
+
+    Cost of a matrix and step: both Gram matrices and their products with Q, two QRs, six products with a factor. On an
+    accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of float32
+    gradients below 1e-19 are 0, and whiten nothing.
+
+    State: that of `of`, 4 bytes a parameter for V, and `8 (d_out^2 + d_in^2)` bytes a matrix: with the momentum 24 a
+    parameter of a square one. What is not momentum belongs to the rank that owns the matrix; unequal blocks of one
+    parameter are stored at the largest one's size.
+
+    Args:
+        of: what the gradient is smoothed by.
+        memory: kept fraction of L, R and V.
+        every: steps from one turn of the bases to the next.
+        largest: longest side that has a factor.
+        floor: smallest entry of V over the largest.
+
+    Raises:
+        ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns.
+
+    Source: N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, arXiv:2409.11321, algorithm 3;
+    before a matrix sign as in "SOAP-Muon".
+
+    >>> soap, g = SOAP(Momentum(0.0), memory=0.0), torch.diag(torch.tensor([8.0, -2.0]))[None]
+    >>> state = {name: x[None] for name, x in soap.init_memory(g).items()}
+    >>> soap(state, g[None], 1.0)[1][0, 0].diagonal()  # the basis is that of the entries, and g / |g| of size 1 each
+    tensor([ 8., -8.])
+    """
+
+    entrywise: ClassVar[bool] = False
+    owned: ClassVar[tuple[str, ...]] = ("left", "right", "left_basis", "right_basis", "second", "turns")
+
+    of: Smoothing = Momentum(0.9)  # noqa: RUF009
+    memory: float = 0.95
+    every: int = 1
+    largest: int = 8192
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
+            raise ValueError(f"memory must lie in [0, 1) and floor in (0, 1), not {self.memory} and {self.floor}")
+        if self.every < 1:
+            raise ValueError(f"SOAP turns its bases every 1 step or more, not {self.every}")
+
+    @property
+    def averages(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of `of`."""
+        return self.of.averages
+
+    @property
+    def by_problem(self) -> bool:  # type: ignore[override]
+        """That of `of`."""
+        return self.of.by_problem
+
+    def init_state(self, w: Tensor) -> State:
+        """That of `of`."""
+        return self.of.init_state(w)
+
+    def init_memory(self, block: Tensor) -> State:
+        """Zero means, the entries' own bases, no turns; empty factors of sides that are too long."""
+        *batch, d_out, d_in = block.shape
+        found = {"second": torch.zeros_like(block), "turns": block.new_zeros(batch)}
+        for name, side in (("left", d_out), ("right", d_in)):
+            size = side if side <= self.largest else 0
+            found[name] = block.new_zeros(*batch, size, size)
+            found[f"{name}_basis"] = torch.eye(size, dtype=block.dtype, device=block.device).repeat(*batch, 1, 1)
+        return found
+
+    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+        """That of `of`."""
+        return self.of.active(g, finite, couples)
+
+    def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
+        """Smoothed, then turned into the new bases, divided, and turned back."""
+        kept, m = self.of(state, g, active)
+        turns = state["turns"][..., None, None]
+        due = (turns % self.every == 0) & (device.scalar_like(active, g) > 0)
+        kept["turns"] = (turns + active)[..., 0, 0]
+        rate = (1 - self.memory) * active
+        with full_precision(g.device):
+            sides = (self._turned(state, name, x, rate, due) for name, x in (("left", g), ("right", g.mT)))
+            (left, new), (right, also) = sides
+            square = _between(left, g, right, inverse=True).square()
+            second = torch.lerp(state["second"][..., : g.shape[-2], : g.shape[-1]], square, rate)
+            root = (second / max_abs_or_one(second)).clamp_min(self.floor).sqrt()
+            white = _between(left, _between(left, m, right, inverse=True) / root, right)
+        return {**kept, **new, **also, "second": second}, white
+
+    def _turned(
+        self, state: State, name: str, g: Tensor, rate: Tensor | float, due: Tensor
+    ) -> tuple[Tensor | None, State]:
+        """The next basis of g's rows and what is kept of it; None for a side that has none."""
+        size = g.shape[-2]
+        gram, basis = (state[one][..., :size, :size] for one in (name, f"{name}_basis"))
+        if size > self.largest:
+            return None, {name: state[name], f"{name}_basis": state[f"{name}_basis"]}
+        gram = torch.lerp(gram, g @ g.mT, rate)
+        if g.numel() and not (device.may_branch(due) and not bool(due.any())):
+            turned = torch.linalg.qr(gram / max_abs_or_one(gram) @ basis + SHIFT * basis).Q
+            basis = torch.where(due, turned, basis).contiguous()
+        return basis, {name: gram, f"{name}_basis": basis}
+
+
+def _between(left: Tensor | None, x: Tensor, right: Tensor | None, inverse: bool = False) -> Tensor:
+    """`left x right^T`, inverse `left^T x right`; a basis that is None counts as the identity."""
+    if left is not None:
+        x = (left.mT if inverse else left) @ x
+    if right is not None:
+        x = x @ (right if inverse else right.mT)
+    return x
