@@ -8,6 +8,7 @@ BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive
 RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_worst_change.py"
 SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
 SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
+LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
 
 MUTATIONS = (
     *CORE,
@@ -95,5 +96,12 @@ MUTATIONS = (
     Mutation("values cut into heads", "views/per_block.py", "return not self.values and", "return False and", SPLIT),
     Mutation(
         "any entries, or half", "stabilise/decay_variants.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST
+    ),
+    Mutation(
+        "a law through the optima that there are",
+        "experiment/extrapolate/law.py",
+        "or len(means) < len(optima)",
+        "or len(means) < 2",
+        LAW,
     ),
 )

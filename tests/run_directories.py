@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment.extrapolate.summary import Swept
+from surefoot.experiment.extrapolate.summary import summarise as extrapolated
 from surefoot.experiment.sweep.summary import summarise
 
 MACHINE = {"cpu": "test <b>machine</b>", "torch": "0"}
@@ -48,6 +50,43 @@ def sweep(
     lines(path / "results.jsonl", records)
     if finished:
         write(path / "summary.json", summarise(config, records, MACHINE))
+    return path
+
+
+def horizons(path: Path, seeds: int = 3, finished: bool = True, target: int | None = 1600) -> Path:
+    """Sweeps at 100, 200 and 400 steps; the best rate falls by an octave each time, or stays, from 2^-2.9.
+
+    Where it is unfinished, the last value has begun.
+    """
+    values = (100, 200, 400)
+    search = {"kind": "grid", "rates": [-3.0]}
+    shape = {"recipes": ["falling", "level"], "seeds": [*range(seeds)], "search": search, "axis": "horizon"}
+    settings = {"model": "gpt", "batch_size": 16, "context": 64}
+    config = {**shape, "values": [*values], "width": 64, "settings": settings}
+    swept = {}
+    for place, value in enumerate(values):
+        done = finished or value != values[-1]
+        octaves = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0) if done else (-1.0, 0.0, 1.0)
+        bests = {recipe: -2.9 - place * (recipe == "falling") for recipe in shape["recipes"]}
+        records = [
+            {**sweep_run(recipe, 64, best + octave, seed, best), "steps": value}
+            for recipe, best in bests.items() for octave in octaves for seed in range(seeds)
+        ]  # fmt: skip
+        there = path / f"horizon_{value}"
+        own = {
+            "recipes": shape["recipes"],
+            "widths": [64],
+            "seeds": shape["seeds"],
+            "steps": value,
+            "settings": settings,
+        }
+        write(there / "config.json", own)
+        lines(there / "results.jsonl", records)
+        if done:
+            write(there / "summary.json", summarise(own, records, MACHINE))
+        swept[value] = Swept(records, done)
+    write(path / "config.json", config)
+    write(path / "summary.json", extrapolated(config, swept, target, MACHINE))
     return path
 
 

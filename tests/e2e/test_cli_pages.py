@@ -20,9 +20,12 @@ def test_a_page_of_one_run_lies_beside_it(tmp_path, capsys):
 
 def test_several_runs_in_one_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    runs = [f"{kind(tmp_path / name)}" for name, kind in (("a", made.sweep), ("b", made.training), ("c", made.check))]
+    runs = [
+        f"{kind(tmp_path / name)}"
+        for name, kind in (("a", made.sweep), ("b", made.training), ("c", made.check), ("d", made.horizons))
+    ]
     assert main(["report", *runs, "--html"]) == 0
-    assert (tmp_path / "report.html").read_text().count("<article") == 3
+    assert (tmp_path / "report.html").read_text().count("<article") == 4
     assert main(["report", *runs, "--html", "--out", "other.html"]) == 0
     assert (tmp_path / "other.html").exists()
     capsys.readouterr()

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.web
-KINDS = {"transfer": made.sweep, "train": made.training, "coordcheck": made.check, "compare": made.comparison}
+KINDS = {
+    "transfer": made.sweep, "extrapolate": made.horizons, "train": made.training, "coordcheck": made.check,
+    "compare": made.comparison,
+}  # fmt: skip
 SHIFTS = """
 window.shifted = 0;
 new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.shifted += entry.value; })

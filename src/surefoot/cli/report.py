@@ -13,6 +13,7 @@ from surefoot.cli import options
 _EXAMPLES = """
 surefoot report runs/transfer
 surefoot report runs/transfer --json | jq .recipes[].drift_octaves
+surefoot report runs/horizons                        the law of the best rate, and the rate to use
 surefoot report runs/compare                         losses, paired differences, steps to a target
 surefoot report runs/train                           norms by kind of layer, and the alarms
 surefoot report runs/coordcheck
@@ -97,7 +98,10 @@ def write_page(directory: Path) -> None:
 def _print(directory: Path, as_json: bool) -> int:
     from surefoot.experiment.reports.kind import kind_of
 
-    reports = {"transfer": _transfer, "compare": _compare, "train": _train, "coordcheck": _coordcheck}
+    reports = {
+        "transfer": _transfer, "extrapolate": _extrapolate, "compare": _compare, "train": _train,
+        "coordcheck": _coordcheck,
+    }  # fmt: skip
     summary, text, picture = reports[kind_of(directory)[0]](directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if as_json else text)
     if picture:
@@ -112,6 +116,14 @@ def _transfer(directory: Path) -> Report:
     summary, _ = sweep.load(directory)
     picture = transfer_report.figure(directory)
     return summary, transfer_report.statement(summary), picture
+
+
+def _extrapolate(directory: Path) -> Report:
+    from surefoot.experiment.extrapolate.run import load
+    from surefoot.experiment.reports import extrapolate as extrapolate_report
+
+    summary, _ = load(directory)
+    return summary, extrapolate_report.statement(summary), extrapolate_report.figure(summary, directory)
 
 
 def _compare(directory: Path) -> Report:

@@ -1,4 +1,4 @@
-"""`surefoot transfer`: where does the best learning rate lie at each width?"""
+"""`surefoot transfer`: where does the best learning rate lie at each width, or at other sizes of a run?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.cli.report import write_page
-from surefoot.experiment.models.sizes import PUBLISHED, published_name
+from surefoot.experiment.extrapolate.axis import AXES, Axis, flag
+from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
+from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import log2_lr
 
 if TYPE_CHECKING:
+    from surefoot.experiment.extrapolate.config import Extrapolation
     from surefoot.experiment.sweep.config import SweepConfig
+    from surefoot.experiment.sweep.executors import Executor
+    from surefoot.experiment.sweep.search import Bracket, Grid
 
 WIDTHS = (32, 64, 128)
 _EXAMPLES = """
@@ -23,19 +28,39 @@ surefoot transfer --recipes muon steady --widths 64 256 --seeds 3 --out runs/muo
 surefoot transfer --model my_package.model:build --recipes steady    build(width) returns an nn.Module
 surefoot transfer --model gpt2-small --recipes moga_row:1.5 moga_row:3 --widths 256 512 768
 surefoot transfer --rates -7 -6 -5 -4 --data ~/notes --out runs/notes
+surefoot transfer --recipes steady --horizons 100 200 400 --to-steps 1600 --seeds 3 --out runs/horizons
+surefoot transfer --recipes steady --batches 8 16 32 --to-batch 128 --widths 64 --seeds 3 --out runs/batches
+surefoot transfer --recipes steady --depths 2 4 8 16 --widths 64 --seeds 3 --out runs/depths
 surefoot transfer --out runs/transfer                again: finished runs are skipped
 surefoot transfer --executor ray --device cuda --gpus-per-run 0.5    on a Ray cluster, two runs on each GPU
 """
 
+_HELP = {
+    "horizon": (
+        "numbers of steps to sweep at, in place of widths, at one width; the schedule is stretched with them. Then the "
+        "power law of the best rate is fitted",
+        "number of steps to read the law off at",
+    ),
+    "batch": (
+        "likewise numbers of sequences a step, all for the same number of steps (so four times the batch is four times "
+        "the data)",
+        "number of sequences a step to read the law off at",
+    ),
+    "depth": ("likewise numbers of blocks of a reference model", "number of blocks to read the law off at"),
+}
+
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
-    help = "find the best learning rate at several widths, and how far it moves"
+    help = (
+        "find the best learning rate at several widths, and how far it moves; or at several horizons, batches, depths"
+    )
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
     parser.add_argument(
         "--widths", nargs="+", type=options.count, help=f"model widths (default: {WIDTHS}, or the published one)"
     )
+    _add_axes(parser)
     parser.add_argument("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     parser.add_argument(
         "--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search"
@@ -48,15 +73,67 @@ def add_to(commands: options.Commands) -> None:
     options.add_json(parser)
 
 
+def _add_axes(parser: argparse.ArgumentParser) -> None:
+    """Add the lists of values, of which one may be given, and the values that a law is read off at."""
+    lists = parser.add_mutually_exclusive_group()
+    for axis in AXES.values():
+        lists.add_argument(flag(axis.values), nargs="+", type=options.count, metavar="N", help=_HELP[axis.name][0])
+    for axis in AXES.values():
+        help = f"with {flag(axis.values)}: {_HELP[axis.name][1]}"
+        parser.add_argument(flag(axis.target), type=options.count, metavar="N", help=help)
+
+
+def axis_of(arguments: argparse.Namespace) -> Axis | None:
+    """The axis that the options ask for.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The axis; None for an ordinary sweep over widths.
+
+    Raises:
+        ValueError: a target without its values, a value of what the axis varies, more than one width, or depths of a
+            model that has its own.
+    """
+    axis = next((axis for axis in AXES.values() if getattr(arguments, axis.values)), None)
+    for other in AXES.values():
+        if other is not axis and getattr(arguments, other.target) is not None:
+            raise ValueError(f"{flag(other.target)} needs {flag(other.values)}, the values that its law goes through")
+    if axis is None:
+        return None
+    if getattr(arguments, axis.setting) != arguments.parser.get_default(axis.setting):
+        raise ValueError(f"{flag(axis.setting)} beside {flag(axis.values)}, which gives it: leave one out")
+    if len(arguments.widths or ()) > 1:
+        raise ValueError(
+            f"{flag(axis.values)} is for one width: give one of --widths {' '.join(map(str, arguments.widths))}"
+        )
+    if axis.setting == "depth" and arguments.model not in REFERENCES:
+        raise ValueError(
+            f"--depths needs a reference model ({', '.join(REFERENCES)}); {arguments.model} has its own depth: give "
+            "each depth a sweep and a directory of its own, with --widths alone"
+        )
+    return axis
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
+    executor, axis = options.executor(arguments), axis_of(arguments)
+    arguments.resume = "what was finished is kept: the same command goes on from there"
+    if axis is None:
+        _over_widths(arguments, executor)
+    else:
+        _over_axis(arguments, axis, executor)
+    write_page(arguments.out)
+    return 0
+
+
+def _over_widths(arguments: argparse.Namespace, executor: Executor | None) -> None:
     from surefoot.experiment.reports import transfer as transfer_report
     from surefoot.experiment.sweep import sweep
     from surefoot.experiment.sweep.worker import run_trial
 
-    executor = options.executor(arguments)
     config = configure(arguments)
-    arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
     summary = sweep.run(config, arguments.out, run_trial, executor=executor)
     if arguments.json:
@@ -65,12 +142,29 @@ def run(arguments: argparse.Namespace) -> int:
         print(transfer_report.statement(summary))
     if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
         print(f"\npicture: {transfer_report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
-    write_page(arguments.out)
-    return 0
+
+
+def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | None) -> None:
+    from surefoot.experiment.extrapolate import run as extrapolating
+    from surefoot.experiment.reports import extrapolate as extrapolate_report
+    from surefoot.experiment.sweep.worker import run_trial
+
+    config, target = configure_axis(arguments, axis), getattr(arguments, axis.target)
+
+    def begin(value: int) -> None:
+        place = f"{config.values.index(value) + 1} of {len(config.values)}"
+        print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
+
+    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
+    summary = extrapolating.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
+    said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else extrapolate_report.statement(summary)
+    print(said)
+    if picture := extrapolate_report.figure(summary, arguments.out):
+        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
 
 
 def configure(arguments: argparse.Namespace) -> SweepConfig:
-    """The sweep that the options ask for.
+    """The sweep over widths that the options ask for.
 
     Args:
         arguments: as parsed.
@@ -83,15 +177,42 @@ def configure(arguments: argparse.Namespace) -> SweepConfig:
             baseline.
     """
     from surefoot.experiment.sweep.config import SweepConfig
-    from surefoot.experiment.sweep.search import Bracket, Grid
 
     widths = tuple(arguments.widths or _widths(published_name(arguments.model)))
     settings = options.trial_settings(arguments, arguments.recipes, widths)
+    seeds = tuple(range(arguments.seeds))
+    return SweepConfig(tuple(arguments.recipes), widths, seeds, arguments.steps, _search(arguments), settings)
+
+
+def configure_axis(arguments: argparse.Namespace, axis: Axis) -> Extrapolation:
+    """The sweeps over an axis that the options ask for.
+
+    Args:
+        arguments: as parsed.
+        axis: of `axis_of`.
+
+    Returns:
+        Their configuration.
+
+    Raises:
+        ValueError: as `options.trial_settings`, a value twice, or one alone.
+    """
+    from surefoot.experiment.extrapolate.config import Extrapolation
+
+    (width,) = arguments.widths or (Architecture(arguments.model).width,)
+    settings = {**options.trial_settings(arguments, arguments.recipes, [width]), "steps": arguments.steps}
+    del settings[axis.setting]
+    values = tuple(getattr(arguments, axis.values))
+    seeds = tuple(range(arguments.seeds))
+    return Extrapolation(tuple(arguments.recipes), axis.name, values, width, seeds, _search(arguments), settings)
+
+
+def _search(arguments: argparse.Namespace) -> Bracket | Grid:
+    from surefoot.experiment.sweep.search import Bracket, Grid
+
     # The search extends by itself: where it starts saves time and decides nothing.
     centres = {name: log2_lr(name) for name in arguments.recipes}
-    search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
-    seeds = tuple(range(arguments.seeds))
-    return SweepConfig(tuple(arguments.recipes), widths, seeds, arguments.steps, search, settings)
+    return Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
 
 
 def _widths(model: str) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ EXPERIMENT = (
     ("distributed",),
     ("training",),
     ("sweep",),
-    ("coordcheck", "compare"),
+    ("coordcheck", "compare", "extrapolate"),
     ("reports",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from scripts import ROOT, importable, run, run_in_shell
 
+from inline_executor import Inline
+from surefoot.experiment.sweep.config import TrialResult
 from surefoot.experiment.sweep.fit import Optimum
 from surefoot.momentum import Momentum
 
@@ -18,6 +20,7 @@ STUDIES = (
     "paired",
     "scaling",
     "search",
+    "sizes",
     "stability",
     "streaming",
     "transfer",
@@ -70,6 +73,32 @@ def test_the_interval_of_a_drift_covers_it_nineteen_times_in_twenty():
             low, high = slope(optima).interval
             covered += low <= -0.25 <= high
     assert 0.93 <= covered / trials <= 0.97
+
+
+def bent(trial):
+    """A parabola whose vertex falls as steps to the power -1/4, and from 400 steps on as steps to the power -3/4."""
+    doublings = math.log2(trial.steps / 100)
+    best = -3.3 - 0.25 * doublings - 0.5 * max(0.0, doublings - 2) + 0.01 * (trial.seed % 100)
+    loss = 2 + 0.1 * (trial.log2_lr - best) ** 2
+    return TrialResult(loss, loss, 0.1)
+
+
+def test_the_sizes_study_puts_the_law_to_the_test(tmp_path):
+    with importable(ROOT / "studies"):
+        sizes = importlib.import_module("sizes.run")
+        tables = importlib.import_module("sizes.tables")
+        part, executor = sizes.PARTS["horizon"][0], Inline()
+        assert (tables.table(tmp_path), part.finished("steady", tmp_path)) == ("", False)
+        part.measure("steady", dict(sizes.SETTINGS), tmp_path, executor, bent)
+        assert part.finished("steady", tmp_path)
+        (*_, row) = tables.table(tmp_path).splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[:2] == ["steady", "64"]
+    assert [cell.split(" ")[0] for cell in cells[5:7]] == ["-0.25", "0.00"]
+    prediction, truth = (float(cell.split(" ")[0].removeprefix("2^")) for cell in cells[7:9])
+    assert prediction - truth == pytest.approx(1.0, abs=0.011)  # the law bends: an octave by four times the steps
+    assert cells[9] == "+1.00 ± 0.00"
+    assert float(cells[10].split(" ")[0]) == pytest.approx(0.1, abs=0.005)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from surefoot.experiment.compare import paired
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.files import Record, dumps
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.summary import points, transfer_rate
+from surefoot.experiment.sweep.summary import pair, points, transfer_rate
 from surefoot.experiment.training.names import parse_at
 
 
@@ -112,7 +112,7 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
         "final_runs": len(records),
         "diverged": diverged,
         "val_loss": loss.value,
-        "val_loss_ci": _pair(loss.interval),
+        "val_loss_ci": pair(loss.interval),
         "val_loss_by_seed": losses,
         "curve": paired.mean_curve([r["facts"]["curve"] for r in records]) if records and not diverged else None,
     }
@@ -123,7 +123,7 @@ def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float |
     known = entry is not baseline and entry["val_loss"] is not None and baseline["val_loss"] is not None
     ours, theirs = entry["val_loss_by_seed"], baseline["val_loss_by_seed"]
     difference = fit.difference(ours, theirs) if known else fit.Estimate(None, None, 0)
-    entry["difference"], entry["difference_ci"] = difference.value, _pair(difference.interval)
+    entry["difference"], entry["difference_ci"] = difference.value, pair(difference.interval)
     entry["p"] = paired.p_value(ours, theirs) if known else None
     reached, first = (_reached(one["curve"], target) for one in (entry, baseline))
     for i, unit in enumerate(("steps", "seconds")):
@@ -133,7 +133,3 @@ def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float |
 
 def _reached(curve: Mapping[str, Any] | None, target: float | None) -> tuple[float, float] | None:
     return None if curve is None or target is None else paired.reached(curve, target)
-
-
-def _pair(interval: fit.Interval) -> list[float] | None:
-    return None if interval is None else list(interval)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from surefoot.experiment import configs
 
 CONFIG = "config.json"
-Kind = Literal["transfer", "compare", "train", "coordcheck"]
+Kind = Literal["transfer", "extrapolate", "compare", "train", "coordcheck"]
 
 
 def kind_of(directory: Path) -> tuple[Kind, dict[str, Any]]:
@@ -18,7 +18,7 @@ def kind_of(directory: Path) -> tuple[Kind, dict[str, Any]]:
         directory: of a run, finished or not.
 
     Returns:
-        The command, and the content of `config.json`.
+        The command ("extrapolate": `transfer` over horizons, batches or depths), and the content of `config.json`.
 
     Raises:
         FileNotFoundError: no run was started there.
@@ -31,6 +31,8 @@ def kind_of(directory: Path) -> tuple[Kind, dict[str, Any]]:
         config = configs.parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
+    if "axis" in config:
+        return "extrapolate", config
     if "recipes" in config:
         return ("compare" if "rates_per_recipe" in config else "transfer"), config
     return ("train" if "width" in config else "coordcheck"), config

@@ -81,13 +81,14 @@ def recommendation(summary: Mapping[str, Any]) -> str:
 
 def _row(entry: Mapping[str, Any]) -> list[str]:
     optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
-    cells = [entry["recipe"], *(_optimum(*optimum) for optimum in optima)]
+    cells = [entry["recipe"], *(optimum(*one) for one in optima)]
     if len(entry["widths"]) > 1:
         cells += [drift(entry), _regret(entry)]
     return [*cells, "none" if entry["best_loss"][-1] is None else f"{entry['best_loss'][-1]:.3f}"]
 
 
-def _optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> str:
+def optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> str:
+    """Format a best rate, or why there is none."""
     return status if log2_lr is None else f"2^{log2_lr:.2f}{plus_minus(ci, 2)}"
 
 
@@ -107,11 +108,24 @@ def _regret(entry: Mapping[str, Any]) -> str:
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
     """Return what the table's columns mean, in lines."""
-    entries = summary["recipes"]
-    lines = [
+    return [
         "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
         "the narrowest optimum run at the widest model, minus the best measured there.",
+        *seeds_and_edges(summary["recipes"]),
     ]
+
+
+def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}") -> list[str]:
+    """Say in lines what the intervals rest on, and what is no optimum.
+
+    Args:
+        entries: of the recipes.
+        text: of a width, or of what is there in its place.
+
+    Returns:
+        The lines.
+    """
+    lines = []
     seeds = entries[0]["seeds"]
     if seeds < fit.SEEDS_FOR_AN_INTERVAL:
         lines.append(f"n = {seeds} seed{'s' * (seeds > 1)}: no intervals (they need three).")
@@ -119,13 +133,13 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
     if any(status != "interior" for entry in entries for status in entry["status"]):
         lines.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
-    return [*lines, *_failed(entries)]
+    return [*lines, *_failed(entries, text)]
 
 
-def _failed(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def _failed(entries: Sequence[Mapping[str, Any]], text: str) -> list[str]:
     """A line for the runs that failed, if any did; summaries of earlier versions lack the key."""
     counts = [
-        f"{entry['recipe']} {count} at width {width}"
+        f"{entry['recipe']} {count} at {text.format(width)}"
         for entry in entries
         for width, count in zip(entry["widths"], entry.get("failed", [0] * len(entry["widths"])), strict=True)
         if count

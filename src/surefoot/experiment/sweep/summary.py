@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -55,14 +55,7 @@ def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]
     return {
         "recipe": recipe,
         "widths": widths,
-        "best_log2_lr": [o.log2_lr for o in optima],
-        "best_log2_lr_ci": [_pair(o.interval) for o in optima],
-        "best_loss": [o.best_loss for o in optima],
-        "best_loss_log2_lr": [o.best_rate for o in optima],
-        "interior": [o.interior for o in optima],
-        "status": [o.status for o in optima],
-        "drift_octaves": drift.value,
-        "drift_octaves_ci": _pair(drift.interval),
+        **columns(optima, drift),
         **_regret(optima[0].log2_lr if len(widths) > 1 else None, widths[-1], own),
         "seeds": len({point.seed for curve in curves for point in curve}),
         "runs": [len(curve) for curve in curves],
@@ -71,18 +64,33 @@ def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]
     }
 
 
+def columns(optima: Sequence[fit.Optimum], drift: fit.Estimate) -> dict[str, Any]:
+    """Describe optima, a list by key, and the move from the first to the last."""
+    return {
+        "best_log2_lr": [o.log2_lr for o in optima],
+        "best_log2_lr_ci": [pair(o.interval) for o in optima],
+        "best_loss": [o.best_loss for o in optima],
+        "best_loss_log2_lr": [o.best_rate for o in optima],
+        "interior": [o.interior for o in optima],
+        "status": [o.status for o in optima],
+        "drift_octaves": drift.value,
+        "drift_octaves_ci": pair(drift.interval),
+    }
+
+
 def _regret(vertex: float | None, width: int, own: list[Mapping[str, Any]]) -> dict[str, Any]:
     rate = None if vertex is None else transfer_rate(vertex)
     cost = fit.Estimate(None, None, 0) if rate is None else fit.regret(points(own, own[0]["recipe"], width), rate)
     return {
         "regret_nats": cost.value,
-        "regret_nats_ci": _pair(cost.interval),
+        "regret_nats_ci": pair(cost.interval),
         "regret_log2_lr": rate,
         "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (width, rate)),
     }
 
 
-def _pair(interval: fit.Interval) -> list[float] | None:
+def pair(interval: fit.Interval) -> list[float] | None:
+    """Return an interval as JSON has it."""
     return None if interval is None else list(interval)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports.kind import kind_of
-from surefoot.experiment.reports.web import checks, comparisons, sweeps, training
+from surefoot.experiment.reports.web import checks, comparisons, extrapolate, sweeps, training
 from surefoot.experiment.reports.web.page import Page, html
 
 FILE = "report.html"
@@ -30,6 +30,8 @@ def page(directory: Path) -> Page:
     match kind:
         case "transfer":
             return sweeps.page(directory)
+        case "extrapolate":
+            return extrapolate.page(directory)
         case "compare":
             return comparisons.page(directory)
         case "train":

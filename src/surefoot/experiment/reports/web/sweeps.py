@@ -41,7 +41,7 @@ def page(directory: Path) -> Page:
     summary, records = load(directory)
     state = f"finished: {len(records)} runs" if (directory / SUMMARY).exists() else f"under way: {len(records)} runs"
     details = {"Configuration": vega.flat(summary["config"]), "Machine and versions": summary["environment"]}
-    tables = [_recipes(summary, records), _runs(records)]
+    tables = [_recipes(summary, records), runs(records)]
     return Page(
         directory.name, f"learning-rate transfer over width{_size(summary)}", state,
         _facts(summary, records), _charts(summary, records), tables, details,
@@ -64,20 +64,34 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
     others = f", which has the lowest loss of {len(found)} recipes" if len(found) > 1 else ""
     whose = f"{name}, Surefoot's default recipe," if name == DEFAULT else name
-    missing = _missed(best, records)
-    costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
-    ends = [f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, _ENDS, strict=True)]
-    short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
     longer = f"; longer runs than these of {summary['config']['steps']} steps want less"
     facts = [
         Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}{longer}"),
         _interval(best),
-        Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{short}"),
+        missing_it(best, records),
     ]
     if len(best["widths"]) > 1:
         span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
         facts.append(Fact(f"The best rate of {name} moves by", transfer.drift(best), span))
     return facts
+
+
+def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
+    """Say what half and twice the best rate at the widest model cost, or as far as was measured.
+
+    Args:
+        best: the summary's entry of a recipe that has a best rate there.
+        records: the finished runs.
+        at: where that is, if the reader does not expect it there.
+
+    Returns:
+        The fact.
+    """
+    missing = _missed(best, records)
+    costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
+    ends = [f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, _ENDS, strict=True)]
+    short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
+    return Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{at}{short}")
 
 
 def _interval(best: Entry) -> Fact:
@@ -123,8 +137,17 @@ def _recipes(summary: Mapping[str, Any], records: Sequence[Record]) -> Table:
     return Table("Recipes", [*head, "missing it by two"], both, notes)
 
 
-def _runs(records: Sequence[Record]) -> Table:
-    head = ["recipe", "width", "lr", "seed", "steps", "validation loss", "training loss", "seconds", "state"]
+def runs(records: Sequence[Record], of: str = "width") -> Table:
+    """List every run.
+
+    Args:
+        records: of the runs.
+        of: what their width is called.
+
+    Returns:
+        The table.
+    """
+    head = ["recipe", of, "lr", "seed", "steps", "validation loss", "training loss", "seconds", "state"]
     rows = [
         [
             record["recipe"], str(record["width"]), f"2^{record['log2_lr']:.3f}", str(record["seed"]),
@@ -149,16 +172,27 @@ def _charts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Chart
         frame = shared_axes(summary, records)
     except ValueError:  # nothing to draw yet
         return []
-    return [_curves(summary, records, frame), *([_optima(summary)] if len(summary["config"]["widths"]) > 1 else [])]
+    return [curves(summary, records, frame), *([_optima(summary)] if len(summary["config"]["widths"]) > 1 else [])]
 
 
-def _curves(summary: Mapping[str, Any], records: Sequence[Record], frame: SharedAxes) -> Chart:
+def curves(summary: Mapping[str, Any], records: Sequence[Record], frame: SharedAxes, of: str = "width") -> Chart:
+    """Draw loss against learning rate, a panel per recipe and a line per width.
+
+    Args:
+        summary: the content of `summary.json`.
+        records: the finished runs.
+        frame: the axes of all panels.
+        of: what the width is called.
+
+    Returns:
+        The chart.
+    """
     names = ("recipe", "width", "kind", "lr", "log2_lr", "loss", "seed", "steps", "low", "high")
     rows = [row for entry in summary["recipes"] for row in _rows(entry, records, frame)]
     columns = vega.columns(names, [[row.get(name) for name in names] for row in rows])
-    marks = vega.series("width", "width", [str(width) for width in summary["config"]["widths"]])
+    marks = vega.series("width", of, [str(width) for width in summary["config"]["widths"]])
     shown = vega.tooltip(
-        lr="learning rate|.3g", log2_lr="log2 of it|.2f", loss="loss|.4f", width="width", seed="seed", steps="steps"
+        lr="learning rate|.3g", log2_lr="log2 of it|.2f", loss="loss|.4f", width=of, seed="seed", steps="steps"
     )
     x, colour = vega.number("lr", "learning rate"), {"color": marks["color"], "tooltip": shown}
     interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "tooltip": shown}
@@ -175,7 +209,7 @@ def _curves(summary: Mapping[str, Any], records: Sequence[Record], frame: Shared
     losses = vega.scales(domain=[frame.low, frame.high])
     return Chart(
         "Loss against learning rate",
-        "A line per width, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
+        f"A line per {of}, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
         "interval; a cross at the top is a rate that diverged. Curves end where they leave the losses near the best. "
         "Point at a point, or tap it, for its numbers.",
         {"encoding": {"x": x, "y": vega.number("loss", "validation loss (nats)")}, "layer": layers},
@@ -203,8 +237,8 @@ def _rows(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> list[di
     own = [record for record in records if record["recipe"] == entry["recipe"]]
     for width, vertex, interval in optima:
         means = means_of(own, entry["recipe"], width)
-        here = {"recipe": entry["recipe"], "width": str(width)}
         runs = [record for record in own if record["width"] == width]
+        here = {"recipe": entry["recipe"], "width": str(width), "steps": runs[0]["steps"] if runs else None}
         for rate, mean in means.items():
             kind = {"kind": "diverged", "loss": frame.high} if mean is None else {"kind": "mean", "loss": mean}
             seeds = sum(record["log2_lr"] == rate for record in runs)
@@ -212,7 +246,7 @@ def _rows(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> list[di
         if entry["seeds"] > 1:
             rows += [
                 {**here, "kind": "seed", "log2_lr": r["log2_lr"], "lr": 2 ** r["log2_lr"], "loss": r["val_loss"],
-                 "seed": str(r["seed"]), "steps": r["steps"]}
+                 "seed": str(r["seed"])}
                 for r in runs if r["val_loss"] is not None
             ]  # fmt: skip
         finite = {rate: mean for rate, mean in means.items() if mean is not None}
@@ -221,8 +255,7 @@ def _rows(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> list[di
             low, high = interval or (vertex, vertex)
             rows.append({**here, "kind": "optimum", "log2_lr": vertex, "lr": 2**vertex, "loss": height,
                          "seed": "fitted", "low": 2**low, "high": 2**high})  # fmt: skip
-    steps = own[0]["steps"] if own else None
-    return [{**row, "steps": steps} for row in rows]
+    return rows
 
 
 def _optima(summary: Mapping[str, Any]) -> Chart:

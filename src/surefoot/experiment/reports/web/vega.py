@@ -37,7 +37,7 @@ def layer(mark: str, encoding: Mapping[str, Any] | None = None, where: str = "",
     """Draw rows.
 
     Args:
-        mark: "line", "point", "rule" or "text".
+        mark: "line", "area", "point", "rule" or "text".
         encoding: beside what all layers share.
         where: a condition on `datum`, a row; all rows by default.
         **look: properties of the mark.

@@ -1,0 +1,75 @@
+"""What is varied in place of the width, and how it is spoken of. Nothing here imports torch or numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class Axis:
+    """A size of a run that is not the model's width.
+
+    Args:
+        name: in `config.json`, and of the sub-directories.
+        values: the field of the option that lists the values.
+        target: the field of the option for the value that the law is read off at.
+        setting: of `TrainConfig`, which each sweep has another value of.
+        text: of a value, with a place for it.
+        least: the lowest value that was measured.
+        most: the highest.
+    """
+
+    name: str
+    values: str
+    target: str
+    setting: str
+    text: str
+    least: str
+    most: str
+
+    @property
+    def title(self) -> str:
+        """What the size is called in tables and charts.
+
+        >>> AXES["batch"].title
+        'batch size'
+        """
+        return self.setting.replace("_", " ")
+
+
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis(
+            "horizon",
+            "horizons",
+            "to_steps",
+            "steps",
+            "{} steps",
+            "shortest measured horizon",
+            "longest measured horizon",
+        ),
+        Axis(
+            "batch",
+            "batches",
+            "to_batch",
+            "batch_size",
+            "batch size {}",
+            "smallest measured batch",
+            "largest measured batch",
+        ),
+        Axis("depth", "depths", "to_depth", "depth", "depth {}", "smallest measured depth", "largest measured depth"),
+    )
+}
+"""By name."""
+
+
+def flag(field: str) -> str:
+    """The option of the command line that fills a field.
+
+    >>> flag("to_steps")
+    '--to-steps'
+    """
+    return "--" + field.replace("_", "-")

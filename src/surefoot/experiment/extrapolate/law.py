@@ -1,0 +1,107 @@
+"""The power law of the best learning rate in a size: a line in log2, through the optima and through each seed's own."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.experiment.sweep import fit
+
+
+@dataclass(frozen=True)
+class Line:
+    """A power law, `log2 lr = log2_lr + power * log2(size / reference)`.
+
+    Args:
+        reference: a size.
+        log2_lr: log2 of the rate there.
+        power: the slope.
+    """
+
+    reference: float
+    log2_lr: float
+    power: float
+
+    def at(self, size: float) -> float:
+        """Read log2 of the rate off at a size.
+
+        >>> Line(100, -3.0, -0.5).at(400)
+        -4.0
+        """
+        return self.log2_lr + self.power * math.log2(size / self.reference)
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of the mean optima, and that of each seed alone.
+
+    Its intervals are Student's over the seeds' own lines. They say how far another set of seeds would move the line;
+    they do not contain that the law bends between the sizes that were measured and the one that is asked for.
+
+    Args:
+        mean: through the optima of the mean losses.
+        by_seed: seed -> through its own optima; of the seeds that every size has.
+        rms_octaves: root mean square of the distances of the optima from `mean`, in octaves; None for two sizes, which
+            a line always goes through.
+    """
+
+    mean: Line
+    by_seed: Mapping[int, Line]
+    rms_octaves: float | None
+
+    @property
+    def power(self) -> fit.Estimate:
+        """The slope, with its interval; None below three seeds."""
+        powers = [line.power for line in self.by_seed.values()]
+        return fit.Estimate(self.mean.power, fit.interval(powers), len(powers))
+
+    def at(self, size: float) -> fit.Estimate:
+        """Read log2 of the rate off at a size, measured or not.
+
+        Args:
+            size: above 0.
+
+        Returns:
+            The mean line's rate, and Student's interval of the seeds' own; None below three seeds.
+        """
+        own = [line.at(size) for line in self.by_seed.values()]
+        return fit.Estimate(self.mean.at(size), fit.interval(own), len(own))
+
+
+def power_law(optima: Mapping[int, fit.Optimum]) -> Law | None:
+    """Fit `log2 lr* = a + b log2(size / smallest size)` by least squares.
+
+    A line is linear in its points, and the mean of the seeds' optima is the optimum (`fit.optimum`): so the mean of the
+    seeds' lines is the mean line, and intervals over them are paired over seeds, as those of `fit.drift` are.
+
+    Args:
+        optima: size -> the optimum there.
+
+    Returns:
+        The law; None for fewer than two sizes, or where an optimum is not interior.
+
+    >>> def at(vertex):
+    ...     return fit.Optimum("interior", vertex, None, {0: vertex}, None, None)
+    >>> law = power_law({100: at(-3.0), 200: at(-3.25), 400: at(-3.5)})
+    >>> round(law.power.value, 6), round(law.at(1600).value, 6), law.rms_octaves < 1e-9
+    (-0.25, -4.0, True)
+    """
+    means = {size: optimum.log2_lr for size, optimum in optima.items() if optimum.log2_lr is not None}
+    if len(optima) < 2 or len(means) < len(optima):
+        return None
+    mean = _line(means)
+    seeds = set.intersection(*(set(optimum.by_seed) for optimum in optima.values()))
+    by_seed = {seed: _line({size: optimum.by_seed[seed] for size, optimum in optima.items()}) for seed in sorted(seeds)}
+    squares = [(rate - mean.at(size)) ** 2 for size, rate in means.items()]
+    return Law(mean, by_seed, math.sqrt(sum(squares) / len(squares)) if len(squares) > 2 else None)
+
+
+def _line(rates: Mapping[int, float]) -> Line:
+    """The least-squares line through log2 rates, by size."""
+    reference = min(rates)
+    x = np.array([math.log2(size / reference) for size in rates])
+    y = np.array(list(rates.values()))
+    centred = x - x.mean()
+    power = float(centred @ y / (centred @ centred))
+    return Line(reference, float(y.mean() - power * x.mean()), power)

@@ -1,0 +1,123 @@
+"""Does the power law predict? Best rates at several depths, horizons and batches, and at four times the largest.
+
+    python studies/sizes/run.py                             # what is missing of all parts; resumes, hours on 2 cores
+    python studies/sizes/run.py horizon --recipes steady    # one of the parts named below, of some recipes
+    python studies/sizes/run.py --list                      # what is finished and what is not
+    python studies/sizes/run.py --toy DIR                   # the same at toy size into DIR, to test the command
+
+The demo's model and text, 150 steps of 16 x 64 tokens where the part does not vary them, three seeds that no other
+study uses. `depth`: 2 to 16 blocks at width 64, 2 to 8 at width 128; the law alone. `horizon`: 100 to 400 steps, and
+`batch`: 4 to 16 sequences a step, at width 64; the law's rate at 1600 steps and at 64 sequences is then put to the test
+by a search there, with the same seeds. It starts at the predicted rate, which is thereby one of those that are run: its
+loss minus the lowest is the regret. Where there is no law there is no prediction, and no such search.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.extrapolate import run as extrapolating
+from surefoot.experiment.extrapolate.axis import AXES
+from surefoot.experiment.extrapolate.config import Extrapolation
+from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep.executors import Executor
+from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep.search import Bracket
+from surefoot.experiment.sweep.summary import transfer_rate
+from surefoot.experiment.sweep.worker import run_trial
+from surefoot.experiment.training.names import METHODS, log2_lr
+
+HERE = Path(__file__).parent
+RECIPES = ("steady", "moonlight_tuned", "adamw")
+SEEDS = (800, 801, 802)
+BUDGET = 8  # rates a search may take, as many as `surefoot transfer`'s
+SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "steps": 150, "batch_size": 16, "context": 64}
+TOY = {"model": "gpt", "depth": 1, "head_dim": 16, "steps": 4, "batch_size": 2, "context": 16}
+TRUTH = "truth"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sweeps over an axis at one width, and the value at which their law is put to the test."""
+
+    axis: str
+    values: tuple[int, ...]
+    width: int
+    target: int | None = None
+
+    def directory(self, recipe: str, out: Path) -> Path:
+        """Directory of a recipe's runs."""
+        return out / f"{self.axis}_{recipe.replace(':', '_')}_{self.width}"
+
+    def config(self, recipe: str, settings: dict[str, Any]) -> Extrapolation:
+        """The sweeps of a recipe."""
+        shared = {name: value for name, value in settings.items() if name != AXES[self.axis].setting}
+        search = Bracket({recipe: log2_lr(recipe)}, BUDGET)
+        return Extrapolation((recipe,), self.axis, self.values, self.width, SEEDS, search, shared)
+
+    def measure(
+        self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor, trial: sweep.RunTrial = run_trial
+    ) -> None:
+        """Run what is missing: the sweeps, then the search at the target, from the predicted rate."""
+        config, directory = self.config(recipe, settings), self.directory(recipe, out)
+        summary = extrapolating.run(config, directory, trial, target=self.target, executor=executor)
+        (entry,) = summary["recipes"]
+        print(f"{directory.name}: power {entry['power']} {entry['power_ci']} {entry['no_law'] or ''}", flush=True)
+        if self.target is not None and entry["target_log2_lr"] is not None:
+            there = config.sweep(self.target, {recipe: transfer_rate(entry["target_log2_lr"])})
+            sweep.run(there, directory / TRUTH, trial, executor=executor)
+
+    def finished(self, recipe: str, out: Path) -> bool:
+        """Whether all of it was run."""
+        directory = self.directory(recipe, out)
+        if not (directory / sweep.CONFIG).exists():
+            return False
+        summary, _ = extrapolating.load(directory)
+        predicts = summary["recipes"][0]["target_log2_lr"] is not None
+        return summary["finished"] and (not predicts or (directory / TRUTH / sweep.SUMMARY).exists())
+
+
+PARTS = {
+    "depth": (Part("depth", (2, 4, 8, 16), 64), Part("depth", (2, 4, 8), 128)),
+    "horizon": (Part("horizon", (100, 200, 400), 64, target=1600),),
+    "batch": (Part("batch", (4, 8, 16), 64, target=64),),
+}
+TOY_PARTS = {
+    "depth": (Part("depth", (1, 2), 16),),
+    "horizon": (Part("horizon", (4, 8), 16, target=32),),
+    "batch": (Part("batch", (2, 4), 16, target=8),),
+}
+
+
+def chosen(names: list[str], recipes: list[str], toy: bool) -> Iterator[tuple[Part, str]]:
+    """The parts of these names, for each recipe."""
+    for name in names or PARTS:
+        for part in (TOY_PARTS if toy else PARTS)[name]:
+            yield from ((part, recipe) for recipe in recipes)
+
+
+def main() -> None:
+    """Run what is missing, or list the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--recipes", nargs="+", choices=METHODS, default=RECIPES, metavar="NAME")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--list", action="store_true", help="only say what is finished")
+    parser.add_argument("--toy", type=Path, metavar="DIR", help="toy size, into DIR")
+    options = parser.parse_args()
+    out = options.toy or HERE
+    for part, recipe in chosen(options.parts, options.recipes, toy=options.toy is not None):
+        if options.list:
+            print(f"{part.directory(recipe, out).name}: {'' if part.finished(recipe, out) else 'not '}finished")
+        else:
+            settings = {**(TOY if options.toy else SETTINGS), "corpus": load().sha256}
+            part.measure(recipe, settings, out, Pool(options.workers))
+
+
+if __name__ == "__main__":
+    main()

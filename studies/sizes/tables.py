@@ -1,0 +1,68 @@
+"""The tables about the law of the best rate: what it is over depths, horizons and batches, and how well it predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from confirm.tables import cell, rate
+from sizes import run as sizes
+from sizes.run import TRUTH
+from surefoot.experiment.extrapolate.axis import AXES
+from surefoot.experiment.extrapolate.law import power_law
+from surefoot.experiment.extrapolate.run import load
+from surefoot.experiment.extrapolate.summary import optima
+from surefoot.experiment.reports import extrapolate
+from surefoot.experiment.reports.style import markdown
+from surefoot.experiment.reports.transfer import optimum
+from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.summary import points, transfer_rate
+
+NOT_RUN = ["not run"] * 3
+
+
+def table(out: Path = sizes.HERE) -> str:
+    """Every part that was begun, a table for each axis."""
+    return "\n\n".join(one for one in (_axis(name, out) for name in AXES) if one)
+
+
+def _axis(name: str, out: Path) -> str | None:
+    """All recipes and widths of one axis; None if nothing was begun."""
+    directories = sorted(path.parent for path in out.glob(f"{name}_*/{sweep.CONFIG}"))
+    if not directories:
+        return None
+    values = sorted({value for directory in directories for value in load(directory)[0]["values"]})
+    head = ["recipe", "width", *(f"best lr at {AXES[name].text.format(value)}" for value in values), "power"]
+    head += ["off the line", "prediction", "measured there", "error in octaves", "regret in nats"]
+    return markdown(head, [_row(directory, values) for directory in directories])
+
+
+def _row(directory: Path, values: list[int]) -> list[str]:
+    """One recipe at one width."""
+    summary, _ = load(directory)
+    (entry,) = summary["recipes"]
+    columns = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
+    best = dict(zip(entry["values"], (optimum(*one) for one in columns), strict=True))
+    off = "" if entry["rms_octaves"] is None else f"{entry['rms_octaves']:.2f}"
+    cells = [entry["recipe"], str(summary["width"]), *(best.get(value, "") for value in values)]
+    return [*cells, extrapolate.power(entry), off, *_test(directory)]
+
+
+def _test(directory: Path) -> list[str]:
+    """Prediction, truth, error and regret: paired over the seeds, which are the same in both."""
+    summary, swept = load(directory)
+    (entry,), width, target = summary["recipes"], summary["width"], summary["target"]
+    if target is None:
+        return [""] * 4
+    law = power_law(optima(width, swept, entry["recipe"]))
+    if law is None:
+        return ["no law", *NOT_RUN]
+    predicted = law.at(target)
+    assert predicted.value is not None
+    prediction = f"{optimum(predicted.value, predicted.interval, '')} at {AXES[summary['axis']].text.format(target)}"
+    if not (directory / TRUTH / sweep.SUMMARY).exists():
+        return [prediction, *NOT_RUN]
+    measured = points(sweep.load(directory / TRUTH)[1], entry["recipe"], width)
+    truth = fit.optimum(measured)
+    error = fit.difference({seed: line.at(target) for seed, line in law.by_seed.items()}, truth.by_seed)
+    regret = fit.regret(measured, transfer_rate(predicted.value))
+    return [prediction, rate(truth), cell(error, 2), cell(regret, 3, "")]
