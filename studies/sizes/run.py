@@ -6,7 +6,8 @@
     python studies/sizes/run.py --toy DIR                   # the same at toy size into DIR, to test the command
 
 The demo's model and text, 150 steps of 16 x 64 tokens where the part does not vary them, three seeds that no other
-study uses. `depth`: 2 to 16 blocks at width 64, 2 to 8 at width 128; the law alone. `horizon`: 100 to 400 steps, and
+study uses. `depth`: 2 to 16 blocks at width 64, 2 to 8 at width 128; the law alone. `flat` (of `steady_flat`): 8 and 16
+blocks of the default without its rule for depth. `horizon`: 100 to 400 steps, and
 `batch`: 4 to 16 sequences a step, at width 64; the law's rate at 1600 steps and at 64 sequences is then put to the test
 by a search there, with the same seeds. It starts at the predicted rate, which is thereby one of those that are run: its
 loss minus the lowest is the regret. Where there is no law there is no prediction, and no such search.
@@ -16,21 +17,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.extrapolate import run as extrapolating
 from surefoot.experiment.extrapolate.axis import AXES
 from surefoot.experiment.extrapolate.config import Extrapolation
 from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep.config import Trial, TrialResult
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.pool import Pool
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.summary import transfer_rate
-from surefoot.experiment.sweep.worker import run_trial
+from surefoot.experiment.sweep.worker import run_trial as named_trial
+from surefoot.experiment.sweep.worker import unchanged
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.names import METHODS, log2_lr
+from surefoot.recipes import steady
 
 HERE = Path(__file__).parent
 RECIPES = ("steady", "moonlight_tuned", "adamw")
@@ -39,6 +48,22 @@ BUDGET = 8  # rates a search may take, as many as `surefoot transfer`'s
 SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "steps": 150, "batch_size": 16, "context": 64}
 TOY = {"model": "gpt", "depth": 1, "head_dim": 16, "steps": 4, "batch_size": 2, "context": 16}
 TRUTH = "truth"
+
+
+FLAT = "steady_flat"
+"""The default without its rule for depth."""
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """One run, of a method by its name or of `FLAT`."""
+    if trial.recipe != FLAT:
+        return named_trial(trial)
+    torch.set_num_threads(1)
+    settings = dict(trial.settings)
+    corpus = unchanged(None, settings.pop("corpus"))
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, corpus, method=Steepest(replace(steady(), depth=None)))
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
 
 @dataclass(frozen=True)
@@ -57,7 +82,7 @@ class Part:
     def config(self, recipe: str, settings: dict[str, Any]) -> Extrapolation:
         """The sweeps of a recipe."""
         shared = {name: value for name, value in settings.items() if name != AXES[self.axis].setting}
-        search = Bracket({recipe: log2_lr(recipe)}, BUDGET)
+        search = Bracket({recipe: log2_lr(recipe.removesuffix("_flat"))}, BUDGET)
         return Extrapolation((recipe,), self.axis, self.values, self.width, SEEDS, search, shared)
 
     def measure(
@@ -84,6 +109,7 @@ class Part:
 
 PARTS = {
     "depth": (Part("depth", (2, 4, 8, 16), 64), Part("depth", (2, 4, 8), 128)),
+    "flat": (Part("depth", (8, 16), 64),),
     "horizon": (Part("horizon", (100, 200, 400), 64, target=1600),),
     "batch": (Part("batch", (4, 8, 16), 64, target=64),),
 }
@@ -105,7 +131,7 @@ def main() -> None:
     """Run what is missing, or list the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="part", help=", ".join(PARTS))
-    parser.add_argument("--recipes", nargs="+", choices=METHODS, default=RECIPES, metavar="NAME")
+    parser.add_argument("--recipes", nargs="+", choices=[*METHODS, FLAT], default=RECIPES, metavar="NAME")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--list", action="store_true", help="only say what is finished")
     parser.add_argument("--toy", type=Path, metavar="DIR", help="toy size, into DIR")

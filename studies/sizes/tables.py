@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 from confirm.tables import cell, rate
 from sizes import run as sizes
@@ -18,11 +19,29 @@ from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.summary import points, transfer_rate
 
 NOT_RUN = ["not run"] * 3
+WIDTH = 64
 
 
 def table(out: Path = sizes.HERE) -> str:
     """Every part that was begun, a table for each axis."""
     return "\n\n".join(one for one in (_axis(name, out) for name in AXES) if one)
+
+
+def depth_gain(out: Path = sizes.HERE) -> str | None:
+    """What the default's rule for depth is worth, each way at its own best rate; None before it was measured."""
+    ours, flat = (out / f"depth_{name}_{WIDTH}" for name in ("steady", sizes.FLAT))
+    if not all((directory / sweep.SUMMARY).exists() for directory in (ours, flat)):
+        return None
+    (_, with_rule), (_, without) = load(ours), load(flat)
+    rows = []
+    for blocks in without:
+        losses = [
+            fit.lowest(points(swept[blocks].records, recipe, WIDTH))
+            for swept, recipe in ((with_rule, "steady"), (without, sizes.FLAT))
+        ]
+        means = [f"{fmean(by_seed.values()):.3f}" for by_seed in losses]
+        rows.append([str(blocks), *means, cell(fit.difference(*losses), 3)])
+    return markdown(["blocks", "loss with the rule", "without", "difference"], rows)
 
 
 def _axis(name: str, out: Path) -> str | None:

@@ -213,7 +213,7 @@ def test_the_table_and_the_rate_to_use(finished, tmp_path):
         "steady: lr = 0.0508 at 1600 steps (0.0466 to 0.0553), width 64; "
         "extrapolated 4x beyond the longest measured horizon"
     )
-    assert report.BENDS in lines
+    assert report.BENDS in "\n".join(lines)
     assert report.figure(summary, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
