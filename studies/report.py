@@ -23,6 +23,7 @@ from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
 from pretrain import tables as pretrain
+from sizes import tables as sizes
 from stability import run as stability
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
@@ -212,6 +213,8 @@ def choices(study: str) -> Callable[[], str]:
 TABLES: dict[str, Callable[[], str]] = {
     "widths": widths,
     "pretrain": pretrain.table,
+    "sizes": sizes.table,
+    "depth_gain": lambda: sizes.depth_gain() or "not run",
     "fresh_regret": fresh_regret,
     "losses": losses,
     "horizons": horizons,
