@@ -32,8 +32,7 @@ class Kind:
     """What a parameter is, from which a recipe derives its role.
 
     Args:
-        name: key of a recipe's role table: linear, embedding, head, gain, bias, conv, experts, router, positions,
-            tied_positions or scalar.
+        name: key of a recipe's role table, or of `roles.DERIVED`.
         why: reason, for the plan's table.
         view: layout; None takes the role's default.
         initial: initial values; None takes the role's default.
