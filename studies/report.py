@@ -19,6 +19,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
+from beyond import tables as beyond
 from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
@@ -214,6 +215,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "widths": widths,
     "pretrain": pretrain.table,
     "sizes": sizes.table,
+    "beyond_screen": beyond.screened,
     "depth_gain": lambda: sizes.depth_gain() or "not run",
     "fresh_regret": fresh_regret,
     "losses": losses,

@@ -46,12 +46,12 @@ def screened() -> str:
     for way in named("screen_"):
         base = screening(Way(way.base))
         own, part = fit.lowest(screening(way).points()), screening(way)
-        (state, seconds), (_, unit) = cost(part), cost(base)
+        state, _ = cost(part)
         against = "" if way.name == way.base else by_seed(own, fit.lowest(base.points()))
         best = f"2^{fit.optimum(part.points()).best_rate:g}"
-        row = [way.name, f"{state:.1f}", f"{seconds / unit:.2f}", best, f"{mean(own.values()):.4f}", against]
+        row = [way.name, f"{state:.1f}", best, f"{mean(own.values()):.4f}", against]
         rows.append(row)
-    head = ["at width 64", "state, bytes a parameter", "step / its base's", "best rate", "loss", "minus its base's"]
+    head = ["at width 64", "state, bytes a parameter", "best rate", "loss", "minus its base's"]
     return markdown(head, rows) if rows else ""
 
 
