@@ -31,7 +31,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         examples: one a line.
 
     Returns:
-        The command's parser.
+        The command's parser. What it parses has in `given` the destinations of the options that were given.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -41,8 +41,19 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, parser=parser)
+    parser.register("action", None, _Store)
+    parser.set_defaults(run=run, parser=parser, given=frozenset())
     return parser
+
+
+class _Store(argparse.Action):
+    """Store a value as `argparse` does, and in `given` that the option was given, be it with the default's value."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given |= {self.dest}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -102,7 +102,7 @@ def axis_of(arguments: argparse.Namespace) -> Axis | None:
             raise ValueError(f"{flag(other.target)} needs {flag(other.values)}, the values that its law goes through")
     if axis is None:
         return None
-    if getattr(arguments, axis.setting) != arguments.parser.get_default(axis.setting):
+    if axis.setting in arguments.given:
         raise ValueError(f"{flag(axis.setting)} beside {flag(axis.values)}, which gives it: leave one out")
     if len(arguments.widths or ()) > 1:
         raise ValueError(

@@ -159,7 +159,8 @@ def test_a_directory_of_widths_is_refused_and_left_as_it_is(tmp_path, text, caps
         (["--horizons", "3", "6", "--to-batch", "64"], "--to-batch needs --batches"),
         (["--horizons", "3", "6", "--widths", "16", "32"], "--horizons is for one width: give one of --widths 16 32"),
         (["--horizons", "3", "6", "--steps", "9"], "--steps beside --horizons, which gives it: leave one out"),
-        (["--batches", "2", "4", "--batch-size", "8"], "--batch-size beside --batches"),
+        (["--horizons", "3", "6", "--steps", "120"], "--steps beside --horizons"),  # its default
+        (["--batches", "2", "4", "--batch-size", "16"], "--batch-size beside --batches"),  # its default
         (["--depths", "1", "2", "--depth", "1"], "--depth beside --depths"),
         (["--depths", "1", "2", "--model", "my:build"], "--depths needs a reference model (gpt, llama, qwen, moe,"),
         (["--depths", "1", "2", "--model", "gpt2_small"], "gpt2_small has its own depth: give each depth a sweep"),
