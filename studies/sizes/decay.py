@@ -1,0 +1,108 @@
+"""In which unit does the default's decay stay the same over horizons and batches?
+
+    python studies/sizes/decay.py            # what is missing; resumes, half an hour on 2 cores
+    python studies/sizes/decay.py --list     # what is finished and what is not
+
+The demo's model and text at width 64, as in `run.py`. A step multiplies a matrix by `1 - lr f rate`, where the
+default's f is 1. At each horizon and each batch size f is a quarter to four, at the rate of the default's optimum
+there. The best f is constant if decay is right in units of lr, falls as `1/(steps lr)` if its time scale is a part of
+the run, and rises as `1/lr` if it is right per step, whatever the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
+from surefoot.experiment.sweep.search import Own
+from surefoot.experiment.sweep.summary import points
+from surefoot.experiment.sweep.worker import unchanged
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import Steepest
+from surefoot.recipes import Recipe, steady
+from surefoot.stabilise import DecoupledWeightDecay
+
+HERE = Path(__file__).parent
+WIDTH, SEEDS = 64, (820, 821, 822, 823)
+SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "context": 64}
+FACTORS = {f"decay_2^{power:+d}": float(power) for power in (-2, -1, 0, 1, 2)}
+"""Recipes by name, and the log2 of their factor on the default's decay."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A length of the run in steps and its batch, and the log2 rate of the default's optimum there."""
+
+    steps: int
+    batch: int
+    log2_lr: float
+
+    @property
+    def directory(self) -> Path:
+        """Directory of its runs."""
+        return HERE / f"decay_{self.steps}_{self.batch}"
+
+    def config(self) -> SweepConfig:
+        """What is run."""
+        rates = Own(dict.fromkeys(FACTORS, (self.log2_lr,)))
+        settings: dict[str, Any] = {**SETTINGS, "batch_size": self.batch, "corpus": load().sha256}
+        return SweepConfig(tuple(FACTORS), (WIDTH,), SEEDS, self.steps, rates, settings)
+
+    def best(self) -> fit.Optimum:
+        """The best factor: the vertex over its log2, fitted as that of a rate is."""
+        records = sweep.load(self.directory)[1]
+        found = [replace(p, log2_lr=x) for name, x in FACTORS.items() for p in points(records, name, WIDTH)]
+        return fit.optimum(found)
+
+    def finished(self) -> bool:
+        """Whether all of it was run."""
+        return (self.directory / sweep.SUMMARY).exists()
+
+
+HORIZONS = (Size(100, 16, -3.0), Size(400, 16, -3.5), Size(1600, 16, -4.25))
+BATCHES = (Size(150, 4, -3.75), Size(150, 64, -2.75))
+
+
+def decayed(factor: float) -> Recipe:
+    """The default with its decay times a factor."""
+    table = {
+        kind: replace(role, stabiliser=replace(role.stabiliser, rate=factor * role.stabiliser.rate))
+        if isinstance(role.stabiliser, DecoupledWeightDecay)
+        else role
+        for kind, role in steady().table.items()
+    }
+    return replace(steady(), table=table)
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Train one model on one thread."""
+    torch.set_num_threads(1)
+    settings = dict(trial.settings)
+    corpus = unchanged(None, settings.pop("corpus"))
+    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    result = train(config, corpus, method=Steepest(decayed(2.0 ** FACTORS[trial.recipe])))
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+
+
+def main() -> None:
+    """Run what is missing, or list it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--list", action="store_true", help="only say what is finished")
+    options = parser.parse_args()
+    for size in (*BATCHES, *HORIZONS):
+        if not options.list:
+            sweep.run(size.config(), size.directory, run_trial, workers=options.workers)
+        print(f"{size.directory.name}: {'' if size.finished() else 'not '}finished")
+
+
+if __name__ == "__main__":
+    main()
