@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from statistics import mean
@@ -14,6 +15,8 @@ from beyond.run import RIVAL, STEPS, Final, Search, finals, finished, screening,
 from beyond.variants import BASES, Way
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit, sweep
+
+TIMES = beyond.HERE / "times.json"
 
 
 def records(part: Search | Final) -> list[dict[str, Any]]:
@@ -34,6 +37,12 @@ def cost(part: Search | Final) -> tuple[float, float]:
     return mean(r["facts"]["state_bytes"] for r in lines), float(np.median([r["seconds"] / r["steps"] for r in lines]))
 
 
+def slower(way: Way) -> str:
+    """A step's time over that of the base's, of `times.py`; empty if it was not measured."""
+    seconds = json.loads(TIMES.read_text())["seconds"] if TIMES.exists() else {}
+    return f"{seconds[way.name] / seconds[way.base]:.2f}" if way.name in seconds else ""
+
+
 def by_seed(losses: Mapping[int, float], others: Mapping[int, float]) -> str:
     """The mean difference, and that of each seed: two have no interval."""
     apart = [losses[seed] - others[seed] for seed in losses]
@@ -49,9 +58,9 @@ def screened() -> str:
         state, _ = cost(part)
         against = "" if way.name == way.base else by_seed(own, fit.lowest(base.points()))
         best = f"2^{fit.optimum(part.points()).best_rate:g}"
-        row = [way.name, f"{state:.1f}", best, f"{mean(own.values()):.4f}", against]
+        row = [way.name, f"{state:.1f}", slower(way), best, f"{mean(own.values()):.4f}", against]
         rows.append(row)
-    head = ["at width 64", "state, bytes a parameter", "best rate", "loss", "minus its base's"]
+    head = ["at width 64", "state, bytes a parameter", "step / its base's", "best rate", "loss", "minus its base's"]
     return markdown(head, rows) if rows else ""
 
 
