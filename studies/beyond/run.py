@@ -3,6 +3,7 @@
     python studies/beyond/run.py screen                          # every part; resumes, 17 minutes on 2 cores
     python studies/beyond/run.py screen steady+rows muon+power   # these alone
     python studies/beyond/run.py confirm steady steady+rows      # these against tuned Muon; 8 minutes each, Muon 4
+    python studies/beyond/run.py widths steady+rows              # the best rate of these at four widths
     python studies/beyond/run.py --list                          # what is finished and what is not
     python studies/beyond/run.py --table                         # the tables, from the results
 
@@ -15,6 +16,8 @@ weights are read, which no part of the training sees.
 400 steps, the others at 280, 320, 360 and 400, each with a whole schedule of its own. From the shorter ones follows at
 how many steps a recipe ends at tuned Muon's final loss (`tables.ratio`): the loss on the way says little, because a
 rate that falls to 0 gains most at the end.
+
+`widths`: 32 to 256, 150 steps, three seeds, the search of `surefoot transfer`.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ STEPS, SHORTER = 400, (280, 320, 360)
 SCREEN_WIDTH, SCREEN_SEEDS = 64, (500, 501)
 WIDTH, TUNING_SEEDS, SEEDS = 128, (502, 503), tuple(range(510, 518))
 BUDGET, BEYOND = 4, 3  # rates, and how many more while the best one is at an edge
+WIDTHS, WIDTHS_STEPS, WIDTHS_SEEDS, WIDTHS_BUDGET = (32, 64, 128, 256), 150, (504, 505, 506), 8
 RIVAL = "muon"
 READ: dict[str | float, tuple[float, ...]] = {0.98: (-0.1, 1.0), "last:0.1": (1.0,), "last:0.2": (1.0,)}
 """Averages of the weights that are read beside every run, and at which shares of the way from the weights to them.
@@ -147,6 +151,26 @@ class Final:
         return fit.lowest(points(sweep.load(self.directory)[1], self.way.name, WIDTH))
 
 
+@dataclass(frozen=True)
+class Widths:
+    """A way of training at several widths, each with its own search: does its rate transfer?"""
+
+    way: Way
+
+    @property
+    def directory(self) -> Path:
+        """Directory of its results."""
+        return HERE / f"widths_{self.way.name}"
+
+    def config(self) -> SweepConfig:
+        """What is run."""
+        rates = Bracket({self.way.name: self.way.centre(SCREEN_WIDTH)}, WIDTHS_BUDGET)
+        return SweepConfig((self.way.name,), WIDTHS, WIDTHS_SEEDS, WIDTHS_STEPS, rates, self.way.settings)
+
+
+Study = Search | Final | Widths
+
+
 def screening(way: Way) -> Search:
     """Its search of the screen."""
     return Search(way, "screen", SCREEN_WIDTH, SCREEN_SEEDS)
@@ -162,7 +186,7 @@ def finals(way: Way) -> list[Final]:
     return [Final(way, steps) for steps in ((STEPS,) if way.name == RIVAL else (*SHORTER, STEPS))]
 
 
-def finished(part: Search | Final) -> bool:
+def finished(part: Study) -> bool:
     """Whether all of it was run."""
     return (part.directory / sweep.SUMMARY).exists()
 
@@ -215,25 +239,27 @@ def corpus() -> Corpus:
     return load(None)
 
 
-def measure(part: Search | Final) -> None:
+def measure(part: Study) -> None:
     """Run what is missing."""
     summary = sweep.run(part.config(), part.directory, run_trial)["recipes"][0]
     print(f"{part.directory.name}: {summary['best_loss'][0]} at 2^{summary['best_loss_log2_lr'][0]}", flush=True)
 
 
-def parts_of(stage: str, names: tuple[str, ...]) -> list[Search | Final]:
+def parts_of(stage: str, names: tuple[str, ...]) -> list[Study]:
     """What a stage runs for these names, in order."""
     ways = [Way(name) for name in names]
     if stage == "screen":  # bases first, whose rates others take
         bases = dict.fromkeys(Way(way.base) for way in ways)
         return [screening(way) for way in dict.fromkeys((*bases, *ways))]
+    if stage == "widths":
+        return [Widths(way) for way in ways]
     return [part for way in ways for part in (tuning(way), *finals(way))]
 
 
 def main() -> None:
     """Run what is missing, list it, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", nargs="?", choices=["screen", "confirm"], default="screen")
+    parser.add_argument("stage", nargs="?", choices=["screen", "confirm", "widths"], default="screen")
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"as in {SCREEN[1]}; screen: all of {', '.join(SCREEN)}"
     )
@@ -243,7 +269,9 @@ def main() -> None:
     if options.table:
         from beyond import tables
 
-        print("\n\n".join(filter(None, (tables.screened(), tables.averaged(), tables.confirmed()))))
+        print(
+            "\n\n".join(filter(None, (tables.screened(), tables.averaged(), tables.confirmed(), tables.transferred())))
+        )
         return
     names = tuple(options.names) or SCREEN
     if options.stage == "confirm":

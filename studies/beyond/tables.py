@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from beyond import run as beyond
-from beyond.run import RIVAL, STEPS, Final, Search, finals, finished, screening, tuning
+from beyond.run import RIVAL, STEPS, WIDTHS, Final, Search, Widths, finals, finished, screening, tuning
 from beyond.variants import BASES, Way
+from confirm.tables import cell
 from surefoot.experiment.reports.style import markdown, plus_minus
+from surefoot.experiment.reports.transfer import optimum
 from surefoot.experiment.sweep import fit, sweep
 
 TIMES = beyond.HERE / "times.json"
@@ -76,6 +78,20 @@ def averaged() -> str:
                 cells = [f"2^{fit.optimum(found).best_rate:g}", by_seed(fit.lowest(found), plain)]
                 rows.append([way.name, str(kind), share, *cells])
     head = ["at width 64", "average", "share of the way to it", "best rate", "minus the weights' own"]
+    return markdown(head, rows) if rows else ""
+
+
+def transferred() -> str:
+    """The best rate at each width, its drift, and the regret of the narrowest one's at the widest."""
+    rows = []
+    for way in named("widths_"):
+        (entry,) = sweep.load(Widths(way).directory)[0]["recipes"]
+        columns = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
+        drift = fit.Estimate(entry["drift_octaves"], entry["drift_octaves_ci"], entry["seeds"])
+        regret = fit.Estimate(entry["regret_nats"], entry["regret_nats_ci"], entry["seeds"])
+        cells = [cell(drift, 2), cell(regret, 3, "")]
+        rows.append([way.name, *(optimum(*one) for one in columns), *cells])
+    head = ["", *(f"best lr at {width}" for width in WIDTHS), "drift in octaves", f"regret at {WIDTHS[-1]}"]
     return markdown(head, rows) if rows else ""
 
 

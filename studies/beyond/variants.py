@@ -70,6 +70,18 @@ def turned(make: Callable[[sf.Geometry], sf.Geometry]) -> Change:
     return lambda role, steps: replace(role, geometry=make(role.geometry), weight_norm=role.weight_geometry)
 
 
+def smoothed(momentum: sf.Momentum | sf.RowAdam | sf.Adam, louder: float = 1.0) -> Change:
+    """Another momentum of tables, and a factor on the rate of those whose norm is a head's."""
+
+    def change(role: sf.Role, steps: int) -> sf.Role:
+        scale = sf.Constant(role.lr_scale((1, 1, 1)) * (louder if role.name == "head" else 1.0))
+        decay = role.stabiliser
+        assert isinstance(decay, sf.DecoupledWeightDecay)
+        return replace(role, momentum=momentum, lr_scale=scale, stabiliser=replace(decay, lr_scale=scale))
+
+    return change
+
+
 def kept(stabiliser: sf.Stabiliser, factor: float = 1.0) -> Change:
     """A stabiliser in place of the decay, and a factor on the rate in place of the role's own."""
     return lambda role, steps: replace(role, stabiliser=stabiliser, lr_scale=sf.Constant(factor))
@@ -97,6 +109,9 @@ PARTS = {
     "warm": Part(followed(2.0, 1.0), moves=False),
     "heavy": Part(followed(1.0, 0.5)),
     "cautious": Part(cautious, moves=False),
+    "entries": Part(smoothed(sf.Adam(0.9, 0.98)), TABLES),
+    "entries_louder": Part(smoothed(sf.Adam(0.9, 0.98), 2.0), TABLES),
+    "long": Part(smoothed(sf.RowAdam(0.9, 0.995)), TABLES),
     "power": Part(settings={"decay": 0.8, "cooldown_shape": "power:1.2"}, moves=False),
 }
 """Every part by its name."""
@@ -107,7 +122,7 @@ BASES: dict[str, tuple[Callable[[], Recipe], dict[int, float]]] = {
 }
 """Recipes, and by width the log2 rates around which searches start: near the optima that studies/confirm found."""
 
-MORE = ("soap5", "frobenius", "heavy", "ahead_all")
+MORE = ("soap5", "frobenius", "heavy", "ahead_all", "entries", "entries_louder", "long")
 """Parts that are another form of one: screened by name alone."""
 SCREEN = tuple("+".join(filter(None, (base, part))) for base in BASES for part in ("", *PARTS) if part not in MORE)
 

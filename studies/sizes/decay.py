@@ -31,7 +31,7 @@ from surefoot.recipes import Recipe, steady
 from surefoot.stabilise import DecoupledWeightDecay
 
 HERE = Path(__file__).parent
-WIDTH, SEEDS = 64, (820, 821, 822, 823)
+WIDTH, SEEDS = 64, (820, 821, 822)
 SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "context": 64}
 FACTORS = {f"decay_2^{power:+d}": float(power) for power in (-2, -1, 0, 1, 2)}
 """Recipes by name, and the log2 of their factor on the default's decay."""
@@ -56,11 +56,18 @@ class Size:
         settings: dict[str, Any] = {**SETTINGS, "batch_size": self.batch, "corpus": load().sha256}
         return SweepConfig(tuple(FACTORS), (WIDTH,), SEEDS, self.steps, rates, settings)
 
+    def points(self) -> list[fit.Point]:
+        """Its runs, with log2 of the factor where a sweep has that of the rate."""
+        records = sweep.load(self.directory)[1]
+        return [replace(p, log2_lr=x) for name, x in FACTORS.items() for p in points(records, name, WIDTH)]
+
     def best(self) -> fit.Optimum:
         """The best factor: the vertex over its log2, fitted as that of a rate is."""
-        records = sweep.load(self.directory)[1]
-        found = [replace(p, log2_lr=x) for name, x in FACTORS.items() for p in points(records, name, WIDTH)]
-        return fit.optimum(found)
+        return fit.optimum(self.points())
+
+    def losses(self) -> dict[float, float | None]:
+        """The mean loss by log2 of the factor."""
+        return fit.mean_curve(self.points())
 
     def finished(self) -> bool:
         """Whether all of it was run."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from confirm.tables import cell, rate
+from sizes import decay
 from sizes import run as sizes
 from sizes.run import TRUTH
 from surefoot.experiment.extrapolate.axis import AXES
@@ -42,6 +43,19 @@ def depth_gain(out: Path = sizes.HERE) -> str | None:
         means = [f"{fmean(by_seed.values()):.3f}" for by_seed in losses]
         rows.append([str(blocks), *means, cell(fit.difference(*losses), 3)])
     return markdown(["blocks", "loss with the rule", "without", "difference"], rows)
+
+
+def decay_units() -> str | None:
+    """The default's decay times a factor at several horizons and batches; None before anything was measured."""
+    rows = []
+    for size in filter(decay.Size.finished, (*decay.HORIZONS, *decay.BATCHES)):
+        best, losses = size.best(), size.losses()
+        lowest = best.best_loss
+        assert lowest is not None
+        cells = ["diverged" if loss is None else f"{loss - lowest:.3f}" for loss in losses.values()]
+        rows.append([str(size.steps), str(size.batch), f"2^{size.log2_lr:g}", *cells, rate(best)])
+    head = ["steps", "batch", "lr", *(f"decay x {2**x:g}" for x in decay.FACTORS.values()), "best factor"]
+    return markdown(head, rows) if rows else None
 
 
 def _axis(name: str, out: Path) -> str | None:

@@ -116,7 +116,7 @@ def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
     [
         {"geometry": sf.RadialBrake()}, {"geometry": sf.UpdateFloor()}, {"geometry": sf.DualScaled()},
         {"geometry": sf.NormalisedRows()}, {"geometry": sf.StreamingSpectral()},
-        {"geometry": sf.MeanLookahead()}, {"geometry": sf.MeanLookahead(sf.RadialBrake(sf.NormalisedRows()))},
+        {"geometry": sf.MeanLookahead(sf.RadialBrake(sf.NormalisedRows()))},
         {"momentum": sf.Adam()}, {"momentum": sf.RowAdam()}, {"momentum": sf.Whitened()}, {"momentum": sf.SOAP()},
         {"momentum": sf.Momentum(0.0)},
     ],
