@@ -2,21 +2,24 @@
 
     python studies/pretrain/text.py text.jsonl
     surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
-    python studies/pretrain/run.py --data tokens                # what is missing; resumes; ten hours on 2 cores
+    python studies/pretrain/run.py --data tokens                # what is missing; resumes; nine hours on 2 cores
     python studies/pretrain/run.py --data tokens --list         # what is finished and what is not
     python studies/pretrain/run.py --data tokens --model llama --width 128      # the same on another model or width
     python studies/pretrain/run.py --data tokens --device cuda                  # on a GPU
 
 The reference GPT of depth 4, batches of 16 x 128 tokens, linear warm-up over a tenth of the steps and linear cool-down
-to 0. Every recipe gets the same tuning: at 20 tokens a parameter a search of five rates with one seed; at 80 the best
-of those and half an octave less, with one seed; then three fresh seeds at the best, the same for all. What was tuned
-before, beside the rate, is that of `studies/search`.
+to 0. Every recipe gets the same tuning at 20 tokens a parameter: a search of five rates with one seed, and the vertex
+of the parabola around the best, as `surefoot compare` does. Then three fresh seeds at it, the same for all. At 80 all
+rates are half an octave lower, which is what studies/sizes found of the default for four times the steps: to tell two
+rates half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
+`studies/search`. The default was tuned before it had a rate of its own for what writes into a residual stream.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -29,9 +32,10 @@ from torch import nn
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.models.decoder import reference
-from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Exact, Own
+from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Method, Steepest, method, moonlight_tuned
@@ -45,6 +49,8 @@ RATIOS = (20, 80)
 TOKENS = "SUREFOOT_PRETRAIN_TOKENS"  # the environment's variable that tells the worker processes where they are
 TUNING_SEED, SEEDS = 700, (710, 711, 712)
 BUDGET = 5
+POWER = -0.25
+"""Of the best rate in the steps, from the shorter horizon to the longer."""
 CURVE = 24
 """Validation losses on the way of a run, beside its last."""
 
@@ -74,15 +80,10 @@ def muon_tuned() -> recipes.Recipe:
 
 
 def chosen(name: str) -> Method:
-    """A method of `CENTRES`: published ones by their names, tuned ones from the search.
-
-    The default is the one that was tuned, before it had a rate of its own for what writes into a residual stream.
-    """
+    """A method of `CENTRES`: published ones by their names, tuned ones from the search."""
     from families import FAMILIES
     from winners import winner
 
-    if name == "steady":
-        return Steepest(replace(recipes.steady(), depth=None))
     if name == "muon_tuned":
         return Steepest(muon_tuned())
     if name.startswith("moga_row_"):
@@ -115,28 +116,27 @@ class Setting:
         return HERE / f"{self.model}_{self.width}" / f"{self.ratio}_{stage}"
 
     def tuning(self) -> SweepConfig:
-        """One seed: a search for each recipe's rate; at the longer horizon the best of the shorter, and less."""
-        if self.ratio == RATIOS[0]:
-            return self._config((TUNING_SEED,), Exact(CENTRES, BUDGET))
-        short = replace(self, ratio=RATIOS[0]).best_rates()
-        return self._config((TUNING_SEED,), Own({recipe: (rate - 0.5, rate) for recipe, rate in short.items()}))
+        """One seed: a search for each recipe's rate."""
+        return self._config((TUNING_SEED,), Exact(CENTRES, BUDGET))
 
     def final(self) -> SweepConfig:
-        """Fresh seeds at each recipe's best rate."""
-        return self._config(SEEDS, Own({recipe: (rate,) for recipe, rate in self.best_rates().items()}))
+        """Fresh seeds at each recipe's rate."""
+        return self._config(SEEDS, Own({recipe: (rate,) for recipe, rate in self.rates().items()}))
 
-    def best_rates(self) -> dict[str, float]:
-        """The rate of each recipe's lowest loss in tuning."""
-        records = sweep.load(self.directory("tuning"))[1]
-        sound = [record for record in records if not record["diverged"]]
-        return {
-            recipe: min((r for r in sound if r["recipe"] == recipe), key=lambda r: r["val_loss"])["log2_lr"]
-            for recipe in CENTRES
-        }
+    def rates(self) -> dict[str, float]:
+        """The rate of each recipe, to a sixteenth of an octave: the shorter horizon's optimum, and less."""
+        records = sweep.load(replace(self, ratio=RATIOS[0]).directory("tuning"))[1]
+        found = {recipe: fit.optimum(points(records, recipe, self.width)) for recipe in CENTRES}
+        best = {recipe: one.best_rate if one.log2_lr is None else one.log2_lr for recipe, one in found.items()}
+        power = math.log2(self.ratio / RATIOS[0]) * POWER
+        return {recipe: round(16 * (rate + power)) / 16 for recipe, rate in best.items() if rate is not None}
 
     def measure(self, workers: int | None) -> None:
-        """Tune, then run the fresh seeds at the best rates."""
-        for stage, config in (("tuning", self.tuning), ("final", self.final)):
+        """Tune at the shorter horizon, then run the fresh seeds."""
+        stages = (
+            (("tuning", self.tuning), ("final", self.final)) if self.ratio == RATIOS[0] else (("final", self.final),)
+        )
+        for stage, config in stages:
             if not self.finished(stage):
                 sweep.run(config(), self.directory(stage), run_trial, workers=workers)
 
@@ -198,7 +198,7 @@ def main() -> None:
     for ratio in options.ratios:
         setting = Setting(options.model, options.width, ratio, options.device)
         if options.list:
-            print(ratio, {stage: setting.finished(stage) for stage in ("tuning", "final")})
+            print(ratio, setting.rates(), {stage: setting.finished(stage) for stage in ("tuning", "final")})
         else:
             setting.measure(options.workers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from confirm.tables import cell
@@ -37,7 +38,7 @@ def _one(setting: Setting) -> str | None:
     if not setting.finished("final"):
         return _under_way(setting)
     records = load(setting.directory("final"))[1]
-    tuning = load(setting.directory("tuning"))[1]
+    tuning = load(replace(setting, ratio=RATIOS[0]).directory("tuning"))[1]
     runs = {name: {r["seed"]: r for r in records if r["recipe"] == name} for name in CENTRES}
     losses = {name: {seed: r["val_loss"] for seed, r in own.items() if not r["diverged"]} for name, own in runs.items()}
     means = {
@@ -47,13 +48,12 @@ def _one(setting: Setting) -> str | None:
     for name in sorted(means, key=lambda name: means[name].value or 0.0):
         rates = sorted(r["log2_lr"] for r in tuning if r["recipe"] == name)
         best = next(iter(runs[name].values()))["log2_lr"]
-        edge = ", at the edge" if best in (rates[0], rates[-1]) and len(rates) == BUDGET else ""
         differences = [_difference(runs[name], runs[BASELINE], part, setting.steps) for part in PARTS]
         rows.append([
-            name, str(SEARCHED[name]) if SEARCHED[name] else "published", str(len(rates)), f"2^{best:g}{edge}",
+            name, str(SEARCHED[name]) if SEARCHED[name] else "published", str(len(rates)), f"2^{best:g}",
             cell(means[name], 3, ""), *("" if name == BASELINE else cell(one, 3) for one in differences),
         ])  # fmt: skip
-    head = ["recipe", "earlier search, runs", "rates tried here", "lr", "validation loss"]
+    head = ["recipe", "earlier search, runs", f"rates tried at {RATIOS[0]}", "lr", "validation loss"]
     head += [f"above {BASELINE} at {part:.0%}" for part in PARTS]
     tokens = setting.steps * pretrain.BATCH * pretrain.CONTEXT
     title = (
