@@ -12,7 +12,8 @@ to 0. Every recipe gets the same tuning at 20 tokens a parameter: a search of fi
 of the parabola around the best, as `surefoot compare` does. Then three fresh seeds at it, the same for all. At 80 all
 rates are half an octave lower, which is what studies/sizes found of the default for four times the steps: to tell two
 rates half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
-`studies/search`. The default was tuned before it had a rate of its own for what writes into a residual stream.
+`studies/search`, in runs of 150 steps; its decay falls with the length of the run, see `recipes.HorizonRule`. That rule,
+and the default's rates for what writes into a residual stream, came after the tuning of the rates.
 """
 
 from __future__ import annotations
@@ -76,21 +77,26 @@ def muon_tuned() -> recipes.Recipe:
     scale = recipes.muon().role("linear").lr_scale
     decay = DecoupledWeightDecay(0.085, scale)
     table["linear"] = replace(table["linear"], lr_scale=scale, stabiliser=decay)
-    return recipes.Recipe("muon_tuned", table)
+    return recipes.Recipe("muon_tuned", table, horizon=recipes.HorizonRule())
 
 
-def chosen(name: str) -> Method:
-    """A method of `CENTRES`: published ones by their names, tuned ones from the search."""
+def chosen(name: str, steps: int) -> Method:
+    """A method of `CENTRES`: published ones by their names, tuned ones from the search.
+
+    What was tuned, in runs of 150 steps, has its decay by the length of the run, as the default has.
+    """
     from families import FAMILIES
     from winners import winner
 
     if name == "muon_tuned":
         return Steepest(muon_tuned())
-    if name.startswith("moga_row_"):
-        return FAMILIES["moga_row"].method({**winner("moga_row"), "p": name.removeprefix("moga_row_")})
-    if name in ("scion", "adamw", "mup_adamw"):
-        return FAMILIES[name].method(winner(name))
-    return method(name)
+    if name not in ("scion", "adamw", "mup_adamw") and not name.startswith("moga_row_"):
+        return method(name)
+    family, _, p = name.partition("_row_")
+    point = {**winner("moga_row"), "p": p} if p else winner(family)
+    if "decay" in point:  # Scion has a radius instead
+        point = {**point, "decay": recipes.HorizonRule().factor(steps) * point["decay"]}
+    return FAMILIES["moga_row" if p else family].method(point)
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,9 @@ def run_trial(trial: Trial) -> TrialResult:
             curve[str(record["step"])] = record["val_loss"]
 
     every = max(1, trial.steps // CURVE)
-    result = train(config, text, method=chosen(trial.recipe), on_step=keep, log_every=every, eval_every=every)
+    result = train(
+        config, text, method=chosen(trial.recipe, trial.steps), on_step=keep, log_every=every, eval_every=every
+    )
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, curve)
 
 

@@ -79,14 +79,14 @@ BATCHES = (Size(150, 4, -3.75), Size(150, 64, -2.75))
 
 
 def decayed(factor: float) -> Recipe:
-    """The default with its decay times a factor."""
+    """The default with its decay times a factor, whatever the length of the run."""
     table = {
         kind: replace(role, stabiliser=replace(role.stabiliser, rate=factor * role.stabiliser.rate))
         if isinstance(role.stabiliser, DecoupledWeightDecay)
         else role
         for kind, role in steady().table.items()
     }
-    return replace(steady(), table=table)
+    return replace(steady(), table=table, horizon=None)
 
 
 def run_trial(trial: Trial) -> TrialResult:
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--list", action="store_true", help="only say what is finished")
     options = parser.parse_args()
-    for size in (*BATCHES, *HORIZONS):
+    for size in (*HORIZONS, *BATCHES):
         if not options.list:
             sweep.run(size.config(), size.directory, run_trial, workers=options.workers)
         print(f"{size.directory.name}: {'' if size.finished() else 'not '}finished")

@@ -1,6 +1,7 @@
 """Named recipes: a role table each. Known optimizers as points of one space."""
 
 from surefoot.recipes.depth import DepthRule
+from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.known import (
     beyond_mup,
     frobenius_sphere,
@@ -29,7 +30,7 @@ from surefoot.recipes.steady import steady
 from surefoot.recipes.table import Recipe
 
 __all__ = [
-    "DepthRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
+    "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
     "moga_row", "moonlight", "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion",
     "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady", "wion",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from surefoot.initialise import SquareNormal
 from surefoot.momentum import Momentum
 from surefoot.momentum.preconditioning import RowAdam
 from surefoot.recipes.depth import DepthRule
+from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.table import Recipe
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
@@ -45,6 +46,8 @@ def steady(per_head: bool = True) -> Recipe:
     What writes into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) has 4/L of its rate and
     its decay, and sqrt(4/L) of its initial values, see `DepthRule`: the changes of all branches add up.
 
+    A run of more than 400 steps wants less decay, see `HorizonRule`: `steady().over(steps)`.
+
     Args:
         per_head: False gives queries and keys one norm for all heads.
 
@@ -67,7 +70,7 @@ def steady(per_head: bool = True) -> Recipe:
     table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
     if per_head:
         table["heads"] = replace(_decayed(table["linear"], Constant(QUERIES)), initial=SquareNormal())
-    return Recipe("steady" if per_head else "steady_whole", table, DepthRule())
+    return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
 
 
 def _decayed(role: Role, scale: Scale) -> Role:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.momentum import Smoothing
 from surefoot.recipes.depth import DepthRule
+from surefoot.recipes.horizon import HorizonRule
 from surefoot.roles import NATURAL, Role, derive
 
 
@@ -18,6 +19,7 @@ class Recipe:
         name: for tables and records.
         table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
         depth: rate and initial values of what writes into a residual stream; None: those of its role.
+        horizon: decay by the length of the run, for `over`; None: the same for all.
 
     >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
     'experts'
@@ -26,6 +28,28 @@ class Recipe:
     name: str
     table: Mapping[str, Role]
     depth: DepthRule | None = None
+    horizon: HorizonRule | None = None
+
+    def over(self, steps: int) -> Recipe:
+        """The recipe for a run of so many optimizer steps: its decay follows `horizon`, all else stays.
+
+        Args:
+            steps: number of optimizer steps of the whole run.
+
+        Returns:
+            A recipe that `over` changes no more; this one where it has no rule.
+
+        Raises:
+            ValueError: steps is no positive whole number.
+
+        >>> from surefoot.recipes import steady
+        >>> steady().over(4000).role("linear").stabiliser.rate
+        0.008
+        """
+        if self.horizon is None:
+            return self
+        table = {kind: self.horizon.of(role, steps) for kind, role in self.table.items()}
+        return replace(self, table=table, horizon=None)
 
     def role(self, kind: str) -> Role:
         """The role of a kind; ValueError if there is none."""

@@ -16,7 +16,7 @@ from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, widt
 from surefoot.momentum import Adam, Momentum
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
-from surefoot.recipes import Recipe
+from surefoot.recipes import HorizonRule, Recipe
 from surefoot.scaling import Constant, Moonlight
 from surefoot.stabilise import Stabiliser
 
@@ -41,6 +41,10 @@ class Method(ABC):
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """The optimizer of a model; a scheduler multiplies the rates of all its groups by the same factor."""
 
+    def over(self, steps: int) -> Method:
+        """The method for a run of so many steps."""
+        return self
+
 
 @final
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class Steepest(Method):
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """Write the initial weights of the recipe's plan."""
         Plan.of(model, self.recipe).initialise_(model, seed)
+
+    def over(self, steps: int) -> Steepest:
+        """The method with the recipe's decay for a run of so many steps."""
+        return replace(self, recipe=self.recipe.over(steps))
 
     def plan(self, model: nn.Module) -> Plan:
         """The recipe's plan for a model, with the stabiliser if one is given."""
@@ -160,7 +168,10 @@ class MupAdamW(Method):
 
 
 def moonlight_tuned() -> Recipe:
-    """Muon under Moonlight's scale with the settings that the search of studies/search found, nine of them together."""
+    """Muon under Moonlight's scale with the settings that the search of studies/search found, nine of them together.
+
+    As the default's, its decay was found in short runs, and falls with the length of others.
+    """
     hidden, adam, decay = Momentum(0.76, 0.5), Adam(0.92, 0.984), 0.085
     factors = {"embedding": 3.5, "head": 0.7, **dict.fromkeys(("gain", "bias", "scalar"), 0.9)}
     table = dict(recipes.muon(Moonlight()).table)
@@ -171,7 +182,7 @@ def moonlight_tuned() -> Recipe:
         table[kind] = replace(table[kind], momentum=adam, lr_scale=Constant(factor))
         if kind in ("embedding", "head"):
             table[kind] = replace(table[kind], stabiliser=stabilise.DecoupledWeightDecay(decay, Constant(factor)))
-    return Recipe("moonlight_tuned", table)
+    return Recipe("moonlight_tuned", table, horizon=HorizonRule())
 
 
 _OWN: dict[str, Method] = {"moonlight_tuned": Steepest(moonlight_tuned()), "adamw": AdamW(), "mup_adamw": MupAdamW()}

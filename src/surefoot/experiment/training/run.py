@@ -76,7 +76,8 @@ class Run:
         self.layout: Layout = layout or Layout()
         processes = self.layout.processes
         processes.rows(config.batches.batch_size, 0, self.layout.accumulate)
-        self.method: Method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
+        method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
+        self.method: Method = method.over(config.schedule.steps)
         self.device: torch.device = pick_device(config.execution.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
