@@ -12,8 +12,8 @@ to 0. Every recipe gets the same tuning at 20 tokens a parameter: a search of fi
 of the parabola around the best, as `surefoot compare` does. Then three fresh seeds at it, the same for all. At 80 all
 rates are half an octave lower, which is what studies/sizes found of the default for four times the steps: to tell two
 rates half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
-`studies/search`, in runs of 150 steps; its decay falls with the length of the run, see `recipes.HorizonRule`. That rule,
-and the default's rates for what writes into a residual stream, came after the tuning of the rates.
+`studies/search`, in runs of 150 steps; its decay falls with the length of the run, see `recipes.HorizonRule`. That
+rule, and the default's rates for what writes into a residual stream, came after the tuning of the rates.
 """
 
 from __future__ import annotations

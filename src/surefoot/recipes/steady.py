@@ -44,9 +44,8 @@ def steady(per_head: bool = True) -> Recipe:
     heads are added. Where discovery finds no head size, they are hidden matrices like others.
 
     What writes into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) has 4/L of its rate and
-    its decay, and sqrt(4/L) of its initial values, see `DepthRule`: the changes of all branches add up.
-
-    A run of more than 400 steps wants less decay, see `HorizonRule`: `steady().over(steps)`.
+    its decay, and sqrt(4/L) of its initial values, see `DepthRule`: the changes of all branches add up. A run of more
+    than 400 steps wants less decay: `steady().over(steps)`, see `HorizonRule`.
 
     Args:
         per_head: False gives queries and keys one norm for all heads.
