@@ -52,7 +52,7 @@ def decay_units() -> str | None:
         best, losses = size.best(), size.losses()
         lowest = best.best_loss
         assert lowest is not None
-        cells = ["diverged" if loss is None else f"{loss - lowest:.3f}" for loss in losses.values()]
+        cells = [f"{loss - lowest:.3f}" if (loss := losses.get(x)) else "" for x in decay.FACTORS.values()]
         rows.append([str(size.steps), str(size.batch), f"2^{size.log2_lr:g}", *cells, rate(best)])
     head = ["steps", "batch", "lr", *(f"decay x {2**x:g}" for x in decay.FACTORS.values()), "best factor"]
     return markdown(head, rows) if rows else None
