@@ -217,6 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sizes": sizes.table,
     "beyond_screen": beyond.screened,
     "depth_gain": lambda: sizes.depth_gain() or "not run",
+    "decay_gain": lambda: sizes.decay_gain() or "not run",
     "decay_units": lambda: sizes.decay_units() or "not run",
     "beyond_final": lambda: beyond.confirmed() or "not run",
     "beyond_widths": lambda: beyond.transferred() or "not run",

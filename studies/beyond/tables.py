@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from beyond import run as beyond
-from beyond.run import RIVAL, STEPS, WIDTHS, Final, Search, Widths, finals, finished, screening, tuning
+from beyond.run import RIVAL, SCREEN_WIDTH, STEPS, WIDTHS, Final, Search, Widths, finals, finished, screening, tuning
 from beyond.variants import BASES, Way
 from confirm.tables import cell
 from surefoot.experiment.reports.style import markdown, plus_minus
@@ -33,16 +33,15 @@ def named(prefix: str) -> list[Way]:
     return sorted(map(Way, found), key=lambda way: (bases.index(way.base), len(way.parts), way.name))
 
 
-def cost(part: Search | Final) -> tuple[float, float]:
-    """State in bytes a parameter, and the median seconds of a step."""
-    lines = records(part)
-    return mean(r["facts"]["state_bytes"] for r in lines), float(np.median([r["seconds"] / r["steps"] for r in lines]))
+def state(part: Search | Final) -> str:
+    """State in bytes a parameter."""
+    return f"{mean(r['facts']['state_bytes'] for r in records(part)):.1f}"
 
 
-def slower(way: Way) -> str:
-    """A step's time over that of the base's, of `times.py`; empty if it was not measured."""
+def slower(way: Way, other: str) -> str:
+    """A step's time over another's, of `times.py`, at the screen's width; empty if one was not measured."""
     seconds = json.loads(TIMES.read_text())["seconds"] if TIMES.exists() else {}
-    return f"{seconds[way.name] / seconds[way.base]:.2f}" if way.name in seconds else ""
+    return f"{seconds[way.name] / seconds[other]:.2f}" if {way.name, other} <= seconds.keys() else ""
 
 
 def by_seed(losses: Mapping[int, float], others: Mapping[int, float]) -> str:
@@ -57,10 +56,9 @@ def screened() -> str:
     for way in named("screen_"):
         base = screening(Way(way.base))
         own, part = fit.lowest(screening(way).points()), screening(way)
-        state, _ = cost(part)
         against = "" if way.name == way.base else by_seed(own, fit.lowest(base.points()))
         best = f"2^{fit.optimum(part.points()).best_rate:g}"
-        row = [way.name, f"{state:.1f}", slower(way), best, f"{mean(own.values()):.4f}", against]
+        row = [way.name, state(part), slower(way, way.base), best, f"{mean(own.values()):.4f}", against]
         rows.append(row)
     head = ["at width 64", "state, bytes a parameter", "step / its base's", "best rate", "loss", "minus its base's"]
     return markdown(head, rows) if rows else ""
@@ -131,24 +129,25 @@ def confirmed() -> str:
     rival, rows = Final(Way(RIVAL), STEPS), []
     if not finished(rival):
         return ""
-    theirs, (_, unit) = rival.losses(), cost(rival)
+    theirs = rival.losses()
     for way in named("tune_"):
         if not all(map(finished, finals(way))):
             continue
         last = Final(way, STEPS)
-        own, (state, seconds) = last.losses(), cost(last)
-        cells = [
-            way.name,
-            f"2^{tuning(way).rate():g}",
-            f"{state:.1f}",
-            f"{seconds / unit:.2f}",
-            f"{mean(own.values()):.4f}",
-        ]
+        own = last.losses()
+        cells = [way.name, f"2^{tuning(way).rate():g}", state(last), slower(way, RIVAL), f"{mean(own.values()):.4f}"]
         if way.name != RIVAL:
             apart = fit.difference(own, theirs)
             cells.append(f"{apart.value:+.4f}{plus_minus(apart.interval, 4)}")
             found = ratio({part.steps: part.losses() for part in finals(way)}, theirs)
             cells.append("not known" if found.value is None else f"{found.value:.3f}{plus_minus(found.interval, 3)}")
         rows.append(cells + [""] * (7 - len(cells)))
-    head = ["at width 128", "rate", "state, bytes a parameter", "step / tuned Muon's", "loss", "minus tuned Muon's"]
+    head = [
+        "at width 128",
+        "rate",
+        "state, bytes a parameter",
+        f"step / tuned Muon's at {SCREEN_WIDTH}",
+        "loss",
+        "minus tuned Muon's",
+    ]
     return markdown([*head, "steps to its loss / its steps"], rows)

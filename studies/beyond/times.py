@@ -2,7 +2,7 @@
 
     python studies/beyond/times.py            # two minutes; rewrites times.json
 
-A step is a whole one, gradients and optimizer, of the screen's model and batch. All ways of the screen take their
+A step is a whole one, gradients and optimizer, of the screen's model and batch. All ways take their
 steps in rounds of ten, one after the other, so that a slow minute of the machine is everyone's; a way's time is the
 median of its rounds.
 """
@@ -18,7 +18,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # the studies, by their folders' names
 
-from beyond.run import SCREEN_WIDTH, corpus
+from beyond.run import RIVAL, SCREEN_WIDTH, corpus
 from beyond.tables import TIMES, named
 from beyond.variants import Way
 from surefoot.experiment.files import dumps, write_atomic
@@ -52,6 +52,7 @@ def start(way: Way) -> Run:
 
 
 if __name__ == "__main__":
-    found = environment() | {"seconds": measure(named("screen_"))}
+    ways = [Way(RIVAL), *named("screen_"), *named("tune_")]
+    found = environment() | {"seconds": measure(list(dict.fromkeys(ways)))}
     write_atomic(TIMES, dumps(found, indent=2) + "\n")
     print(TIMES.read_text())

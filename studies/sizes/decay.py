@@ -5,9 +5,8 @@
 
 The demo's model and text at width 64, as in `run.py`. A step multiplies a matrix by `1 - lr f rate`, where the
 default's f is 1 up to 400 steps. At each horizon and each batch size f is a quarter to four, at the rate of the
-default's optimum there; at the longest horizon down to a sixteenth, until less is worse. The best f is constant if
-decay is right in units of lr, falls as `1/(steps lr)` if its time scale is a part of the run, and rises as `1/lr` if it
-is right per step, whatever the rate.
+default's optimum there. The best f is constant if decay is right in units of lr, falls as `1/(steps lr)` if its time
+scale is a part of the run, and rises as `1/lr` if it is right per step, whatever the rate.
 """
 
 from __future__ import annotations
@@ -34,23 +33,17 @@ from surefoot.stabilise import DecoupledWeightDecay
 HERE = Path(__file__).parent
 WIDTH, SEEDS = 64, (820, 821, 822)
 SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "context": 64}
-FACTORS = {f"decay_2^{power:+d}": float(power) for power in range(-4, 3)}
+FACTORS = {f"decay_2^{power:+d}": float(power) for power in range(-2, 3)}
 """Recipes by name, and the log2 of their factor on the default's decay."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Steps and batch of a run, the log2 rate of the default's optimum there, and the log2 of the least factor."""
+    """Steps and batch of a run, and the log2 rate of the default's optimum there."""
 
     steps: int
     batch: int
     log2_lr: float
-    least: float = -2.0
-
-    @property
-    def factors(self) -> dict[str, float]:
-        """Those of `FACTORS` that are run."""
-        return {name: x for name, x in FACTORS.items() if x >= self.least}
 
     @property
     def directory(self) -> Path:
@@ -59,14 +52,14 @@ class Size:
 
     def config(self) -> SweepConfig:
         """What is run."""
-        rates = Own(dict.fromkeys(self.factors, (self.log2_lr,)))
+        rates = Own(dict.fromkeys(FACTORS, (self.log2_lr,)))
         settings: dict[str, Any] = {**SETTINGS, "batch_size": self.batch, "corpus": load().sha256}
-        return SweepConfig(tuple(self.factors), (WIDTH,), SEEDS, self.steps, rates, settings)
+        return SweepConfig(tuple(FACTORS), (WIDTH,), SEEDS, self.steps, rates, settings)
 
     def points(self) -> list[fit.Point]:
         """Its runs, with log2 of the factor where a sweep has that of the rate."""
         records = sweep.load(self.directory)[1]
-        return [replace(p, log2_lr=x) for name, x in self.factors.items() for p in points(records, name, WIDTH)]
+        return [replace(p, log2_lr=x) for name, x in FACTORS.items() for p in points(records, name, WIDTH)]
 
     def best(self) -> fit.Optimum:
         """The best factor: the vertex over its log2, fitted as that of a rate is."""
@@ -81,7 +74,7 @@ class Size:
         return (self.directory / sweep.SUMMARY).exists()
 
 
-HORIZONS = (Size(100, 16, -3.0), Size(400, 16, -3.5), Size(1600, 16, -4.25, least=-4.0))
+HORIZONS = (Size(100, 16, -3.0), Size(400, 16, -3.5), Size(1600, 16, -4.25))
 BATCHES = (Size(150, 4, -3.75), Size(150, 64, -2.75))
 
 

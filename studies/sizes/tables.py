@@ -8,7 +8,7 @@ from statistics import fmean
 from confirm.tables import cell, rate
 from sizes import decay
 from sizes import run as sizes
-from sizes.run import TRUTH
+from sizes.run import SAME_DECAY, TRUTH
 from surefoot.experiment.extrapolate.axis import AXES
 from surefoot.experiment.extrapolate.law import power_law
 from surefoot.experiment.extrapolate.run import load
@@ -43,6 +43,24 @@ def depth_gain(out: Path = sizes.HERE) -> str | None:
         means = [f"{fmean(by_seed.values()):.3f}" for by_seed in losses]
         rows.append([str(blocks), *means, cell(fit.difference(*losses), 3)])
     return markdown(["blocks", "loss with the rule", "without", "difference"], rows)
+
+
+def decay_gain(out: Path = sizes.HERE) -> str | None:
+    """At the longest horizon, the default's decay by the length of the run beside that of short runs."""
+    directory, rows = out / f"horizon_steady_{WIDTH}", []
+    if not all((directory / truth / sweep.SUMMARY).exists() for truth in (TRUTH, SAME_DECAY)):
+        return None
+    found = {truth: points(sweep.load(directory / truth)[1], "steady", WIDTH) for truth in (TRUTH, SAME_DECAY)}
+    law = power_law(optima(WIDTH, load(directory)[1], "steady"))
+    assert law is not None
+    predicted = {seed: line.at(load(directory)[0]["target"]) for seed, line in law.by_seed.items()}
+    for truth, name in ((TRUTH, "by the length of the run"), (SAME_DECAY, "as in short runs")):
+        best, lowest = fit.optimum(found[truth]), fit.lowest(found[truth])
+        apart = "" if truth == TRUTH else cell(fit.difference(lowest, fit.lowest(found[TRUTH])), 3)
+        error = cell(fit.difference(predicted, best.by_seed), 2)
+        rows.append([name, rate(best), error, f"{fmean(lowest.values()):.3f}", apart])
+    head = ["decay", "best lr", "predicted minus it, octaves", "lowest loss", "above the first"]
+    return markdown(head, rows)
 
 
 def decay_units() -> str | None:
