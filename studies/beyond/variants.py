@@ -38,9 +38,9 @@ def whitened(role: sf.Role, steps: int) -> sf.Role:
     return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
 
 
-def soap(every: int) -> Change:
+def soap(every: int, largest: int = 8192) -> Change:
     """SOAP's division around the momentum."""
-    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every))
+    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every, largest=largest))
 
 
 def followed(ends: float, middle: float) -> Change:
@@ -98,6 +98,9 @@ PARTS = {
     "whitened": Part(whitened),
     "soap": Part(soap(1)),
     "soap5": Part(soap(5)),
+    "soap10": Part(soap(10)),
+    "soap10_linear": Part(soap(10), ("linear",)),
+    "soap10_short": Part(soap(10, largest=128), ("linear",)),
     "rows": Part(turned(sf.NormalisedRows)),
     "brake": Part(turned(sf.RadialBrake), moves=False),
     "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15)), moves=False),
@@ -122,7 +125,18 @@ BASES: dict[str, tuple[Callable[[], Recipe], dict[int, float]]] = {
 }
 """Recipes, and by width the log2 rates around which searches start: near the optima that studies/confirm found."""
 
-MORE = ("soap5", "frobenius", "heavy", "ahead_all", "entries", "entries_louder", "long")
+MORE = (
+    "soap5",
+    "soap10",
+    "soap10_linear",
+    "soap10_short",
+    "frobenius",
+    "heavy",
+    "ahead_all",
+    "entries",
+    "entries_louder",
+    "long",
+)
 """Parts that are another form of one: screened by name alone."""
 SCREEN = tuple("+".join(filter(None, (base, part))) for base in BASES for part in ("", *PARTS) if part not in MORE)
 

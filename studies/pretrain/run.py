@@ -10,8 +10,8 @@
 The reference GPT of depth 4, batches of 16 x 128 tokens, linear warm-up over a tenth of the steps and linear cool-down
 to 0. Every recipe gets the same tuning at 20 tokens a parameter: a search of five rates with one seed, and the vertex
 of the parabola around the best, as `surefoot compare` does. Then three fresh seeds at it, the same for all. At 80 all
-rates are half an octave lower, which is what studies/sizes found of the default for four times the steps: to tell two
-rates half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
+rates are half an octave lower, about what studies/sizes found of the default from 400 to 1600 steps: to tell two rates
+half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
 `studies/search`, in runs of 150 steps; its decay falls with the length of the run, see `recipes.HorizonRule`. That
 rule, and the default's rates for what writes into a residual stream, came after the tuning of the rates.
 """
@@ -137,14 +137,17 @@ class Setting:
         power = math.log2(self.ratio / RATIOS[0]) * POWER
         return {recipe: round(16 * (rate + power)) / 16 for recipe, rate in best.items() if rate is not None}
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What is run, in order: only the shorter horizon is tuned."""
+        return ("tuning", "final") if self.ratio == RATIOS[0] else ("final",)
+
     def measure(self, workers: int | None) -> None:
         """Tune at the shorter horizon, then run the fresh seeds."""
-        stages = (
-            (("tuning", self.tuning), ("final", self.final)) if self.ratio == RATIOS[0] else (("final", self.final),)
-        )
-        for stage, config in stages:
+        for stage in self.stages:
             if not self.finished(stage):
-                sweep.run(config(), self.directory(stage), run_trial, workers=workers)
+                config = self.tuning() if stage == "tuning" else self.final()
+                sweep.run(config, self.directory(stage), run_trial, workers=workers)
 
     def finished(self, stage: str) -> bool:
         """Whether all runs of a stage were run."""
@@ -206,7 +209,7 @@ def main() -> None:
     for ratio in options.ratios:
         setting = Setting(options.model, options.width, ratio, options.device)
         if options.list:
-            print(ratio, setting.rates(), {stage: setting.finished(stage) for stage in ("tuning", "final")})
+            print(ratio, {stage: setting.finished(stage) for stage in setting.stages})
         else:
             setting.measure(options.workers)
 

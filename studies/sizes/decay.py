@@ -12,25 +12,25 @@ scale is a part of the run, and rises as `1/lr` if it is right per step, whateve
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Own
 from surefoot.experiment.sweep.summary import points
-from surefoot.experiment.sweep.worker import unchanged
-from surefoot.experiment.training.config import TrainConfig
-from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Steepest
 from surefoot.recipes import Recipe, steady
-from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.recipes.horizon import with_decay
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))  # the studies, by their folders' names
+
+from sizes.run import trial_of  # noqa: E402
+
 WIDTH, SEEDS = 64, (820, 821, 822)
 SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "context": 64}
 FACTORS = {f"decay_2^{power:+d}": float(power) for power in range(-2, 3)}
@@ -80,23 +80,13 @@ BATCHES = (Size(150, 4, -3.75), Size(150, 64, -2.75))
 
 def decayed(factor: float) -> Recipe:
     """The default with its decay times a factor, whatever the length of the run."""
-    table = {
-        kind: replace(role, stabiliser=replace(role.stabiliser, rate=factor * role.stabiliser.rate))
-        if isinstance(role.stabiliser, DecoupledWeightDecay)
-        else role
-        for kind, role in steady().table.items()
-    }
+    table = {kind: with_decay(role, factor) for kind, role in steady().table.items()}
     return replace(steady(), table=table, horizon=None)
 
 
 def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread."""
-    torch.set_num_threads(1)
-    settings = dict(trial.settings)
-    corpus = unchanged(None, settings.pop("corpus"))
-    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
-    result = train(config, corpus, method=Steepest(decayed(2.0 ** FACTORS[trial.recipe])))
-    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    return trial_of(Steepest(decayed(2.0 ** FACTORS[trial.recipe])), trial)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ law alone. `flat` (of `steady_flat`): 8 and 16 blocks of the default without its
 steps, and `batch`: 4 to 16 sequences a step, at width 64; the law's rate at 1600 steps and at 64 sequences is then put
 to the test by a search there, with the same seeds. It starts at the predicted rate, which is thereby one of those that
 are run: its loss minus the lowest is the regret. Where there is no law there is no prediction, and no such search.
-`same_decay`: the horizon's test again, of the default with the decay of short runs.
+`same_decay`: the horizon's test again, with the decay of short runs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from surefoot.experiment.sweep.worker import run_trial as named_trial
 from surefoot.experiment.sweep.worker import unchanged
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import Steepest
+from surefoot.experiment.training.methods import Method, Steepest, method
 from surefoot.experiment.training.names import METHODS, log2_lr
-from surefoot.recipes import Recipe, steady
+from surefoot.recipes import steady
 
 HERE = Path(__file__).parent
 RECIPES = ("steady", "moonlight_tuned", "adamw")
@@ -48,30 +48,36 @@ SEEDS, MORE_SEEDS = (800, 801, 802), tuple(range(800, 808))
 BUDGET = 8  # rates a search may take, as many as `surefoot transfer`'s
 SETTINGS = {"model": "gpt", "depth": 2, "head_dim": 16, "steps": 150, "batch_size": 16, "context": 64}
 TOY = {"model": "gpt", "depth": 1, "head_dim": 16, "steps": 4, "batch_size": 2, "context": 16}
-TRUTH, SAME_DECAY = "truth", "truth_same_decay"
-
 FLAT = "steady_flat"
 """The default without its rule for depth."""
 
 
 def run_trial(trial: Trial) -> TrialResult:
     """One run, of a method by its name or of `FLAT`."""
-    return named_trial(trial) if trial.recipe != FLAT else trial_of(replace(steady(), depth=None), trial)
+    return named_trial(trial) if trial.recipe != FLAT else trial_of(Steepest(replace(steady(), depth=None)), trial)
 
 
 def same_decay(trial: Trial) -> TrialResult:
-    """One run of the default with the decay of short runs."""
-    return trial_of(replace(steady(), horizon=None), trial)
+    """One run of a method with the decay of short runs."""
+    chosen = method(trial.recipe)
+    if isinstance(chosen, Steepest):
+        chosen = replace(chosen, recipe=replace(chosen.recipe, horizon=None))
+    return trial_of(chosen, trial)
 
 
-def trial_of(recipe: Recipe, trial: Trial) -> TrialResult:
-    """One run of a recipe, on one thread."""
+def trial_of(method: Method, trial: Trial) -> TrialResult:
+    """One run, on one thread."""
     torch.set_num_threads(1)
     settings = dict(trial.settings)
     corpus = unchanged(None, settings.pop("corpus"))
     config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
-    result = train(config, corpus, method=Steepest(recipe))
+    result = train(config, corpus, method=method)
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+
+
+TRUTH, SAME_DECAY = "truth", "truth_same_decay"
+TRUTHS: dict[str, sweep.RunTrial] = {TRUTH: run_trial, SAME_DECAY: same_decay}
+"""The searches at a part's target, by their sub-directories."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class Part:
     width: int
     target: int | None = None
     seeds: tuple[int, ...] = SEEDS
-    same_decay: bool = False
+    truth: str = TRUTH
 
     def directory(self, recipe: str, out: Path) -> Path:
         """Directory of a recipe's runs."""
@@ -95,18 +101,15 @@ class Part:
         search = Bracket({recipe: log2_lr(recipe.removesuffix("_flat"))}, BUDGET)
         return Extrapolation((recipe,), self.axis, self.values, self.width, self.seeds, search, shared)
 
-    def measure(
-        self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor, trial: sweep.RunTrial = run_trial
-    ) -> None:
+    def measure(self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor) -> None:
         """Run what is missing: the sweeps, then the search at the target, from the predicted rate."""
         config, directory = self.config(recipe, settings), self.directory(recipe, out)
-        summary = extrapolating.run(config, directory, trial, target=self.target, executor=executor)
+        summary = extrapolating.run(config, directory, run_trial, target=self.target, executor=executor)
         (entry,) = summary["recipes"]
         print(f"{directory.name}: power {entry['power']} {entry['power_ci']} {entry['no_law'] or ''}", flush=True)
         if self.target is not None and entry["target_log2_lr"] is not None:
             there = config.sweep(self.target, {recipe: transfer_rate(entry["target_log2_lr"])})
-            truth, trial = (SAME_DECAY, same_decay) if self.same_decay else (TRUTH, trial)
-            sweep.run(there, directory / truth, trial, executor=executor)
+            sweep.run(there, directory / self.truth, TRUTHS[self.truth], executor=executor)
 
     def finished(self, recipe: str, out: Path) -> bool:
         """Whether all of it was run."""
@@ -115,16 +118,14 @@ class Part:
             return False
         summary, _ = extrapolating.load(directory)
         predicts = summary["recipes"][0]["target_log2_lr"] is not None
-        return summary["finished"] and (
-            not predicts or (directory / (SAME_DECAY if self.same_decay else TRUTH) / sweep.SUMMARY).exists()
-        )
+        return summary["finished"] and (not predicts or (directory / self.truth / sweep.SUMMARY).exists())
 
 
 PARTS = {
     "depth": (Part("depth", (2, 4, 8, 16), 64), Part("depth", (2, 4, 8), 128)),
     "flat": (Part("depth", (8, 16), 64),),
     "horizon": (Part("horizon", (100, 200, 400), 64, target=1600, seeds=MORE_SEEDS),),
-    "same_decay": (Part("horizon", (100, 200, 400), 64, target=1600, seeds=MORE_SEEDS, same_decay=True),),
+    "same_decay": (Part("horizon", (100, 200, 400), 64, target=1600, seeds=MORE_SEEDS, truth=SAME_DECAY),),
     "batch": (Part("batch", (4, 8, 16), 64, target=64),),
 }
 TOY_PARTS = {

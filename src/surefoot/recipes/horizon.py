@@ -55,7 +55,12 @@ class HorizonRule:
 
     def of(self, role: Role, steps: int) -> Role:
         """The role with its decay, if it has one, times the factor of a run of so many steps."""
-        factor, decay = self.factor(steps), role.stabiliser
-        if factor == 1 or not isinstance(decay, DECAYS):
-            return role
-        return replace(role, stabiliser=replace(decay, rate=factor * decay.rate))
+        return with_decay(role, self.factor(steps))
+
+
+def with_decay(role: Role, factor: float) -> Role:
+    """The role with its decay, if it has one, times a factor above 0."""
+    decay = role.stabiliser
+    if factor == 1 or not isinstance(decay, DECAYS):
+        return role
+    return replace(role, stabiliser=replace(decay, rate=factor * decay.rate))

@@ -40,7 +40,7 @@ class Recipe:
             A recipe that `over` changes no more; this one where it has no rule.
 
         Raises:
-            ValueError: steps is no positive whole number.
+            ValueError: there is a rule, and steps is no positive whole number.
 
         >>> from surefoot.recipes import steady
         >>> steady().over(4000).role("linear").stabiliser.rate

@@ -9,7 +9,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.training.config import TrainConfig
-from surefoot.experiment.training.methods import Steepest, method
+from surefoot.experiment.training.methods import method
 from surefoot.experiment.training.run import Run
 
 DECAYS = [sf.WeightDecay(0.5), sf.DecoupledWeightDecay(0.5, sf.Constant(2.0)), sf.CautiousDecay(0.5),
@@ -78,4 +78,3 @@ def test_a_stabiliser_that_was_asked_for_is_the_one_that_is_used():
 def test_torch_s_own_optimizers_have_no_rule():
     adamw = method("adamw")
     assert adamw.over(10**6) is adamw
-    assert isinstance(method("steady").over(10**6), Steepest)
