@@ -183,7 +183,7 @@ def tuning(way: Way) -> Search:
 
 def finals(way: Way) -> list[Final]:
     """Its final runs, those of tuned Muon at the full length alone."""
-    return [Final(way, steps) for steps in ((STEPS,) if way.name == RIVAL else (*SHORTER, STEPS))]
+    return [Final(way, steps) for steps in ((STEPS,) if way.name == RIVAL else (STEPS, *SHORTER))]
 
 
 def finished(part: Study) -> bool:
@@ -245,15 +245,15 @@ def measure(part: Study) -> None:
     print(f"{part.directory.name}: {summary['best_loss'][0]} at 2^{summary['best_loss_log2_lr'][0]}", flush=True)
 
 
-def parts_of(stage: str, names: tuple[str, ...]) -> list[Study]:
-    """What a stage runs for these names, in order."""
+def parts_of(stage: str, names: tuple[str, ...], last: bool = False) -> list[Study]:
+    """What a stage runs for these names, in order; of the final runs the longest alone if so said."""
     ways = [Way(name) for name in names]
     if stage == "screen":  # bases first, whose rates others take
         bases = dict.fromkeys(Way(way.base) for way in ways)
         return [screening(way) for way in dict.fromkeys((*bases, *ways))]
     if stage == "widths":
         return [Widths(way) for way in ways]
-    return [part for way in ways for part in (tuning(way), *finals(way))]
+    return [part for way in ways for part in (tuning(way), *finals(way)[: 1 if last else None])]
 
 
 def main() -> None:
@@ -263,9 +263,12 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"as in {SCREEN[1]}; screen: all of {', '.join(SCREEN)}"
     )
+    parser.add_argument(
+        "--last", action="store_true", help="confirm: leave out the shorter runs, and so the ratio of steps"
+    )
     parser.add_argument("--list", action="store_true", help="only say what is finished")
     parser.add_argument("--table", action="store_true", help="only print the tables")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.table:
         from beyond import tables
 
@@ -276,7 +279,7 @@ def main() -> None:
     names = tuple(options.names) or SCREEN
     if options.stage == "confirm":
         names = tuple(dict.fromkeys((RIVAL, *(options.names or ("steady",)))))
-    for part in parts_of(options.stage, names):
+    for part in parts_of(options.stage, names, options.last):
         if options.list:
             print(f"{part.directory.name}: {'' if finished(part) else 'not '}finished")
         else:

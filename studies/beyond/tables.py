@@ -124,6 +124,14 @@ def ratio(losses: Mapping[int, Mapping[int, float]], target: Mapping[int, float]
     return fit.Estimate(math.exp(root), ends, len(own))
 
 
+def steps_to(target: Mapping[int, float], way: Way) -> str:
+    """`ratio` of a way of training; empty where its shorter runs are missing."""
+    if not all(map(finished, finals(way))):
+        return ""
+    found = ratio({part.steps: part.losses() for part in finals(way)}, target)
+    return "not known" if found.value is None else f"{found.value:.3f}{plus_minus(found.interval, 3)}"
+
+
 def confirmed() -> str:
     """At width 128 on eight seeds: final losses, and steps to tuned Muon's."""
     rival, rows = Final(Way(RIVAL), STEPS), []
@@ -131,16 +139,15 @@ def confirmed() -> str:
         return ""
     theirs = rival.losses()
     for way in named("tune_"):
-        if not all(map(finished, finals(way))):
+        last, *_ = finals(way)
+        if not finished(last):
             continue
-        last = Final(way, STEPS)
         own = last.losses()
         cells = [way.name, f"2^{tuning(way).rate():g}", state(last), slower(way, RIVAL), f"{mean(own.values()):.4f}"]
         if way.name != RIVAL:
             apart = fit.difference(own, theirs)
             cells.append(f"{apart.value:+.4f}{plus_minus(apart.interval, 4)}")
-            found = ratio({part.steps: part.losses() for part in finals(way)}, theirs)
-            cells.append("not known" if found.value is None else f"{found.value:.3f}{plus_minus(found.interval, 3)}")
+            cells.append(steps_to(theirs, way))
         rows.append(cells + [""] * (7 - len(cells)))
     head = [
         "at width 128",

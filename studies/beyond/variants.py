@@ -38,9 +38,9 @@ def whitened(role: sf.Role, steps: int) -> sf.Role:
     return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
 
 
-def soap(every: int, largest: int = 8192) -> Change:
+def soap(every: int, shorter: bool = False) -> Change:
     """SOAP's division around the momentum."""
-    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every, largest=largest))
+    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every, shorter=shorter))
 
 
 def followed(ends: float, middle: float) -> Change:
@@ -100,7 +100,8 @@ PARTS = {
     "soap5": Part(soap(5)),
     "soap10": Part(soap(10)),
     "soap10_linear": Part(soap(10), ("linear",)),
-    "soap10_short": Part(soap(10, largest=128), ("linear",)),
+    "soap10_short": Part(soap(10, shorter=True)),
+    "soap_short": Part(soap(1, shorter=True)),
     "rows": Part(turned(sf.NormalisedRows)),
     "brake": Part(turned(sf.RadialBrake), moves=False),
     "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15)), moves=False),

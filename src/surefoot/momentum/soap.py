@@ -28,15 +28,16 @@ class SOAP(Smoothing):
     follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
     `floor` of the largest count as that: directions that no gradient had are not blown up.
 
-    A side longer than `largest` keeps its own basis and has no factor: SOAP is one-sided there, Adam where both are.
+    A side longer than `largest`, or than the other one under `shorter`, keeps its own basis and has no factor: SOAP is
+    one-sided there, Adam where both are too long.
 
     Cost of a matrix and step: both Gram matrices and their products with Q, two QRs, six products with a factor. On an
     accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of float32
     gradients below 1e-19 are 0, and whiten nothing.
 
-    State: that of `of`, 4 bytes a parameter for V, and `8 (d_out^2 + d_in^2)` bytes a matrix: with the momentum 24 a
-    parameter of a square one. What is not momentum belongs to the rank that owns the matrix; unequal blocks of one
-    parameter are stored at the largest one's size.
+    State: that of `of`, 4 bytes a parameter for V, and `8 d^2` bytes for each side d that has a factor: with the
+    momentum 24 a parameter of a square matrix. What is not momentum belongs to the rank that owns the matrix; unequal
+    blocks of one parameter are stored at the largest one's size.
 
     Args:
         of: what the gradient is smoothed by.
@@ -44,6 +45,7 @@ class SOAP(Smoothing):
         every: steps from one turn of the bases to the next.
         largest: longest side that has a factor.
         floor: smallest entry of V over the largest.
+        shorter: the longer side of a matrix has no factor; both sides of a square one have theirs.
 
     Raises:
         ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns.
@@ -65,6 +67,7 @@ class SOAP(Smoothing):
     every: int = 1
     largest: int = 8192
     floor: float = 1e-6
+    shorter: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
@@ -90,8 +93,8 @@ class SOAP(Smoothing):
         """Zero means, the entries' own bases, no turns; empty factors of sides that are too long."""
         *batch, d_out, d_in = block.shape
         found = {"second": torch.zeros_like(block), "turns": block.new_zeros(batch)}
-        for name, side in (("left", d_out), ("right", d_in)):
-            size = side if side <= self.largest else 0
+        for name, side, other in (("left", d_out, d_in), ("right", d_in, d_out)):
+            size = side if self._turns(side, other) else 0
             found[name] = block.new_zeros(*batch, size, size)
             found[f"{name}_basis"] = torch.eye(size, dtype=block.dtype, device=block.device).repeat(*batch, 1, 1)
         return found
@@ -116,13 +119,17 @@ class SOAP(Smoothing):
             white = _between(left, _between(left, m, right, inverse=True) / root, right)
         return {**kept, **new, **also, "second": second}, white
 
+    def _turns(self, side: int, other: int) -> bool:
+        """Whether a side, beside the other one, has a factor."""
+        return side <= self.largest and (side <= other or not self.shorter)
+
     def _turned(
         self, state: State, name: str, g: Tensor, rate: Tensor | float, due: Tensor
     ) -> tuple[Tensor | None, State]:
         """The next basis of g's rows and what is kept of it; None for a side that has none."""
-        size = g.shape[-2]
+        size, other = g.shape[-2:]
         gram, basis = (state[one][..., :size, :size] for one in (name, f"{name}_basis"))
-        if size > self.largest:
+        if not self._turns(size, other):
             return None, {name: state[name], f"{name}_basis": state[f"{name}_basis"]}
         gram = torch.lerp(gram, g @ g.mT, rate)
         if g.numel() and not (device.may_branch(due) and not bool(due.any())):

@@ -35,6 +35,7 @@ MOMENTA = (
     sf.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
     sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
+    sf.SOAP(sf.Momentum(0.9), memory=0.5, shorter=True),
 )
 
 
@@ -265,6 +266,7 @@ def plain(**change):
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
         (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
         (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
+        (replace(plain(), momentum=sf.SOAP(shorter=True)), lambda m, n: 2 * (m * n + min(m, n) ** 2) + 1),
         (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
         (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
     ],

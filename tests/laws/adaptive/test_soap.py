@@ -56,6 +56,15 @@ def test_it_is_the_published_loop(shape, every):
         torch.testing.assert_close(scaled(white[0, 0]), scaled(torch.from_numpy(want)), rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (5, 5)], ids=str)
+def test_by_the_shorter_side_alone_the_longer_keeps_its_own_basis_and_a_square_turns_both(shape):
+    soap = sf.SOAP(sf.Momentum(0.9), memory=0.8, shorter=True)
+    history, state = list(gradients(shape, 6)), start(soap, (1, *shape))
+    for g, want in zip(history, published([g.numpy() for g in history], 0.9, 0.8, limit=min(shape)), strict=True):
+        state, white = soap(state, g[None, None], 1.0)
+        torch.testing.assert_close(scaled(white[0, 0]), scaled(torch.from_numpy(want)), rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4)], ids=str)
 def test_a_side_that_is_too_long_keeps_its_own_basis_and_no_factor(shape):
     soap = sf.SOAP(sf.Momentum(0.9), memory=0.8, largest=4)
