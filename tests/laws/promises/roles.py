@@ -38,6 +38,7 @@ _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = (
     recipes.steady(),
+    recipes.steady_soap(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
     recipes.moga_row(3.0),

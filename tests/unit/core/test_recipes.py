@@ -12,6 +12,7 @@ from surefoot import Plan, SteepestDescent, recipes
 
 RATES = {
     "steady": 0.03,
+    "steady_soap": 0.03,
     "beyond_mup": 0.03,
     "moga_row(1.5)": 0.03,
     "moga_column(2)": 0.03,
@@ -37,6 +38,7 @@ RATES = {
 }
 RECIPES = [
     recipes.steady(),
+    recipes.steady_soap(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
     recipes.moga_column(),
