@@ -23,7 +23,9 @@ from surefoot.experiment.training.names import LOG2_LR
 
 HERE = Path(__file__).parent
 WIDTHS, SEEDS, STEPS = (64, 128, 256), (0, 1, 2), 10
-WIDER = ("steady", "beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw", "mup_adamw")
+WIDER = (
+    "steady", "steady_soap", "beyond_mup", "moga_row", "moga_column", "scion", "sign_natural", "adamw", "mup_adamw",
+)  # fmt: skip
 TEN = tuple(range(10))
 PARTS = {
     name: (name, "gpt", (*WIDTHS, 512) if name in WIDER else WIDTHS, TEN if name == "mup_adamw" else SEEDS)

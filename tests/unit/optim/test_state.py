@@ -17,6 +17,7 @@ from surefoot import Plan, SteepestDescent, recipes
 
 RECIPES = [
     recipes.steady(),
+    recipes.steady_soap(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
     recipes.muon(),
