@@ -1,16 +1,17 @@
 """The time of a step with each part, measured in turn on one thread while nothing else runs.
 
-    python studies/beyond/times.py            # two minutes; rewrites times.json
+    python studies/beyond/times.py            # three minutes; rewrites times.json
 
 A step is a whole one, gradients and optimizer, of the screen's model and batch. All ways take their
 steps in rounds of ten, one after the other, so that a slow minute of the machine is everyone's; a way's time is the
-median of its rounds.
+median of its rounds. Beside that the optimizer's step alone, on one block as wide as GPT-2 Small's.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -27,32 +28,42 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
 STEPS, ROUNDS = 10, 5
+WIDE, HEAD_DIM, PARTS = 768, 64, ("", "+soap_short", "+soap10_short", "+soap", "+soap10", "+whitened")
+"""A block of GPT-2 Small, and what on top of the default is timed there."""
 
 
-def measure(ways: list[Way]) -> dict[str, float]:
-    """Seconds of a step by the way's name."""
-    torch.set_num_threads(1)
-    runs = {way.name: start(way) for way in ways}
-    rounds: dict[str, list[float]] = {name: [] for name in runs}
+def in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each step by its name."""
+    rounds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(ROUNDS + 1):
-        for name, run in runs.items():
+        for name, step in steps.items():
             started = time.perf_counter()
             for _ in range(STEPS):
-                run.advance()
+                step()
             if turn > 0:  # the first allocates
                 rounds[name].append((time.perf_counter() - started) / STEPS)
     return {name: median(seconds) for name, seconds in rounds.items()}
 
 
-def start(way: Way) -> Run:
+def start(way: Way, width: int = SCREEN_WIDTH, **settings: int) -> Run:
     """A run of a way before its first step."""
     steps = STEPS * (ROUNDS + 1)
     rate = 2.0 ** way.centre(SCREEN_WIDTH)
-    return Run(TrainConfig.of(width=SCREEN_WIDTH, lr=rate, seed=0, steps=steps), corpus(), way.method(steps))
+    return Run(TrainConfig.of(width=width, lr=rate, seed=0, steps=steps, **settings), corpus(), way.method(steps))
+
+
+def wide(way: Way) -> Callable[[], object]:
+    """The optimizer's step of a wide block, the gradients being noise."""
+    run = start(way, WIDE, depth=1, head_dim=HEAD_DIM)
+    for p in run.model.parameters():
+        p.grad = torch.randn_like(p)
+    return lambda: run.optimizer.step()  # its scheduler knows it by a weak reference alone
 
 
 if __name__ == "__main__":
-    ways = [Way(RIVAL), *named("screen_"), *named("tune_")]
-    found = environment() | {"seconds": measure(list(dict.fromkeys(ways)))}
-    write_atomic(TIMES, dumps(found, indent=2) + "\n")
+    torch.set_num_threads(1)
+    ways = dict.fromkeys([Way(RIVAL), *named("screen_"), *named("tune_")])
+    seconds = in_turn({way.name: start(way).advance for way in ways})
+    alone = in_turn({f"steady{part}": wide(Way(f"steady{part}")) for part in PARTS})
+    write_atomic(TIMES, dumps(environment() | {"seconds": seconds, f"optimizer_at_{WIDE}": alone}, indent=2) + "\n")
     print(TIMES.read_text())
