@@ -220,6 +220,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "decay_gain": lambda: sizes.decay_gain() or "not run",
     "decay_units": lambda: sizes.decay_units() or "not run",
     "beyond_final": lambda: beyond.confirmed() or "not run",
+    "beyond_wide": lambda: beyond.alone() or "not run",
+    "beyond_widths": lambda: beyond.transferred() or "not run",
     "fresh_regret": fresh_regret,
     "losses": losses,
     "horizons": horizons,

@@ -38,9 +38,23 @@ def state(part: Search | Final) -> str:
     return f"{mean(r['facts']['state_bytes'] for r in records(part)):.1f}"
 
 
+def times() -> dict[str, Any]:
+    """What `times.py` measured; empty before it has."""
+    return json.loads(TIMES.read_text()) if TIMES.exists() else {}
+
+
+def alone() -> str:
+    """The optimizer's own step on a wide block, over the default's."""
+    if "alone" not in times():
+        return ""
+    seconds = times()["alone"]["seconds"]
+    rows = [[name, f"{1e3 * found:.0f}", f"{found / seconds['steady']:.1f}"] for name, found in seconds.items()]
+    return markdown([f"optimizer's step, a block of width {times()['alone']['width']}", "ms", "/ the default's"], rows)
+
+
 def slower(way: Way, other: str) -> str:
     """A step's time over another's, of `times.py`, at the screen's width; empty if one was not measured."""
-    seconds = json.loads(TIMES.read_text())["seconds"] if TIMES.exists() else {}
+    seconds = times().get("seconds", {})
     return f"{seconds[way.name] / seconds[other]:.2f}" if {way.name, other} <= seconds.keys() else ""
 
 

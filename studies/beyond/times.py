@@ -1,6 +1,6 @@
 """The time of a step with each part, measured in turn on one thread while nothing else runs.
 
-    python studies/beyond/times.py            # three minutes; rewrites times.json
+    python studies/beyond/times.py            # four minutes; rewrites times.json
 
 A step is a whole one, gradients and optimizer, of the screen's model and batch. All ways take their
 steps in rounds of ten, one after the other, so that a slow minute of the machine is everyone's; a way's time is the
@@ -28,20 +28,24 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
 STEPS, ROUNDS = 10, 5
-WIDE, HEAD_DIM, PARTS = 768, 64, ("", "+soap_short", "+soap10_short", "+soap", "+soap10", "+whitened")
-"""A block of GPT-2 Small, and what on top of the default is timed there."""
+WIDE, HEAD_DIM, WIDE_ROUNDS = 768, 64, 3
+PARTS = {"": STEPS, "+soap_short": STEPS, "+soap10_short": STEPS, "+soap": 1, "+whitened": 1}
+"""What on top of the default is timed on a block of GPT-2 Small, and the steps of a round."""
+
+Steps = tuple[Callable[[], object], int]
+"""A step, and how many make a round."""
 
 
-def in_turn(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each step by its name."""
+def in_turn(steps: Mapping[str, Steps], number: int) -> dict[str, float]:
+    """Seconds of each step by its name, the median of a number of rounds."""
     rounds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(ROUNDS + 1):
-        for name, step in steps.items():
+    for turn in range(number + 1):
+        for name, (step, times) in steps.items():
             started = time.perf_counter()
-            for _ in range(STEPS):
+            for _ in range(times):
                 step()
             if turn > 0:  # the first allocates
-                rounds[name].append((time.perf_counter() - started) / STEPS)
+                rounds[name].append((time.perf_counter() - started) / times)
     return {name: median(seconds) for name, seconds in rounds.items()}
 
 
@@ -63,7 +67,10 @@ def wide(way: Way) -> Callable[[], object]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     ways = dict.fromkeys([Way(RIVAL), *named("screen_"), *named("tune_")])
-    seconds = in_turn({way.name: start(way).advance for way in ways})
-    alone = in_turn({f"steady{part}": wide(Way(f"steady{part}")) for part in PARTS})
-    write_atomic(TIMES, dumps(environment() | {"seconds": seconds, f"optimizer_at_{WIDE}": alone}, indent=2) + "\n")
+    seconds = in_turn({way.name: (start(way).advance, STEPS) for way in ways}, ROUNDS)
+    alone = in_turn(
+        {f"steady{part}": (wide(Way(f"steady{part}")), times) for part, times in PARTS.items()}, WIDE_ROUNDS
+    )
+    found = environment() | {"seconds": seconds, "alone": {"width": WIDE, "seconds": alone}}
+    write_atomic(TIMES, dumps(found, indent=2) + "\n")
     print(TIMES.read_text())
