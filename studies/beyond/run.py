@@ -13,9 +13,9 @@ Parts that are not expected to move the best rate are run at the base's two best
 weights are read, which no part of the training sees.
 
 `confirm`: width 128. The rate is found in the same way on two seeds, then eight fresh ones are run at it: tuned Muon at
-400 steps, the others at 280, 320, 360 and 400, each with a whole schedule of its own. From the shorter ones follows at
-how many steps a recipe ends at tuned Muon's final loss (`tables.ratio`): the loss on the way says little, because a
-rate that falls to 0 gains most at the end.
+400 steps, the others at 280, 320, 360 and 400 (under `--last` at 400 alone), each with a whole schedule of its own.
+From the shorter ones follows at how many steps a recipe ends at tuned Muon's final loss (`tables.ratio`): the loss on
+the way says little, because a rate that falls to 0 gains most at the end.
 
 `widths`: 32 to 256, 150 steps, three seeds, the search of `surefoot transfer`.
 """
@@ -245,15 +245,15 @@ def measure(part: Study) -> None:
     print(f"{part.directory.name}: {summary['best_loss'][0]} at 2^{summary['best_loss_log2_lr'][0]}", flush=True)
 
 
-def parts_of(stage: str, names: tuple[str, ...], last: bool = False) -> list[Study]:
-    """What a stage runs for these names, in order; of the final runs the longest alone if so said."""
+def parts_of(stage: str, names: tuple[str, ...], lengths: int | None = None) -> list[Study]:
+    """What a stage runs for these names, in order; of the final runs as many lengths as said, the longest first."""
     ways = [Way(name) for name in names]
     if stage == "screen":  # bases first, whose rates others take
         bases = dict.fromkeys(Way(way.base) for way in ways)
         return [screening(way) for way in dict.fromkeys((*bases, *ways))]
     if stage == "widths":
         return [Widths(way) for way in ways]
-    return [part for way in ways for part in (tuning(way), *finals(way)[: 1 if last else None])]
+    return [part for way in ways for part in (tuning(way), *finals(way)[:lengths])]
 
 
 def main() -> None:
@@ -272,14 +272,12 @@ def main() -> None:
     if options.table:
         from beyond import tables
 
-        print(
-            "\n\n".join(filter(None, (tables.screened(), tables.averaged(), tables.confirmed(), tables.transferred())))
-        )
+        print("\n\n".join(filter(None, (table() for table in tables.ALL))))
         return
     names = tuple(options.names) or SCREEN
     if options.stage == "confirm":
         names = tuple(dict.fromkeys((RIVAL, *(options.names or ("steady",)))))
-    for part in parts_of(options.stage, names, options.last):
+    for part in parts_of(options.stage, names, 1 if options.last else None):
         if options.list:
             print(f"{part.directory.name}: {'' if finished(part) else 'not '}finished")
         else:

@@ -172,3 +172,7 @@ def confirmed() -> str:
         "minus tuned Muon's",
     ]
     return markdown([*head, "steps to its loss / its steps"], rows)
+
+
+ALL = (screened, averaged, confirmed, alone, transferred)
+"""Every table."""

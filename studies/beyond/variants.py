@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import surefoot as sf
 from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
@@ -38,9 +38,9 @@ def whitened(role: sf.Role, steps: int) -> sf.Role:
     return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
 
 
-def soap(every: int, shorter: bool = False) -> Change:
+def soap(every: int, sides: Literal["both", "shorter"] = "both") -> Change:
     """SOAP's division around the momentum."""
-    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every, shorter=shorter))
+    return lambda role, steps: replace(role, momentum=sf.SOAP(role.momentum, every=every, sides=sides))
 
 
 def followed(ends: float, middle: float) -> Change:
@@ -100,8 +100,8 @@ PARTS = {
     "soap5": Part(soap(5)),
     "soap10": Part(soap(10)),
     "soap10_linear": Part(soap(10), ("linear",)),
-    "soap10_short": Part(soap(10, shorter=True)),
-    "soap_short": Part(soap(1, shorter=True)),
+    "soap10_short": Part(soap(10, "shorter")),
+    "soap_short": Part(soap(1, "shorter")),
     "rows": Part(turned(sf.NormalisedRows)),
     "brake": Part(turned(sf.RadialBrake), moves=False),
     "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15)), moves=False),

@@ -118,7 +118,7 @@ def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
         {"geometry": sf.NormalisedRows()}, {"geometry": sf.StreamingSpectral()},
         {"geometry": sf.MeanLookahead(sf.RadialBrake(sf.NormalisedRows()))},
         {"momentum": sf.Adam()}, {"momentum": sf.RowAdam()}, {"momentum": sf.Whitened()},
-        {"momentum": sf.SOAP()}, {"momentum": sf.SOAP(shorter=True)},
+        {"momentum": sf.SOAP()}, {"momentum": sf.SOAP(sides="shorter")},
         {"momentum": sf.Momentum(0.0)},
     ],
     ids=str,

@@ -78,8 +78,7 @@ class Whitened(Momentum):
 
     Cost: two eigendecompositions a matrix and step. Squares of float32 gradients below 1e-19 are 0, and whiten nothing.
     State: 4 bytes a parameter for the momentum, and `4 (d_out^2 + d_in^2)` bytes a matrix, 8 a parameter of a square
-    one; the factors of unequal blocks of one parameter are stored at the largest one's size. They belong to the rank
-    that owns the matrix.
+    one. The factors belong to the rank that owns the matrix.
 
     Args:
         beta: as in `Momentum`.

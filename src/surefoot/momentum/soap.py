@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,16 +28,15 @@ class SOAP(Smoothing):
     follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
     `floor` of the largest count as that: directions that no gradient had are not blown up.
 
-    A side longer than `largest`, or than the other one under `shorter`, keeps its own basis and has no factor: SOAP is
-    one-sided there, Adam where both are too long.
+    A side longer than `largest`, or than the other one if only the "shorter" has a factor, keeps its own basis: SOAP is
+    one-sided there, Adam where both sides are too long.
 
-    Cost of a matrix and step: both Gram matrices and their products with Q, two QRs, six products with a factor. On an
-    accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of float32
-    gradients below 1e-19 are 0, and whiten nothing.
+    Cost of a step, for each side with a factor: its Gram matrix, the product of that with Q, a QR, three products with
+    Q. On an accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of
+    float32 gradients below 1e-19 are 0, and whiten nothing.
 
     State: that of `of`, 4 bytes a parameter for V, and `8 d^2` bytes for each side d that has a factor: with the
-    momentum 24 a parameter of a square matrix. What is not momentum belongs to the rank that owns the matrix; unequal
-    blocks of one parameter are stored at the largest one's size.
+    momentum 24 a parameter of a square matrix. What is not momentum belongs to the rank that owns the matrix.
 
     Args:
         of: what the gradient is smoothed by.
@@ -45,10 +44,11 @@ class SOAP(Smoothing):
         every: steps from one turn of the bases to the next.
         largest: longest side that has a factor.
         floor: smallest entry of V over the largest.
-        shorter: the longer side of a matrix has no factor; both sides of a square one have theirs.
+        sides: "both", or the "shorter" alone; both of a square matrix.
 
     Raises:
-        ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns.
+        ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns,
+            other sides.
 
     Source: N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, arXiv:2409.11321, algorithm 3;
     before a matrix sign as in "SOAP-Muon".
@@ -67,13 +67,15 @@ class SOAP(Smoothing):
     every: int = 1
     largest: int = 8192
     floor: float = 1e-6
-    shorter: bool = False
+    sides: Literal["both", "shorter"] = "both"
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
             raise ValueError(f"memory must lie in [0, 1) and floor in (0, 1), not {self.memory} and {self.floor}")
         if self.every < 1:
             raise ValueError(f"SOAP turns its bases every 1 step or more, not {self.every}")
+        if self.sides not in ("both", "shorter"):
+            raise ValueError(f'SOAP turns "both" sides or the "shorter", not {self.sides!r}')
 
     @property
     def averages(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -90,7 +92,7 @@ class SOAP(Smoothing):
         return self.of.init_state(w)
 
     def init_memory(self, block: Tensor) -> State:
-        """Zero means, the entries' own bases, no turns; empty factors of sides that are too long."""
+        """Zero means, the entries' own bases, no turns; empty factors of sides that have none."""
         *batch, d_out, d_in = block.shape
         found = {"second": torch.zeros_like(block), "turns": block.new_zeros(batch)}
         for name, side, other in (("left", d_out, d_in), ("right", d_in, d_out)):
@@ -121,7 +123,7 @@ class SOAP(Smoothing):
 
     def _turns(self, side: int, other: int) -> bool:
         """Whether a side, beside the other one, has a factor."""
-        return side <= self.largest and (side <= other or not self.shorter)
+        return side <= self.largest and (side <= other or self.sides == "both")
 
     def _turned(
         self, state: State, name: str, g: Tensor, rate: Tensor | float, due: Tensor

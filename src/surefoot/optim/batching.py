@@ -113,7 +113,7 @@ def init_state(placement: Placement, w: Tensor) -> State:
     role, w = placement.role, w.detach().to(torch.promote_types(w.dtype, torch.float32))
     state = role.momentum.init_state(torch.zeros_like(w))
     pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
-    state |= join_blocks([role.init_memory(block, scheme) for scheme, block in pairs])
+    state |= join_blocks([role.init_memory(block, scheme) for scheme, block in pairs], role.owned)
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
 
 
@@ -215,7 +215,7 @@ def _stack_states(batch: Batch) -> list[State]:
     if rest := own.keys() - shaped:
         caches = [split_by_block({name: state[name] for name in rest}, placement.blocks) for state in states]
         for i, block in enumerate(by_block):
-            block |= {name: _stack([cache[i][name] for cache in caches]) for name in rest}
+            block |= {name: _stack([cache[i][name] for cache in caches]) for name in caches[0][i]}
     return by_block
 
 
@@ -231,12 +231,12 @@ def _split_states(by_block: list[State], batch: Batch) -> list[State]:
     for name in by_block[0]:
         stacks = [block[name] for block in by_block]
         if name in shaped:
-            wholes = split_blocks(stacks, placement.role.view, placement.shape)
+            wholes = [{name: x} for x in split_blocks(stacks, placement.role.view, placement.shape)]
         else:
             parts = zip(*(x.unbind() for x in stacks), strict=True)
-            wholes = [join_blocks([{name: x} for x in blocks])[name] for blocks in parts]
-        for state, x in zip(split, wholes, strict=True):
-            state[name] = x
+            wholes = [join_blocks([{name: x} for x in blocks], placement.role.owned) for blocks in parts]
+        for state, whole in zip(split, wholes, strict=True):
+            state |= whole
     return split
 
 

@@ -200,9 +200,9 @@ class Exchange:
         wholes = [split_blocks(result, role.view, placement.shape) for result in results]
         found_of: dict[Job, tuple[list[Tensor], State]] = {}
         for j, job in enumerate(jobs):
-            own = join_blocks([{name: x[j] for name, x in block.items()} for block in kept])
-            for name in role.owned:
-                job.kept()[name].copy_(own[name])
+            own = join_blocks([{name: x[j] for name, x in block.items()} for block in kept], role.owned)
+            for name, x in job.owned().items():
+                x.copy_(own[name])
             found_of[job] = ([whole[j] for whole in wholes], {name: own[name] for name in job.numbers()})
         return found_of
 

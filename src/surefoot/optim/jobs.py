@@ -12,6 +12,7 @@ from surefoot.linalg import device
 from surefoot.mesh.schedule import Work, cost
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
+from surefoot.monitor.norms import entry
 from surefoot.optim.shard import Shard
 from surefoot.plan import Placement
 from surefoot.scaling import Constant
@@ -47,7 +48,12 @@ class Job:
 
     def kept(self) -> State:
         """`numbers`, and what the owner alone keeps."""
-        return self.numbers() | self._own(self.shard.placement.role.owned)
+        return self.numbers() | self.owned()
+
+    def owned(self) -> State:
+        """What the owner alone keeps."""
+        names = self.shard.placement.role.owned
+        return self._own(name for name in self.shard.state if entry(name) in names)
 
     def _own(self, names: Iterable[str]) -> State:
         own = {name: self.shard.state[name] for name in names}

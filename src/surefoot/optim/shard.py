@@ -17,6 +17,7 @@ from surefoot.linalg import device
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, where_finite
+from surefoot.monitor.norms import entry
 from surefoot.optim.batching import Leaf
 from surefoot.optim.pieces import turned_by_row
 from surefoot.optim.precision import ADDED, Index
@@ -133,7 +134,8 @@ class Shard:
     def small(self) -> list[str]:
         """Names of the other entries that an owner of the whole changes, and sends to everybody."""
         role = self.placement.role
-        own = self.state.keys() - {"skipped", *ADDED, *self.shaped, *role.owned}
+        others = {"skipped", *ADDED, *self.shaped, *role.owned}
+        own = {name for name in self.state if entry(name) not in others}
         return sorted(own if self.way == "all" else own - role.smoothed)
 
     def masks(self) -> list[Tensor]:

@@ -133,8 +133,8 @@ class Sharding:
         """Give every process what only owners of matrices keep, for a checkpoint."""
         for exchange in self.exchanges:
             for job, owner in exchange.owned():
-                for name in sorted(job.placement.role.owned):
-                    dist.broadcast(job.kept()[name], group=job.shard.cut.group, group_src=owner)
+                for _, x in sorted(job.owned().items()):
+                    dist.broadcast(x, group=job.shard.cut.group, group_src=owner)
 
     @property
     def exchanges(self) -> list[Exchange]:

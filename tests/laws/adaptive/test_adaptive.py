@@ -35,7 +35,7 @@ MOMENTA = (
     sf.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
     sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
-    sf.SOAP(sf.Momentum(0.9), memory=0.5, shorter=True),
+    sf.SOAP(sf.Momentum(0.9), memory=0.5, sides="shorter"),
 )
 
 
@@ -266,7 +266,7 @@ def plain(**change):
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
         (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
         (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
-        (replace(plain(), momentum=sf.SOAP(shorter=True)), lambda m, n: 2 * (m * n + min(m, n) ** 2) + 1),
+        (replace(plain(), momentum=sf.SOAP(sides="shorter")), lambda m, n: 2 * (m * n + min(m, n) ** 2) + 1),
         (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
         (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
     ],
@@ -281,3 +281,15 @@ def test_the_state_is_what_the_docs_say(role, numbers):
         kept = [x for name, x in optimizer.state[p].items() if name != "skipped"]
         assert sum(x.numel() for x in kept) == numbers(m, n)
         assert all(x.element_size() == 4 for x in kept)
+
+
+def test_blocks_of_unequal_size_keep_no_more_than_their_own():
+    """Queries, keys and values of one parameter: eight heads of 16 rows, and a square matrix."""
+    d, heads, rows = 64, 8, 16
+    attention = nn.MultiheadAttention(d, 4, bias=False)
+    optimizer = sf.SteepestDescent(attention, sf.Plan.of(attention, recipes.steady_soap()), lr=0.1)
+    p = attention.in_proj_weight
+    p.grad = torch.randn(p.shape, generator=seeded())
+    optimizer.step()
+    numbers = {name: x.numel() for name, x in optimizer.state[p].items() if name != "skipped"}
+    assert sum(numbers.values()) == 2 * 3 * d**2 + heads * 2 * rows**2 + 2 * 2 * d**2 + heads + 1, numbers

@@ -58,7 +58,7 @@ def test_it_is_the_published_loop(shape, every):
 
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (5, 5)], ids=str)
 def test_by_the_shorter_side_alone_the_longer_keeps_its_own_basis_and_a_square_turns_both(shape):
-    soap = sf.SOAP(sf.Momentum(0.9), memory=0.8, shorter=True)
+    soap = sf.SOAP(sf.Momentum(0.9), memory=0.8, sides="shorter")
     history, state = list(gradients(shape, 6)), start(soap, (1, *shape))
     for g, want in zip(history, published([g.numpy() for g in history], 0.9, 0.8, limit=min(shape)), strict=True):
         state, white = soap(state, g[None, None], 1.0)
@@ -123,7 +123,7 @@ def test_a_matrix_at_rest_keeps_its_state_and_others_do_not_see_it():
     assert state["turns"].tolist() == [[6.0, 3.0]]
 
 
-@pytest.mark.parametrize("settings", [{"memory": 1.0}, {"floor": 0.0}, {"every": 0}], ids=str)
+@pytest.mark.parametrize("settings", [{"memory": 1.0}, {"floor": 0.0}, {"every": 0}, {"sides": "left"}], ids=str)
 def test_settings_that_mean_nothing_are_refused(settings):
-    with pytest.raises(ValueError, match=r"memory must lie|every 1 step or more"):
+    with pytest.raises(ValueError, match=r"memory must lie|every 1 step or more|not 'left'"):
         sf.SOAP(**settings)
