@@ -1,6 +1,6 @@
 """The time of a step with each part, measured in turn on one thread while nothing else runs.
 
-    python studies/beyond/times.py            # four minutes; rewrites times.json
+    python studies/beyond/times.py            # eight minutes; rewrites times.json
 
 A step is a whole one, gradients and optimizer, of the screen's model and batch. All ways take their
 steps in rounds of ten, one after the other, so that a slow minute of the machine is everyone's; a way's time is the
@@ -26,7 +26,7 @@ from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
-STEPS, ROUNDS = 10, 5
+STEPS, ROUNDS = 10, 15
 WIDE, HEAD_DIM, WIDE_ROUNDS = 768, 64, 3
 PARTS = {"": STEPS, "+soap_short": STEPS, "+soap10_short": STEPS, "+soap": 1, "+whitened": 1}
 """What on top of the default is timed on a block of GPT-2 Small, and the steps of a round."""
