@@ -45,7 +45,7 @@ def test_the_ratio_of_steps_is_where_a_line_meets_the_target(beyond):
 
 
 def test_every_part_is_another_training(beyond):
-    """Four steps of each; parts that change the schedule alone have settings of their own."""
+    """Six steps of each; parts that change the schedule alone have settings of their own."""
     ended = {}
     variants = beyond["variants"]
     for name in (*variants.SCREEN, *(f"steady+{part}" for part in variants.MORE)):
@@ -56,7 +56,7 @@ def test_every_part_is_another_training(beyond):
         torch._foreach_mul_([p.data for p in model.parameters()], 10.0)  # as large as a floor on steps asks for
         optimizer = method.optimizer(model, 0.2)
         generator = torch.Generator().manual_seed(0)
-        for _ in range(4):
+        for _ in range(6):
             for p in model.parameters():
                 p.grad = torch.randn(p.shape, generator=generator)
             optimizer.step()

@@ -70,7 +70,7 @@ def test_float64_parameters_have_float64_momentum():
 
 
 @all_recipes
-def test_state_is_four_bytes_a_parameter(recipe):
+def test_state_is_four_bytes_a_parameter_or_what_the_recipe_says(recipe):
     class Model(nn.Module):
         def __init__(self, d=64, v=256):
             super().__init__()
@@ -84,7 +84,8 @@ def test_state_is_four_bytes_a_parameter(recipe):
     optimizer.step()
     sizes = [t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values()]
     entries = sum(p.numel() for p in model.parameters())
-    limit = {"sign_sgd": 0.1, "steady": 5.2, "muon(keller)": 8.1}.get(recipe.name, 4.1)  # tables have 8 at most
+    limits = {"sign_sgd": 0.1, "steady": 5.2, "steady_soap": 10.6, "muon(keller)": 8.1}  # tables have 8 at most
+    limit = limits.get(recipe.name, 4.1)
     assert sum(sizes) / entries <= limit
 
 
