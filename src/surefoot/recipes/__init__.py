@@ -32,6 +32,6 @@ from surefoot.recipes.table import Recipe
 __all__ = [
     "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
     "moga_row", "moonlight", "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion",
-    "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady", "steady_soap",
-    "wion",
+    "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady",
+    "steady_soap", "wion",
 ]  # fmt: skip
