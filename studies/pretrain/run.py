@@ -32,6 +32,7 @@ from torch import nn
 
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -43,7 +44,8 @@ from surefoot.experiment.training.methods import Method, Steepest, method, moonl
 from surefoot.stabilise import DecoupledWeightDecay
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "search"))  # of its own, families and winners
+sys.path += [str(HERE.parent), str(HERE.parent / "search")]  # pretrain.loss; families and winners
+from pretrain.loss import cross_entropy  # noqa: E402
 
 DEPTH, BATCH, CONTEXT, VOCAB = 4, 16, 128, 4096
 RATIOS = (20, 80)
@@ -180,9 +182,9 @@ def run_trial(trial: Trial) -> TrialResult:
             curve[str(record["step"])] = record["val_loss"]
 
     every = max(1, trial.steps // CURVE)
-    result = train(
-        config, text, method=chosen(trial.recipe, trial.steps), on_step=keep, log_every=every, eval_every=every
-    )
+    method = chosen(trial.recipe, trial.steps)
+    layout = Layout(loss=cross_entropy)
+    result = train(config, text, method=method, layout=layout, on_step=keep, log_every=every, eval_every=every)
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, curve)
 
 

@@ -71,6 +71,21 @@ class Decoder(nn.Module, ABC):
             Logits `(B, T, vocab)`.
 
         Raises:
+            ValueError: see `hidden`.
+        """
+        logits: Tensor = self.head(self.hidden(tokens))
+        return logits if self.output_multiplier is None else logits * self.output_multiplier
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Compute what the head reads: the output of the final norm.
+
+        Args:
+            tokens: `(B, T)`, int64.
+
+        Returns:
+            Features `(B, T, width)`.
+
+        Raises:
             ValueError: more tokens than the model has learned positions.
         """
         length, x, turn = tokens.shape[1], self.embedding(tokens), None
@@ -82,8 +97,8 @@ class Decoder(nn.Module, ABC):
             x = x + self.position_embedding.weight[:length]
         for block in self.blocks:
             x = block(x, turn)
-        logits: Tensor = self.head(self.final_norm(x))
-        return logits if self.output_multiplier is None else logits * self.output_multiplier
+        features: Tensor = self.final_norm(x)
+        return features
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding."""

@@ -133,6 +133,8 @@ class Run:
         batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows)
         tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
+            if self.layout.loss is not None:
+                return self.layout.loss(self.model, tokens, targets)
             logits = self.model(tokens)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
