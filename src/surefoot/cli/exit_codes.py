@@ -93,15 +93,16 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
     right: list[str] | None = None
     if error is None or re.search("another (directory|folder)", message):
         right = _elsewhere(words, arguments, diverged=error is None)
-    right = right or _respelled(words, error) or _found(words, message)
-    if right is None and error is not None and code_of(error) == CHECKPOINT:
+    code = USAGE if error is None else code_of(error)
+    right = right or _respelled(words, error) or (None if code == USAGE else _found(words, message))
+    if right is None and code == CHECKPOINT:
         right = _with(words, "--resume", "auto")
     prog = "torchrun ... -m surefoot" if "RANK" in os.environ else "surefoot"
     if right is not None:
         return f"{prog} {shlex.join(right)}"
     if isinstance(error, Misuse):
         return f"{error.prog} --help"
-    known = arguments is not None and error is not None and code_of(error) != FAILED
+    known = arguments is not None and error is not None and code != FAILED
     return f"surefoot {arguments.command} --help" if known and arguments else ""
 
 
@@ -152,7 +153,8 @@ def _found(words: Sequence[str], message: str) -> list[str] | None:
     """The same with a file or folder that is there, for one with nearly its name that the message says is not."""
     for at, word in enumerate(words):
         path = Path(word.rpartition(":")[2])
-        if path.name and str(path) in message and not path.exists() and path.parent.is_dir():
+        named = re.search(rf"(?<!\w){re.escape(str(path))}(?!\w)", message) and re.search(r"[^\W\d]", path.name)
+        if named and not path.exists() and path.parent.is_dir():
             near = get_close_matches(path.name, os.listdir(path.parent), 1)
             if near:
                 return [*words[:at], word.removesuffix(path.name) + near[0], *words[at + 1 :]]

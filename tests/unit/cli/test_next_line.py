@@ -72,6 +72,14 @@ def test_help_and_guide_say_which_extras_are_missing(monkeypatch, capsys):
     assert err.endswith(told)
 
 
+def test_a_number_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m1").touch()
+    (tmp_path / "corpus.txt").write_text("a")
+    assert said(["train", "--depth", "1", "--stabiliser", "post_clip:1:1:1"], capsys) == "try: surefoot train --help"
+    assert said(["train", "--depth", "1", "--data", "corpus.txt"], capsys, code=4) == "try: surefoot train --help"
+
+
 def test_data_and_directories_that_are_nearly_there(tmp_path, capsys):
     (tmp_path / "corpus.txt").write_text("a")
     arguments = ["train", "--out", f"{tmp_path}/run", "--data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, final
 
 import torch
@@ -241,10 +242,19 @@ def stabiliser(text: str) -> Stabiliser:
     name, *values = text.split(":")
     if name not in STABILISERS:
         raise ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
+    taken = [p for p in signature(STABILISERS[name]).parameters.values() if p.annotation.split()[0] in ("float", "int")]
+    least = sum(p.default is p.empty for p in taken)
     try:
-        return STABILISERS[name](*map(float, values[:1]), *map(int, values[1:]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"stabiliser {text!r}: {error}; it is written as in post_clip:2") from None
+        numbers = [*map(float, values[:1]), *map(int, values[1:])]
+    except ValueError:
+        numbers = []
+    if len(numbers) != len(values) or not least <= len(values) <= len(taken):
+        form = "".join(f":{p.name.upper()}" if p.default is p.empty else f"[:{p.name.upper()}]" for p in taken)
+        raise ValueError(f"stabiliser {text!r} is written {name}{form}")
+    try:
+        return STABILISERS[name](*numbers)
+    except ValueError as error:
+        raise ValueError(f"stabiliser {text!r}: {error}") from None
 
 
 def method(name: str, bound: str | None = None) -> Method:
