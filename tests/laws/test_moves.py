@@ -193,3 +193,21 @@ def test_bad_numbers_are_refused(scheme):
 def test_public_names():
     for name in ("Free", "WeightDecay", "PostClip", "PreDecay", "Rescale", "Normalise"):
         assert getattr(surefoot, name).__name__ == name
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+@all_geometries
+@all_schemes
+def test_a_weight_that_is_not_finite_is_no_error_and_no_matter_to_the_others(scheme, geometry, bad):
+    """LAPACK fails on such a matrix, and with it the batch."""
+    others = [0, 2]
+    for size in [(2, 3), (4, 6), (6, 4), (40, 64)]:
+        shape = (3, 1, *size) if geometry.ndim == 2 else (3, 1, size[0] * size[1])
+        w, m, eta = gaussian(shape, 1), gaussian(shape, 2), torch.full((3, *(1,) * (len(shape) - 1)), 0.1)
+        cache = scheme.init_state(w, geometry, geometry)
+        w[1].view(-1)[0] = bad
+        new, _ = moved(scheme, w, m, eta, geometry, cache)
+        kept = None if cache is None else {name: x[others] for name, x in cache.items()}
+        alone, _ = moved(scheme, w[others], m[others], eta[others], geometry, kept)
+        torch.testing.assert_close(new[others], alone)
+        assert bad == torch.inf or new[1].isnan().any()  # a clamp ends an infinity

@@ -20,6 +20,7 @@ from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.polar import msign, require_method
 from surefoot.linalg.power_iteration import clip_leading, power_iteration, random_vectors
+from surefoot.linalg.small_eigh import finite_only
 from surefoot.linalg.tangent import rows_msign, stiefel_msign, tangent_msign
 
 LARGEST = 1.001
@@ -55,7 +56,7 @@ class ScaledSpectral(Geometry):
 
     def dual(self, g: Tensor) -> Tensor:
         """`unit` times the sum of the singular values; a fast direction attains 1 or 2 % less."""
-        nuclear: Tensor = torch.linalg.svdvals(g).sum(-1)
+        nuclear: Tensor = finite_only(torch.linalg.svdvals, g).sum(-1)
         return nuclear * self.unit(g.shape)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:

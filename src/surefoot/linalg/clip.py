@@ -11,6 +11,7 @@ from surefoot.linalg.bounds import gram_is_below, is_below, unit_gram
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.polar import msign
+from surefoot.linalg.small_eigh import finite_only
 
 EIGH_DEVICES = frozenset({"cpu"})
 """Device types on which `auto` takes eigendecompositions only; elsewhere `msign` where it is accurate enough."""
@@ -81,7 +82,7 @@ def spectral_norm(x: Tensor) -> Tensor:
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-2], dtype=dtype)
     _, gram, peak = unit_gram(x)
-    norm: Tensor = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() * peak[..., 0, 0]
+    norm: Tensor = finite_only(torch.linalg.eigvalsh, gram)[..., -1].clamp_min(0).sqrt() * peak[..., 0, 0]
     return norm.to(dtype)
 
 
@@ -106,7 +107,7 @@ def mshrink(x: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
     wide = (x if x.shape[-2] <= x.shape[-1] else x.mT).reshape(-1, *sorted(x.shape[-2:]))
     factor = torch.as_tensor(factor, dtype=torch.float64, device=x.device).expand(*x.shape[:-2], 1, 1).reshape(-1, 1, 1)
     unit, gram, peak = unit_gram(wide)
-    values, q = torch.linalg.eigh(gram)
+    values, q = finite_only(torch.linalg.eigh, gram)
     s = values.clamp_min(0).sqrt()[:, None, :]
     limit = factor * s[..., -1:]
     excess = (q * torch.where(s > limit, 1 - limit / s, 0)) @ (q.mT @ unit) * peak
@@ -147,7 +148,7 @@ def _by_gram(x: Tensor, limit: Tensor) -> Tensor:
 
 def _shrink(x: Tensor, limit: Tensor, unit: Tensor, gram: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     """`x - Q (1 - t/s) Qᵀ x` over the eigenvectors Q of x xᵀ with s > t, given `unit_gram(x)`; and the largest s."""
-    values, q = torch.linalg.eigh(gram)
+    values, q = finite_only(torch.linalg.eigh, gram)
     s = values.clamp_min(0).sqrt()[:, None, :] * peak
     first = s.shape[-1] - int((s > limit).sum(-1).amax())  # usually few columns, in both products
     q, top, s = q[..., first:], s[..., -1:], s[..., first:]

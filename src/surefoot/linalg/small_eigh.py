@@ -1,6 +1,9 @@
-"""Eigenvalues of very small symmetric matrices, on an accelerator without device synchronisation."""
+"""Eigenvalues: of very small matrices on an accelerator without device synchronisation, of a batch with a NaN in it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +13,37 @@ from surefoot.linalg import device
 SWEEPS = 8
 """How often every pair of indices is rotated: accurate to rounding for up to 18 rows on every spectrum in
 tests/laws/linalg."""
+
+
+def finite_only(decompose: Callable[[Tensor], Any], a: Tensor) -> Any:
+    """Decompose those matrices that are finite; of the others all is NaN.
+
+    LAPACK fails on a matrix that is not finite, and with it the whole batch. No cost where all are finite.
+
+    Args:
+        decompose: of `torch.linalg`: eigh, eigvalsh, svdvals.
+        a: `(..., m, n)`.
+
+    Returns:
+        What `decompose` returns.
+
+    Raises:
+        torch.linalg.LinAlgError: `decompose` fails on a finite matrix.
+
+    >>> finite_only(torch.linalg.eigvalsh, torch.tensor([[[2.0]], [[torch.inf]]]))
+    tensor([[2.],
+            [nan]])
+    """
+    try:
+        return decompose(a)
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        bad = ~a.isfinite().all(-1).all(-1)
+        if not bool(bad.any()):
+            raise
+    found = decompose(torch.where(bad[..., None, None], 0, a))
+    if isinstance(found, Tensor):
+        return torch.where(bad[..., None], torch.nan, found)
+    return [torch.where(bad[(..., *(None,) * (x.ndim - bad.ndim))], torch.nan, x) for x in found]
 
 
 def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +62,10 @@ def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
     """
-    return torch.linalg.eigh(a) if device.on_cpu(a) else jacobi(a)
+    if not device.on_cpu(a):
+        return jacobi(a)
+    values, vectors = finite_only(torch.linalg.eigh, a)
+    return values, vectors
 
 
 def jacobi(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.geometry.constraints import SameNorm
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.linalg.small_eigh import finite_only
 from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
 from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
@@ -62,7 +63,10 @@ class Normalise(Stabiliser):
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
         if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
-            values, share = torch.linalg.svdvals(w) / ball.unit(w.shape), target / torch.where(now == 0, 1, now)
+            values, share = (
+                finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape),
+                target / torch.where(now == 0, 1, now),
+            )
             change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
             return change.minimum(both)
         along_w = torch.full_like(now, own)

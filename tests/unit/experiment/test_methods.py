@@ -153,7 +153,7 @@ def test_standard_adamw_fails_the_coordinate_check(corpus, widths):
 @pytest.mark.parametrize(
     ("text", "message"),
     [("post_clap:2", "unknown stabiliser"), ("post_clip:-1", "must be positive"), ("free:1", "is written free$"),
-     *((text, r"is written post_clip:RADIUS\[:PERIOD\]$") for text in ("post_clip", "post_clip:two", "post_clip:2:1.5")),
+     *((text, r"is written post_clip:RADIUS\[:PERIOD\]$") for text in ("post_clip", "post_clip:two", "post_clip:2:.5")),
      ("normalise:1:2", r"is written normalise\[:RADIUS\]$")],
 )  # fmt: skip
 def test_stabilisers_that_are_none_are_refused(text, message):
