@@ -63,10 +63,8 @@ class Normalise(Stabiliser):
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
         if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
-            values, share = (
-                finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape),
-                target / torch.where(now == 0, 1, now),
-            )
+            values = finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape)
+            share = target / torch.where(now == 0, 1, now)
             change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
             return change.minimum(both)
         along_w = torch.full_like(now, own)
