@@ -57,7 +57,7 @@ def test_every_command_reads_every_published_model(name, command):
         (["train", "--model", "gpt2-small", "--context", "1025"], "exceeds the 1024 learned positions of gpt2-small"),
         (["convert", "--lr", "1", "--model", "gpt2-xl", "--d-in", "3"], "gpt2-xl has its own matrices"),
         (["convert", "--lr", "1", "--d-in", "3"], "a matrix needs --d-in and --d-out, or name a published model"),
-        (["train", "--model", "gpt3"], "argument --model: invalid choice: 'gpt3'"),
+        (["train", "--model", "gpt3"], "argument --model: 'gpt3' is unknown; choose one of gpt, llama"),
     ],
 )
 def test_sizes_that_contradict_a_published_model_are_refused(arguments, message, tmp_path, text, capsys):

@@ -1,6 +1,7 @@
 """`surefoot train`: its log, checkpoints and alarms, interrupted and on a full disk too."""
 
 import json
+import shutil
 import signal
 import sys
 
@@ -127,6 +128,57 @@ def test_training_warns_of_a_layer_that_leaves_its_band_and_report_says_it_again
     assert (out / "norms.png").exists()
     assert main(["report", f"{out}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kinds"][0]["role"] == "embedding"
+
+
+OWN = """
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self, width, vocab=256):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+def small(width):
+    return Own(width, vocab=100)
+
+def few(width):
+    model = Own(width)
+    model.register_forward_hook(lambda module, tokens, logits: logits[..., :8])
+    return model
+
+def wrapped(width):
+    model = Own(width)
+    model.register_forward_hook(lambda module, tokens, logits: {"logits": logits})
+    return model
+"""
+
+
+def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path, text, capsys, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    ways = ("--accumulate", "2", "--recompute", "--autocast", "bfloat16", "--average", "0.9", "--checkpoint-every", "4")
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    for out in (whole, part):
+        assert main([*training(out, text), "--model", "own_models:Own", "--steps", "8", *ways]) == 0
+        if out == whole:
+            shutil.copytree(whole, part, ignore=shutil.ignore_patterns("step-00000008*", "result.json"))
+    ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
+    assert untimed(ours) == untimed(theirs)
+    assert ours["val_loss_average"] < 5.6
+    assert ours["flops_per_token"] == 6 * (2 * 16 * 16 + 256 * 16)
+    capsys.readouterr()
+    bad = [*training(tmp_path / "bad", text), "--model"]
+    assert "tokens below 256, it failed: index out of range" in refused([*bad, "own_models:small"], capsys)
+    assert "logits (batch, 16, 256 or more) and returned (1, 16, 8)" in refused([*bad, "own_models:few"], capsys)
+    assert "and returned dict" in refused([*bad, "own_models:wrapped"], capsys)
+    assert not (tmp_path / "bad").exists()
 
 
 def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):

@@ -114,7 +114,8 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
 
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
     from surefoot.experiment.models.decoder import published, reference
-    from surefoot.experiment.models.user_model import call, is_own
+    from surefoot.experiment.models.sizes import is_own
+    from surefoot.experiment.models.user_model import call
 
     name = arguments.target or arguments.model
     if arguments.weights:

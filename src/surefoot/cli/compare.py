@@ -54,7 +54,7 @@ def add_to(commands: options.Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="run directory, resumed if it exists")
     options.add_executor(parser)
-    options.add_own_model(parser)
+    options.add_model(parser, "depth", "head_dim")
     options.add(parser, Architecture, "width")
     options.add_training(parser)
     options.add_json(parser)

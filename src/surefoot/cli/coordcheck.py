@@ -26,7 +26,7 @@ def add_to(commands: options.Commands) -> None:
     help = "check over several widths that activations and their changes keep their size; exit code 1 if not"
     parser = options.command(commands, "coordcheck", run, help, _EXAMPLES)
     options.add_recipe(parser)
-    options.add_own_model(parser)
+    options.add_model(parser, "depth", "head_dim")
     parser.add_argument("--widths", nargs="+", type=options.count, default=[64, 128, 256, 512], help="two or more")
     parser.add_argument("--seeds", type=options.count, default=3, help="seeds per width; three give intervals")
     parser.add_argument("--band", type=options.positive, default=0.1, help="largest slope that passes")

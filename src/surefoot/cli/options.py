@@ -10,7 +10,7 @@ from typing import Any
 from surefoot.cli.elsewhere import device_elsewhere, slurm_option
 from surefoot.cli.elsewhere import executor as executor
 from surefoot.experiment.data.source import absolute
-from surefoot.experiment.models.sizes import MODELS, PUBLISHED, published_name, refuse_other
+from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_own, published_name, refuse_other
 from surefoot.experiment.training import config, numbers
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, Schedule
 from surefoot.experiment.training.names import METHODS, VALUES, log2_lr, parse
@@ -143,14 +143,18 @@ def _method(names: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of a model by its name.
+def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
+    """Add the choice of a model, and of those of "width", "depth" and "head_dim" that the command has one of."""
+    help = f"one of {', '.join(MODELS)}, or module:function that takes a width"
+    add(parser, Architecture, "model", type=_model, metavar="NAME", help=help)
+    add(parser, Architecture, *sizes)
 
-    Args:
-        parser: of a command.
-    """
-    names = {"type": published_name, "choices": MODELS, "metavar": "NAME"}
-    add(parser, Architecture, "model", help=f"one of {', '.join(MODELS)}", **names)
+
+def _model(text: str) -> str:
+    if (name := published_name(text)) not in MODELS and not is_own(name):
+        known = ", ".join(MODELS)
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {known}, or module:function")
+    return name
 
 
 def require_size(model: str, arguments: argparse.Namespace) -> None:
@@ -166,12 +170,6 @@ def require_size(model: str, arguments: argparse.Namespace) -> None:
     if (name := published_name(model)) in PUBLISHED:
         given = {size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])}
         refuse_other(name, **given)
-
-
-def add_own_model(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of a model by its name or of the user's own, and the size of a reference model."""
-    add(parser, Architecture, "model", help=f"{', '.join(MODELS)}, or module:function that takes a width")
-    add(parser, Architecture, "depth", "head_dim")
 
 
 def add_rate(parser: argparse.ArgumentParser) -> None:

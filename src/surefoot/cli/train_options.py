@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from surefoot.cli import options
-from surefoot.experiment.training.config import Architecture, Optimisation, TrainConfig
+from surefoot.experiment.training.config import Optimisation, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
 _EXAMPLES = """
@@ -14,6 +14,7 @@ surefoot train --width 128 --steps 1000 --out runs/one
 surefoot train --recipes adamw --lr 0.015 --out runs/adamw
 surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
 surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
+surefoot train --model my_package.model:build --width 512 --accumulate 4 --average 0.999 --out runs/own
 surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
 torchrun --nproc-per-node 4 -m surefoot train --mesh fsdp=2,tp=2 --model llama --out runs/mesh
 surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
@@ -28,11 +29,10 @@ def add_to(commands: options.Commands, run: options.Runner) -> None:
         commands: of `ArgumentParser.add_subparsers`.
         run: called with the parsed arguments; returns the exit code.
     """
-    help = "train one reference model, with a log and checkpoints"
+    help = "train one model, with a log and checkpoints"
     parser = options.command(commands, "train", run, help, _EXAMPLES)
     options.add_recipe(parser)
-    options.add_model(parser)
-    options.add(parser, Architecture, "width", "depth", "head_dim")
+    options.add_model(parser, "width", "depth", "head_dim")
     options.add_rate(parser)
     options.add(parser, Optimisation, "average")
     options.add(parser, TrainConfig, "seed")

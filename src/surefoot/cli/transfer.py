@@ -68,7 +68,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
     parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
     options.add_executor(parser)
-    options.add_own_model(parser)
+    options.add_model(parser, "depth", "head_dim")
     options.add_training(parser)
     options.add_json(parser)
 

@@ -73,6 +73,15 @@ def published_name(name: str) -> str:
     return hyphens if hyphens in PUBLISHED else name
 
 
+def is_own(name: str) -> bool:
+    """Whether a model's name is `module:function`, of the user's own.
+
+    >>> is_own("my_package.model:build"), is_own("gpt")
+    (True, False)
+    """
+    return ":" in name
+
+
 def refuse_other(name: str, **given: int | None) -> None:
     """Refuse a size that contradicts a published model's.
 

@@ -11,15 +11,6 @@ from traceback import extract_tb
 from torch import nn
 
 
-def is_own(name: str) -> bool:
-    """Whether a model's name is `module:function` rather than a reference model's.
-
-    >>> is_own("my_package.model:build"), is_own("gpt")
-    (True, False)
-    """
-    return ":" in name
-
-
 def call(target: str, *arguments: int) -> nn.Module:
     """Import `module:function`, from the working directory too as `python -m` does, and call it.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.models.decoder import published, reference
 from surefoot.experiment.models.layers import Learned
-from surefoot.experiment.models.sizes import PUBLISHED
-from surefoot.experiment.models.user_model import call, is_own
+from surefoot.experiment.models.sizes import PUBLISHED, is_own
+from surefoot.experiment.models.user_model import call
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.plan import Plan
 
@@ -75,14 +75,31 @@ def require_model(config: TrainConfig, corpus: Corpus) -> None:
         corpus: its data.
 
     Raises:
-        ValueError: it cannot be built, it has no plan, or its positions are fewer than a sequence's tokens.
+        ValueError: it cannot be built, it has no plan, its positions are fewer than a sequence's tokens, or a user's
+            own does not make logits of the data's tokens.
     """
-    with nullcontext() if is_own(config.architecture.model) else torch.device("meta"):
+    name, context = config.architecture.model, config.batches.context
+    with nullcontext() if is_own(name) else torch.device("meta"):
         model = build(config, corpus.vocab)
     Plan.of(model)
     positions = getattr(model, "positions", None)
-    if isinstance(positions, Learned) and config.batches.context > positions.context:
+    if isinstance(positions, Learned) and context > positions.context:
+        raise ValueError(f"a context of {context} tokens exceeds the {positions.context} learned positions of {name}")
+    if is_own(name):
+        _require_logits(name, model, corpus.vocab, context)
+
+
+@torch.no_grad()
+def _require_logits(name: str, model: nn.Module, vocab: int, context: int) -> None:
+    """Refuse a user's model that does not map tokens `(B, T)` of this vocabulary to logits `(B, T, vocab)`."""
+    tokens = torch.full((1, context), vocab - 1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            logits = model(tokens)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"a context of {config.batches.context} tokens exceeds the {positions.context} learned positions of "
-            f"{config.architecture.model}"
-        )
+            f"{name}: called with a sequence of {context} tokens below {vocab}, it failed: {error}"
+        ) from error
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(shape, tuple) or shape[:-1] != (1, context) or shape[-1] < vocab:
+        raise ValueError(f"{name}: it must return logits (batch, {context}, {vocab} or more) and returned {shape}")
