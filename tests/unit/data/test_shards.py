@@ -86,12 +86,23 @@ def test_batches_are_a_function_of_seed_step_and_row(tmp_path):
         (struct.pack("<256i", 20240520, 1, 0, *[0] * 253), "holds no tokens"),
         (struct.pack("<256i", 20240521, 1, 1, *[0] * 253) + b"ab", "magic number 20240521, not 20240520"),
         (struct.pack("<256i", 20240801, 7, 1, *[0] * 253) + b"abcd", "magic number 20240801, not 20240520"),
+        (struct.pack("<256i", 20240521, 1, 4096 ^ 5000, *[0] * 253) + b"ab" * 5000, "magic number 20240521"),
+        (struct.pack("<256i", 20240521, 1, 5000, *[0] * 253) + b"ab" * 3000, "magic number 20240521"),
+        (struct.pack("<256i", 20240520, 1, 5000, *[0] * 253)[:1000], "a header that is cut off after 1000 bytes"),
+        (struct.pack("<256i", 20240520, 1, 5000, *[0] * 253)[:6], "a header that is cut off after 6 bytes"),
     ],
 )
 def test_damaged_files_are_named(content, message, tmp_path):
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(DataError, match=rf"a\.bin.*{message}"):
         shards.load(tmp_path)
+
+
+def test_hidden_files_are_left_out(tmp_path):
+    nanogpt(tmp_path / "train.bin", TOKENS)
+    nanogpt(tmp_path / "._train.bin", TOKENS[:500])  # as macOS writes them beside others
+    found = shards.load(tmp_path)
+    assert (found.files, found.train.size + found.validation.size) == (1, len(TOKENS))
 
 
 def test_what_is_not_there_is_named(tmp_path):

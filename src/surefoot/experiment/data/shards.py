@@ -144,7 +144,7 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> F
     the tokens is.
 
     Args:
-        path: a file, or a folder of files `*.bin`.
+        path: a file, or a folder of files `*.bin`, hidden ones left out.
         vocab: number of tokens; default: the manifest's, else the largest token's, rounded up to a multiple of 64,
             for which all files are read.
         validation_one_in: 1 / the part for validation where no file is.
@@ -218,7 +218,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
-    files = sorted(path.glob("*.bin"))
+    files = sorted(file for file in path.glob("*.bin") if not file.name.startswith("."))
     if not files:
         raise DataError(f"{path} holds no .bin files: write some with surefoot tokens IN {path}")
     return files

@@ -32,7 +32,7 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            head = np.frombuffer(file.read(4 * HEADER), dtype="<i4", count=-1 if size % 4 == 0 or size >= 1024 else 0)
+            start = file.read(4 * HEADER)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; give a file or a folder of tokens") from error
     if not size:
@@ -41,17 +41,25 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
         raise DataError(
             f"{path} has an odd number of bytes ({size}), and a token has two: it is damaged, or no .bin file"
         )
-    known = len(head) == HEADER and head[0] == MAGIC
-    if not known and layout != "raw" and len(head) == HEADER and _is_header(head, size):
-        raise DataError(
-            f"{path} has a header with the magic number {head[0]}, not {MAGIC}: it is damaged, or no uint16"
-        )
-    if layout == "header" and not known:
-        raise DataError(
-            f"{path} does not start with the magic number {MAGIC}: it is damaged, or a file without a header"
-        )
-    if not known or layout == "raw":
+    head = np.frombuffer(start, dtype="<i4", count=len(start) // 4)
+    if layout == "raw" or not head.size or head[0] != MAGIC:
+        if layout != "raw" and _is_header(head):
+            raise DataError(
+                f"{path} has a header with the magic number {head[0]}, not {MAGIC}: it is damaged, or no uint16"
+            )
+        if layout == "header":
+            raise DataError(
+                f"{path} does not start with the magic number {MAGIC}: it is damaged, or a file without a header"
+            )
         return _mapped(path, 0)
+    _require_fitting(path, head, size)
+    return _mapped(path, 4 * HEADER)
+
+
+def _require_fitting(path: Path, head: npt.NDArray[np.int32], size: int) -> None:
+    """Refuse a header of another version, or one that does not fit the file."""
+    if head.size < HEADER:
+        raise DataError(f"{path} has a header that is cut off after {size} bytes: write it anew")
     if head[1] != VERSION:
         raise DataError(f"{path} has a header of version {head[1]}: only version {VERSION}, of uint16 tokens, is read")
     count = (size - 4 * HEADER) // TOKEN.itemsize
@@ -59,12 +67,11 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
         raise DataError(f"{path} holds {count} tokens, and its header says {head[2]}: it is damaged")
     if not count:
         raise DataError(f"{path} holds no tokens: write it anew")
-    return _mapped(path, 4 * HEADER)
 
 
-def _is_header(head: npt.NDArray[np.int32], size: int) -> bool:
-    """Whether words are a header of another kind: they count what follows, two or four bytes each, and end in zeros."""
-    return bool(head[2] > 0 and (size - 4 * HEADER) in (2 * int(head[2]), 4 * int(head[2])) and not head[3:].any())
+def _is_header(head: npt.NDArray[np.int32]) -> bool:
+    """Whether words are a header of any kind: something, then zeros from the fourth word on, whatever they count."""
+    return bool(head.size == HEADER and head[0] and not head[3:].any())
 
 
 def _mapped(path: Path, offset: int) -> npt.NDArray[np.uint16]:
