@@ -1,10 +1,12 @@
 """`surefoot train --resume`: from the newest checkpoint, from none, from one by its path."""
 
 import json
+import re
 
 import pytest
 
 from surefoot.cli import main
+from surefoot.experiment.training.checkpoint import save
 
 from .commands import lines, refused, training
 
@@ -39,6 +41,19 @@ def test_a_path_is_gone_on_from_in_another_directory_and_in_its_own(done, tmp_pa
         assert [record["step"] for record in lines(out / "log.jsonl")] == [4, 5, 6]
     assert outcome(other) == outcome(done)
     assert [path.name for path in (other / "checkpoints").glob("*.pt")] == ["step-00000006.pt"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("payload", [{"config": print}, {"step": 6}], ids=["code", "other facts"])
+def test_a_file_that_is_no_checkpoint_is_passed_over(done, tmp_path, text, capsys, payload):
+    newest, before = done / "checkpoints" / "step-00000006.pt", outcome(done)
+    save(newest, payload)
+    said = refused(training(tmp_path / "other", text, "--resume", f"{newest}"), capsys, code=5)
+    assert f"{newest} is no checkpoint" in said
+    (done / "result.json").unlink()
+    assert main(training(done, text)) == 0
+    assert re.search(r"step-00000006\.pt is no checkpoint.*passed over", capsys.readouterr().err)
+    assert outcome(done) == before
 
 
 def test_a_path_that_is_damaged_missing_or_of_another_run_is_refused(done, tmp_path, text, capsys):

@@ -1,16 +1,21 @@
 """Checkpoints under crashes, full disks and flipped bytes."""
 
+import hashlib
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from surefoot.experiment import files
 from surefoot.experiment.distributed.processes import Layout
+from surefoot.experiment.errors import Damaged
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
@@ -20,6 +25,9 @@ class Loaded:
     """What a run keeps of the state that it is given."""
 
     layout, state = Layout(), None
+
+    def missing(self, state):
+        return []
 
     def load_state(self, state):
         self.state = state
@@ -65,10 +73,28 @@ def test_a_manifest_that_is_missing_or_damaged_is_named(tmp_path):
         load(path)
 
 
-def test_own_classes_are_refused_on_load(tmp_path):
-    save(tmp_path / "a.pt", {"path": tmp_path})
-    with pytest.raises(Exception, match=r"[Ww]eights"):
-        load(tmp_path / "a.pt")
+class Harm:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path):
+    path = tmp_path / "a.pt"
+    save(path, {"path": Harm(tmp_path / "harm")})
+    with pytest.raises(Damaged, match=r"a\.pt is no checkpoint: it holds other things") as refused:
+        load(path)
+    assert "weights_only" not in str(refused.value)
+    for data in (b"", b"junk", pickle.dumps(3), pickle.dumps(Harm(tmp_path / "harm"))):
+        path.write_bytes(data)
+        (tmp_path / "a.pt.sha256.json").write_text(json.dumps({"sha256": [hashlib.sha256(data).hexdigest()]}))
+        with pytest.raises(Damaged, match=r"a\.pt is no checkpoint"):
+            load(path)
+    assert not (tmp_path / "harm").exists()
 
 
 @pytest.mark.parametrize("survives", [0, 1])

@@ -67,7 +67,8 @@ def load(path: Path | str) -> dict[str, Any]:
         What `save` was given, on the CPU.
 
     Raises:
-        Damaged: its digest is not the one it was saved with, or it has no manifest; the message names the file.
+        Damaged: its digest is not the one it was saved with, it has no manifest, or it holds what no checkpoint does,
+            code of a pickle for example, which is not run; the message names the file.
         OSError: it cannot be read.
     """
     path = Path(path)
@@ -80,7 +81,14 @@ def load(path: Path | str) -> dict[str, Any]:
         raise Damaged(f"{_manifest(path)} is damaged, so {path.name} cannot be verified") from None
     if hashlib.sha256(data).hexdigest() not in digests:
         raise Damaged(f"{path} is damaged: its SHA-256 is not the one it was saved with")
-    payload: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception:  # any bytes may lie there, and torch's reader raises what they make of it
+        payload = None
+    if not isinstance(payload, dict):
+        raise Damaged(f"{path} is no checkpoint: it holds other things than tensors, numbers, strings and their lists")
     return payload
 
 
@@ -219,7 +227,7 @@ class Checkpoints:
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; `Damaged` on all processes if it is on one."""
         if path.is_file() and run.layout.processes.group is None:
-            run.load_state(load(path))
+            run.load_state(_state(run, path))
             return
         from surefoot.experiment.training import run_folder
 
@@ -227,7 +235,7 @@ class Checkpoints:
             run_folder.load_(run, path)
             return
         state: dict[str, Any] = {}
-        run_folder.agree(run.layout.processes, lambda: state.update(load(path)))
+        run_folder.agree(run.layout.processes, lambda: state.update(_state(run, path)))
         run_folder.load_whole(run, state)
 
     def paths(self) -> list[Path]:
@@ -248,6 +256,14 @@ class Checkpoints:
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 _manifest(path).unlink(missing_ok=True)
+
+
+def _state(run: Run, path: Path) -> dict[str, Any]:
+    """The state of a run in a file; `Damaged` if there is none in it."""
+    state = load(path)
+    if missing := run.missing(state):
+        raise Damaged(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
+    return state
 
 
 def _name(step: int) -> str:

@@ -186,6 +186,11 @@ class Run:
         average = {} if self.average is None else {"average": self.average.weights}
         return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer, **average}
 
+    def missing(self, state: Mapping[str, Any]) -> list[str]:
+        """What `load_state` needs and a state has not."""
+        needed = [*self.facts(), "losses", "model", "optimizer", *(["average"] if self.average is not None else [])]
+        return [name for name in needed if name not in state]
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
 
