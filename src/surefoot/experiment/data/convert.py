@@ -230,7 +230,7 @@ class _Writer:
         return manifest
 
     def _split(self, text: str) -> str:
-        number = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
         return "val" if number < 2**64 // self._conversion.validation_one_in else "train"
 
     def _close(self) -> None:

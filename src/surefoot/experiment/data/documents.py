@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from surefoot.experiment.errors import DataError
 HUB = "hf:"
 SEPARATOR = "<|endoftext|>"  # between the documents of a text file, if it has some
 _ROWS = 1024
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which JSON can escape and UTF-8 cannot encode
 
 
 def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
@@ -59,10 +61,13 @@ def _of_file(path: Path, field: str) -> Iterator[str]:
 def _of_lines(path: Path, field: str) -> Iterator[str]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            try:
-                yield _text(json.loads(line), field, f"{path}, line {number}") if line.strip() else ""
-            except (json.JSONDecodeError, UnicodeDecodeError):
-                raise DataError(f"{path}, line {number} is not JSON: repair or remove this line") from None
+            if line.strip():
+                where = f"{path}, line {number}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise DataError(f"{where} is not JSON that can be read: repair or remove this line") from None
+                yield _text(row, field, where)
 
 
 def _of_rows(path: Path, field: str) -> Iterator[str]:
@@ -102,4 +107,4 @@ def _text(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
         known = f": choose --field from {', '.join(map(str, row))}" if isinstance(row, dict) else ""
         raise DataError(f"{where} has no text {field!r}{known}")
-    return text
+    return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
