@@ -1,5 +1,7 @@
 """Documents: what is damaged is named with file and line, and nothing is left out in silence."""
 
+import os
+
 import pytest
 
 from surefoot.experiment.data.documents import documents
@@ -18,3 +20,25 @@ def test_a_line_that_cannot_be_read_is_named(value, tmp_path):
     path.write_text('{"text": "one"}\n{"text": "two", "more": ' + value + "}\n")
     with pytest.raises(DataError, match=r"in\.jsonl, line 2 is not JSON .*: repair or remove this line"):
         list(documents(str(path)))
+
+
+def test_an_unreadable_subfolder_is_not_skipped_in_silence(tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(DataError, match=r"cannot read .*closed: Permission denied; give a readable text"):
+        list(documents(str(tmp_path)))
+
+
+def test_the_files_of_a_folder_are_in_order_without_hidden_ones(tmp_path):
+    for name in ("b/2", "a.b/1", "a/0", ".git/x", "b/.hidden", "c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert list(documents(str(tmp_path))) == ["a/0", "a.b/1", "b/2", "c"]

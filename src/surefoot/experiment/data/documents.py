@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -39,11 +40,26 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
         yield from _of_hub(source.removeprefix(HUB), field, skip)
         return
     path = Path(source)
-    if not path.exists():
-        raise DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
-    names = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    visible = [file for file in names if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-    yield from islice((text for file in visible for text in _of_file(file, field) if text), skip, None)
+    try:
+        if not path.exists():
+            raise DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
+        files = sorted(_visible(path)) if path.is_dir() else [path]
+    except OSError as error:
+        where = error.filename or path
+        raise DataError(f"cannot read {where}: {error.strerror}; give a readable text file or folder") from error
+    yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
+
+
+def _visible(root: Path) -> Iterator[Path]:
+    """The files below a folder, hidden ones and those in hidden folders left out."""
+
+    def stop(error: OSError) -> None:
+        raise error  # os.walk would skip an unreadable folder in silence
+
+    for folder, below, names in os.walk(root, onerror=stop):
+        below[:] = [name for name in below if not name.startswith(".")]
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (file for file in files if file.is_file())
 
 
 def _of_file(path: Path, field: str) -> Iterator[str]:
