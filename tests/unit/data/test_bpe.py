@@ -99,3 +99,12 @@ def test_the_path_within_a_name_becomes_absolute(tmp_path: Path, monkeypatch: py
         f"{tmp_path}/a",
         None,
     ]
+
+
+def test_a_tokenizer_that_cuts_or_pads_encodes_all_of_a_text(tmp_path: Path) -> None:
+    trained = bpe.train(TEXT, 300)
+    whole = bpe.encode(trained, TEXT)
+    trained.enable_truncation(16)
+    trained.enable_padding(length=32)
+    (tmp_path / "tokenizer.json").write_text(trained.to_str())
+    assert np.array_equal(bpe.encode(bpe.read(tmp_path / "tokenizer.json"), TEXT), whole)

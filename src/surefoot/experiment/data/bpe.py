@@ -94,7 +94,7 @@ def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> T
 
 
 def read(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`.
+    """Read a `tokenizer.json`, without its settings for cutting and padding a model's inputs.
 
     Args:
         path: the file.
@@ -104,16 +104,21 @@ def read(path: Path) -> Tokenizer:
 
     Raises:
         ValueError: the library is missing.
-        DataError: the file is no tokenizer.
+        DataError: the file cannot be read, or is no tokenizer.
     """
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ValueError(f"{path} needs the tokenizers library: pip install 'surefoot[bpe]'") from error
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}; give a tokenizer.json") from error
     except Exception as error:  # the library has no class of its own for it
         raise DataError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def encode(tokenizer: Tokenizer, text: bytes) -> npt.NDArray[np.uint16]:
