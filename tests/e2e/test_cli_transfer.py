@@ -10,6 +10,7 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from surefoot.cli import main
@@ -156,6 +157,12 @@ def bare(**environment: str) -> dict[str, str]:
     """This process's environment without a home and a terminal."""
     kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "TERM", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
     return {**kept, "OMP_NUM_THREADS": "1", **environment}
+
+
+def test_data_that_a_run_cannot_use_are_an_error_of_data(tmp_path, capsys):
+    (tmp_path / "tokens.bin").write_bytes(np.tile(np.arange(40, dtype="<u2"), 400).tobytes())
+    assert main(sweep(tmp_path / "run", f"bin:{tmp_path / 'tokens.bin'}", "--vocab", "30", "--workers", "1")) == 4
+    assert "outside the vocabulary of 30" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # a process that imports torch, which starts another; as the two below

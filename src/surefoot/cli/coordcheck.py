@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(record: dict[str, Any]) -> None:
-    loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
-    width, seed, seconds = record["width"], record["seed"], record["seconds"]
-    print(f"width {width}, seed {seed}: loss {loss}, {seconds:.1f} s", file=sys.stderr, flush=True)
+    outcome = record.get("failed")
+    if outcome is None:
+        loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
+        outcome = f"loss {loss}, {record['seconds']:.1f} s"
+    print(f"width {record['width']}, seed {record['seed']}: {outcome}", file=sys.stderr, flush=True)

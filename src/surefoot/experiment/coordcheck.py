@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.errors import SweepError
 from surefoot.experiment.files import Log, Record, claim, dumps, finite_or_none, locked, write_atomic
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.executors import Executor, Killed, Raised, Runs
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
-from surefoot.experiment.sweep.sweep import SweepError
 from surefoot.experiment.sweep.worker import unchanged
 from surefoot.experiment.training.build import require_model
 from surefoot.experiment.training.config import TrainConfig
@@ -79,7 +79,9 @@ def check(
         ValueError: widths or a model that cannot be compared, or a directory of another configuration.
         DirectoryInUse: another check writes there.
         OSError: a file cannot be written.
-        SweepError: a run on the executor raised, or its process was killed twice.
+        SweepError: a run on the executor raised, or its process was killed twice, which is recorded; the others are
+            run first, and the same call runs it again.
+        DataError: a run on the executor cannot read the data, or they have changed.
     """
     _check_widths(config, corpus, widths)
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,16 +90,25 @@ def check(
     with locked(directory):
         claim(directory, common, RESULTS)
         with Log(directory / RESULTS) as log:
-            done = {(record["width"], record["seed"]): record for record in log.records}
-            runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
+            done = {(record["width"], record["seed"]): record for record in finished(log.records)}
+            runs, failed = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds], []
             for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):
-                done[record["width"], record["seed"]] = record
                 log.append(record)
                 on_record(record)
+                if "failed" in record:
+                    failed.append("width {width}, seed {seed}: {failed}".format(**record))
+                done[record["width"], record["seed"]] = record
+        if failed:
+            raise SweepError("; ".join(failed))
         slopes = evaluate([done[_key(run)] for run in runs], band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """The records of the runs that were not killed."""
+    return [record for record in records if "failed" not in record]
 
 
 def _key(run: TrainConfig) -> tuple[int, int]:
@@ -123,23 +134,24 @@ def _measure_part(part: _Part) -> Record:
 def _measured(
     missing: Sequence[TrainConfig], corpus: Corpus, executor: Executor | None, data: str | None
 ) -> Iterator[Record]:
-    """The records of runs as they end; on an executor the widest first, and SweepError at the end if any was killed."""
+    """The records of runs as they end; on an executor the widest first. One that was killed has "failed"."""
     if executor is None:
         yield from (measure(run, corpus) for run in missing)
         return
     wanted = [_Part(run, data, corpus.sha256) for run in reversed(missing)]
-    killed: list[str] = []
     with closing(executor):
         runs: Runs[_Part] = Runs(executor, _measure_part)
         while ended := runs.ended(wanted):
             wanted = [part for part in wanted if part not in dict(ended)]
-            yield from (end for _, end in ended if not isinstance(end, Exception))
-            killed += [f"{part}: killed twice: {end}" for part, end in ended if isinstance(end, Killed)]
+            for part, end in ended:
+                if isinstance(end, Killed):
+                    width, seed = _key(part.config)
+                    yield {"width": width, "seed": seed, "failed": f"killed twice: {end}"}
+                elif not isinstance(end, Raised):
+                    yield end
             for part, end in ended:
                 if isinstance(end, Raised):
-                    raise SweepError(f"{part}: {end.summary}") from end
-    if killed:
-        raise SweepError("; ".join(killed))
+                    raise end.error_of(part) from end
 
 
 def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:

@@ -1,8 +1,12 @@
-"""What goes wrong with files and data, by kind: the command line gives each its own exit code."""
+"""What goes wrong with files, data and runs, by kind: the command line gives each its own exit code."""
 
 
 class DirectoryInUse(RuntimeError):
     """Another process is writing to the run directory."""
+
+
+class SweepError(RuntimeError):
+    """A run of a sweep raised; results of finished runs are written, and the same sweep goes on from there."""
 
 
 class Damaged(ValueError):

@@ -12,10 +12,11 @@ from torch import nn
 from surefoot import recipes
 from surefoot.experiment.coordcheck import BAND, LOGITS, check, evaluate, measure
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.errors import DataError, SweepError
 from surefoot.experiment.reports import coordcheck as coordcheck_report
+from surefoot.experiment.reports.web.report import page
 from surefoot.experiment.sweep.executors import Killed
 from surefoot.experiment.sweep.pool import Pool
-from surefoot.experiment.sweep.sweep import SweepError
 from surefoot.experiment.training import methods
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import log2_lr
@@ -251,9 +252,14 @@ def test_runs_that_are_killed_stop_the_check_when_the_others_are_done(tmp_path):
         check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=executor, data="markov:16")
     assert executor.closed
     results = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert [(r["width"], r["seed"]) for r in map(json.loads, results)] == [(16, 1), (16, 0)]
+    records = list(map(json.loads, results))
+    assert [(r["width"], r["seed"]) for r in records if "failed" not in r] == [(16, 1), (16, 0)]
+    assert [r for r in records if "failed" in r] == [
+        {"width": 32, "seed": seed, "failed": "killed twice: it died"} for seed in (1, 0)
+    ]
+    assert page(tmp_path).state == "under way: 2 runs"
     assert check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=Here(fatal=0), data="markov:16")["passes"]
-    with pytest.raises(SweepError, match=r"width 48, seed 0: ValueError: .* has changed since the sweep was started"):
+    with pytest.raises(DataError, match=r"width 48, seed 0: DataError: .* has changed since the sweep was started"):
         check(config, corpus, tmp_path, (16, 48), (0,), 9.0, executor=Pool(1), data="markov:17")
 
 

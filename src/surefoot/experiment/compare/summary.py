@@ -69,12 +69,14 @@ def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> di
             "settings": "published",
             "tuning_runs": 0,
             "tuning_diverged": 0,
+            "tuning_failed": 0,
             "tuning_status": None,
             "tuning": [],
             "rate_from": "published",
             "log2_lr": parse_at(name)[1],
         }
-    curve = points(tuning, name, comparison.width)
+    own = [record for record in tuning if record["recipe"] == name]
+    curve = points(own, name, comparison.width)
     optimum = fit.optimum(curve)
     if len(curve) < comparison.tuning_runs:
         status, source, rate = "unfinished", None, None
@@ -86,7 +88,8 @@ def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> di
     return {
         "settings": "tuned",
         "tuning_runs": len(curve),
-        "tuning_diverged": sum(point.loss is None for point in curve),
+        "tuning_diverged": sum(record["diverged"] for record in own),
+        "tuning_failed": sum("failed" in record for record in own),
         "tuning_status": status,
         "tuning": [{"log2_lr": rate, "val_loss": loss} for rate, loss in fit.mean_curve(curve).items()],
         "rate_from": source,
@@ -100,9 +103,8 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
     records = [r for r in runs.final if r["recipe"] == method and r["log2_lr"] == rate]
     records.sort(key=lambda record: record["seed"])
     losses = {record["seed"]: record["val_loss"] for record in records if record["val_loss"] is not None}
-    diverged = len(records) - len(losses)  # or failed, which the records say
-    # The mean over the seeds that are left would be too optimistic.
-    loss = fit.Estimate(None, None, 0) if diverged else paired.mean(losses)
+    lost = len(losses) < len(records)  # the mean over the seeds that are left would be too optimistic
+    loss = fit.Estimate(None, None, 0) if lost else paired.mean(losses)
     return {
         "name": name,
         "method": method,
@@ -110,11 +112,12 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
         "lr": None if rate is None else 2.0**rate,
         "seeds": comparison.seeds,
         "final_runs": len(records),
-        "diverged": diverged,
+        "diverged": sum(record["diverged"] for record in records),
+        "failed": sum("failed" in record for record in records),
         "val_loss": loss.value,
         "val_loss_ci": pair(loss.interval),
         "val_loss_by_seed": losses,
-        "curve": paired.mean_curve([r["facts"]["curve"] for r in records]) if records and not diverged else None,
+        "curve": paired.mean_curve([r["facts"]["curve"] for r in records]) if records and not lost else None,
     }
 
 

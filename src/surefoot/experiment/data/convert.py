@@ -13,9 +13,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.data import bpe
+from surefoot.experiment.data import bpe, manifest
 from surefoot.experiment.data.documents import SEPARATOR, documents
-from surefoot.experiment.data.shards import JOURNAL, MANIFEST, TOKENIZER, read_manifest, sha256_of
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
 from surefoot.experiment.errors import DataError
 from surefoot.experiment.files import dumps, locked, replace_files, write_atomic
@@ -88,7 +87,7 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     with locked(out):
         journal = _journal(conversion, out)
         if journal is None:
-            found = read_manifest(out)
+            found = manifest.read_manifest(out)
             assert found is not None
             return found
         tokenizer = _tokenizer(conversion, out)
@@ -109,39 +108,30 @@ def verify(path: Path) -> dict[str, Any]:
     Raises:
         DataError: there is no manifest, or a file is missing or is not the one that was written.
     """
-    manifest = read_manifest(path)
-    if manifest is None:
-        raise DataError(f"{path} has no {MANIFEST}: there is nothing to compare its files with")
-    for shard in manifest["shards"]:
+    found = manifest.read_manifest(path)
+    if found is None:
+        raise DataError(f"{path} has no {manifest.MANIFEST}: there is nothing to compare its files with")
+    for shard in found["shards"]:
         file = path / shard["name"]
-        try:
-            found = sha256_of(file)
-        except OSError as error:
-            raise DataError(f"cannot read {file}: {error.strerror}; the manifest names it") from error
-        if found != shard["sha256"]:
-            raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; write the folder anew")
+        manifest.require_digest(file, shard["sha256"])
         shard["mtime_ns"] = file.stat().st_mtime_ns
-    write_atomic(path / MANIFEST, dumps(manifest, indent=1) + "\n")
-    return manifest
+    write_atomic(path / manifest.MANIFEST, dumps(found, indent=1) + "\n")
+    return found
 
 
 def _journal(conversion: Conversion, out: Path) -> dict[str, Any] | None:
     """How far an earlier call came; None where it is finished. Refuses a folder of another conversion."""
     wanted, there = json.loads(dumps(asdict(conversion))), None
-    for name in (MANIFEST, JOURNAL):
-        if (out / name).exists():
-            try:
-                there = json.loads((out / name).read_bytes())
-                own = there["conversion"]
-            except (ValueError, KeyError, TypeError):
-                raise DataError(f"{out / name} is damaged: choose another folder") from None
+    for name in (manifest.MANIFEST, manifest.JOURNAL):
+        if there := manifest.read(out, name):
+            own = there["conversion"]
             if differing := [key for key in wanted if own.get(key) != wanted[key]]:
                 raise ValueError(
                     f"{out} holds another conversion; it differs in "
                     f"{', '.join(f'{key} (there {own.get(key)}, now {wanted[key]})' for key in differing)}: "
                     "choose another folder"
                 )
-            if name == MANIFEST:
+            if name == manifest.MANIFEST:
                 return None
     for half in out.glob(".*.tmp"):  # of a process that was killed
         half.unlink()
@@ -152,12 +142,12 @@ def _journal(conversion: Conversion, out: Path) -> dict[str, Any] | None:
 
 def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
     """The tokenizer of an earlier call, the one that is given, or a new one; its file is in the folder afterwards."""
-    path = out / TOKENIZER
+    path = out / manifest.TOKENIZER
     if not path.exists():
         if conversion.tokenizer is not None:
             given = Path(conversion.tokenizer)
             try:
-                text = (given / TOKENIZER if given.is_dir() else given).read_text(encoding="utf-8")
+                text = (given / manifest.TOKENIZER if given.is_dir() else given).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise DataError(f"cannot read the tokenizer {given}: {error}") from error
         else:
@@ -215,19 +205,18 @@ class _Writer:
         shards = self._journal["shards"]
         if not shards:
             raise DataError(f"{self._conversion.source} holds no text: give a text file or folder")
-        digest = hashlib.sha256("".join(shard["sha256"] for shard in shards).encode()).hexdigest()
-        manifest = {
+        found = {
             **self._journal,
             "tokens": sum(shard["tokens"] for shard in shards),
             "vocab": self._tokenizer.get_vocab_size(),
             "layout": self._conversion.layout,
             "separator": int(self._separator[0]),
-            "tokenizer_sha256": sha256_of(self._out / TOKENIZER),
-            "sha256": digest,
+            "tokenizer_sha256": manifest.sha256_of(self._out / manifest.TOKENIZER),
+            "sha256": manifest.digest_of(shards),
         }
-        write_atomic(self._out / MANIFEST, dumps(manifest, indent=1) + "\n")
-        (self._out / JOURNAL).unlink(missing_ok=True)
-        return manifest
+        write_atomic(self._out / manifest.MANIFEST, dumps(found, indent=1) + "\n")
+        (self._out / manifest.JOURNAL).unlink(missing_ok=True)
+        return found
 
     def _split(self, text: str) -> str:
         number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -248,7 +237,7 @@ class _Writer:
                     "sha256": hashlib.sha256(content).hexdigest(),
                 })  # fmt: skip
         self._journal["documents"] = self._documents
-        write_atomic(self._out / JOURNAL, dumps(self._journal) + "\n")
+        write_atomic(self._out / manifest.JOURNAL, dumps(self._journal) + "\n")
         self._held, self._tokens = {"train": [], "val": []}, 0
 
 

@@ -6,21 +6,21 @@ A folder that `surefoot tokens` wrote has a manifest, which says what each file 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.experiment.data.manifest import TOKENIZER as TOKENIZER  # for evaluation
+from surefoot.experiment.data.manifest import read_manifest, require_same
 from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
 from surefoot.experiment.errors import DataError
 
 PREFIX = "bin:"
-MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
 SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
@@ -162,8 +162,7 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> F
     else:
         files = [path / shard["name"] for shard in manifest["shards"]]
         layouts = dict.fromkeys(files, manifest["layout"])
-        for file, shard in zip(files, manifest["shards"], strict=True):
-            _require_same(file, shard)
+        require_same(path, manifest["shards"])
     tokens = {file: open_tokens(file, layouts[file]) for file in files}
     if not sum(part.size for part in tokens.values()):
         raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
@@ -180,39 +179,6 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> F
     return Found(train, validation, vocab, sha256, len(files))
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a folder of tokens.
-
-    Args:
-        path: a file or a folder.
-
-    Returns:
-        Its content; None where there is none.
-
-    Raises:
-        DataError: it is damaged, or the folder is not finished.
-    """
-    try:
-        found = json.loads((path / MANIFEST).read_bytes())
-        shards = [(shard["name"], shard["tokens"], shard["bytes"], shard["sha256"]) for shard in found["shards"]]
-        if not shards or {"vocab", "sha256", "layout"} - found.keys():
-            raise KeyError("shards")
-    except (FileNotFoundError, NotADirectoryError):
-        if (path / JOURNAL).exists():
-            raise DataError(f"{path} is not finished: run the same surefoot tokens command again") from None
-        return None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path / MANIFEST} is damaged: write the folder anew with surefoot tokens") from None
-    manifest: dict[str, Any] = found
-    return manifest
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
@@ -222,18 +188,6 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise DataError(f"{path} holds no .bin files: write some with surefoot tokens IN {path}")
     return files
-
-
-def _require_same(file: Path, shard: Mapping[str, Any]) -> None:
-    """Refuse a file whose size or time is not the one that it was written with."""
-    try:
-        there = file.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}; the manifest names it") from error
-    if there.st_size != shard["bytes"]:
-        raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: write it anew")
-    if there.st_mtime_ns != shard["mtime_ns"]:
-        raise DataError(f"{file} was changed or copied: surefoot tokens --verify {file.parent} compares its digest")
 
 
 def _join(tokens: Mapping[Path, npt.NDArray[np.uint16]], vocab: int | None) -> Shards:

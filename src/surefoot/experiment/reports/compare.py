@@ -38,7 +38,7 @@ def table(summary: Mapping[str, Any]) -> str:
 
 def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the table's columns and, for each who takes part, its cells."""
-    head = ["recipe", "settings", "best lr", "loss", "difference", "p", "steps", "time", "diverged"]
+    head = ["recipe", "settings", "best lr", "loss", "difference", "p", "steps", "time", "without a loss"]
     return head, [_row(entry, summary["baseline"]) for entry in summary["recipes"]]
 
 
@@ -57,21 +57,32 @@ def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
         "" if entry["p"] is None else f"{entry['p']:.2g}",
         _ratio(entry, "steps_ratio"),
         _ratio(entry, "seconds_ratio"),
-        f"{entry['tuning_diverged']} of {entry['tuning_runs']}, {entry['diverged']} of {entry['final_runs']}",
+        f"{_count(entry, 'tuning_')} of {entry['tuning_runs']}, {_count(entry)} of {entry['final_runs']}",
     ]
+
+
+def _count(entry: Mapping[str, Any], stage: str = "") -> int:
+    """How many runs of a stage ended without a loss; summaries of earlier versions count them all as diverged."""
+    count: int = entry[f"{stage}diverged"] + entry.get(f"{stage}failed", 0)
+    return count
+
+
+def _why(entry: Mapping[str, Any], stage: str = "") -> str:
+    """Why runs of a stage ended without a loss."""
+    return " or ".join(kind for kind in ("diverged", "failed") if entry.get(f"{stage}{kind}"))
 
 
 def _rate(entry: Mapping[str, Any]) -> str:
     status = entry["tuning_status"]
     if entry["lr"] is None:
-        return "tuning is unfinished" if status == "unfinished" else "none: diverged at every rate"
+        return "tuning is unfinished" if status == "unfinished" else f"none: {_why(entry, 'tuning_')} at every rate"
     source = entry["rate_from"] if entry["rate_from"] != "measured" else f"measured, {status}"
     return f"2^{entry['log2_lr']:.2f} ({entry['lr']:.3g}), {source}"
 
 
 def _loss(entry: Mapping[str, Any]) -> str:
     if entry["val_loss"] is None:
-        return "diverged" if entry["diverged"] else "none"
+        return _why(entry) or "none"
     return f"{entry['val_loss']:.4f}{plus_minus(entry['val_loss_ci'], 4)}"
 
 
@@ -84,8 +95,8 @@ def _difference(entry: Mapping[str, Any]) -> str:
 def _ratio(entry: Mapping[str, Any], key: str) -> str:
     if entry[key] is not None:
         return f"{entry[key]:.2f}"
-    if entry["diverged"]:
-        return "diverged"
+    if why := _why(entry):
+        return why
     return "not known" if entry["curve"] is None or entry["steps_to_target"] is not None else "not reached"
 
 
@@ -102,7 +113,8 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         f"difference: minus {summary['baseline']}, paired over seeds; p: two-sided, not corrected for several recipes.",
         _target_note(summary),
         "time: wall time of training in processes of one thread, evaluations not counted.",
-        "diverged: runs of the tuning, and of the final ones.",
+        "without a loss: runs of the tuning, and of the final ones, that diverged or failed (killed twice; to run one",
+        "again, delete its line in results.jsonl of tuning/ or final/).",
     ]
     if not summary["finished"]:
         lines.append("UNFINISHED: the table is of the runs that have finished; the same command goes on from there.")

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from surefoot.experiment.errors import DataError, SweepError
+
 Item = TypeVar("Item", bound=Hashable)
 Function = Callable[[Any], Any]
 
@@ -24,12 +26,14 @@ class Raised(Exception):
     Args:
         summary: the exception's name and message.
         trace: its traceback.
+        of_data: whether it was a `DataError`.
     """
 
-    def __init__(self, summary: str, trace: str = "") -> None:
-        super().__init__(summary, trace)
+    def __init__(self, summary: str, trace: str = "", of_data: bool = False) -> None:
+        super().__init__(summary, trace, of_data)
         self.summary: str = summary
         self.trace: str = trace
+        self.of_data: bool = of_data
 
     def __str__(self) -> str:
         return self.trace or self.summary
@@ -41,7 +45,12 @@ class Raised(Exception):
         >>> Raised.of(KeyError("no such layer")).summary
         "KeyError: 'no such layer'"
         """
-        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        trace = "".join(traceback.format_exception(error))
+        return cls(f"{type(error).__name__}: {error}", trace, isinstance(error, DataError))
+
+    def error_of(self, item: object) -> Exception:
+        """What to raise here when this ends an item: `DataError` if it was one there, else `SweepError`."""
+        return (DataError if self.of_data else SweepError)(f"{item}: {self.summary}")
 
 
 class Executor(Protocol):

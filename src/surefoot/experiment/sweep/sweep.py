@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
+from surefoot.experiment.errors import SweepError as SweepError
 from surefoot.experiment.files import Log, Record, claim, dumps, locked, read_lines, write_atomic
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -18,10 +19,6 @@ from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
 
 RESULTS, SUMMARY, CONFIG = "results.jsonl", "summary.json", "config.json"
-
-
-class SweepError(RuntimeError):
-    """A trial raised; results of finished trials are written, and `run` resumes."""
 
 
 RunTrial = Callable[[Trial], TrialResult]
@@ -129,7 +126,7 @@ class _Sweep:
                     show(self._progress(record, executor.workers))
             for trial, end in ended:
                 if isinstance(end, Raised):
-                    raise SweepError(f"{trial}: {end.summary}") from end
+                    raise end.error_of(trial) from end
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now, widest first."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.errors import DataError
 from surefoot.experiment.sweep.config import Trial, TrialResult
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
@@ -27,7 +28,8 @@ def run_trial(trial: Trial) -> TrialResult:
         Losses and time; with evaluations, `facts["curve"]` has the lists "step", "val_loss" and "seconds", from step 0.
 
     Raises:
-        ValueError: an impossible configuration, or data whose SHA-256 is no longer "corpus".
+        ValueError: an impossible configuration.
+        DataError: data that cannot be read, or whose SHA-256 is no longer "corpus".
     """
     torch.set_num_threads(1)
     settings = {key: value for key, value in trial.settings.items() if key != "text"}
@@ -81,11 +83,11 @@ def unchanged(data: str | None, sha256: str | None) -> Corpus:
         The corpus.
 
     Raises:
-        ValueError: the data have changed.
+        DataError: they cannot be read, or have changed.
     """
     corpus = _corpus(data)
     if sha256 not in (None, corpus.sha256):
-        raise ValueError(f"{corpus.name} has changed since the sweep was started: choose another directory")
+        raise DataError(f"{corpus.name} has changed since the sweep was started: choose another directory")
     return corpus
 
 

@@ -5,10 +5,12 @@ import math
 
 import pytest
 
+from inline_executor import Inline
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.run import load, run
 from surefoot.experiment.reports import compare as compare_report
 from surefoot.experiment.sweep.config import TrialResult
+from surefoot.experiment.sweep.executors import Killed
 from surefoot.experiment.sweep.pool import Pool
 
 BEST = {"steady": -4.25, "adamw": -6.0, "muon": -3.0, "lion": math.nan}
@@ -103,6 +105,27 @@ def test_the_table_says_who_diverged(finished):
     assert rows["muon@0.125"][:2] == ["published, 0 runs", "2^-3.00 (0.125), published"]
     assert rows["steady"][:2] == ["tuned, 12 runs", "2^-4.25 (0.0526), fitted"]
     assert rows["adamw"][3:7] == ["baseline", "", "1.00", "1.00"]
+
+
+class Fatal(Inline):
+    """As `Inline`, but lion's runs are killed, and half of adamw's at the rate of 8."""
+
+    def wait(self, handles):
+        return [(h, Killed("it died") if self._dies(h) else end) for h, end in super().wait(handles)]
+
+    def _dies(self, trial):
+        return trial.recipe == "lion" or (trial.log2_lr > 0 and trial.seed != 3)
+
+
+def test_the_table_says_who_was_killed(tmp_path):
+    summary = run(comparison(), Question("adamw"), tmp_path, fake, executor=Fatal(), progress=silent)
+    *_, lion, _, wild = summary["recipes"]
+    assert (lion["tuning_failed"], lion["tuning_diverged"], wild["failed"], wild["diverged"]) == (12, 0, 2, 0)
+    table = " ".join(compare_report.table(summary).split())
+    assert "| none: failed at every rate | none |" in table
+    assert "| 2^3.00 (8), published | failed |" in table
+    assert "diverged" not in table
+    assert "to run one again, delete its line" in " ".join(compare_report.notes(summary))
 
 
 def test_another_question_needs_no_other_runs(finished):

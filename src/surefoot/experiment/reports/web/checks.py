@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.coordcheck import QUANTITIES, RESULTS, SUMMARY
+from surefoot.experiment.coordcheck import QUANTITIES, RESULTS, SUMMARY, finished
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import coordcheck
 from surefoot.experiment.reports.web import vega
@@ -45,7 +45,7 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
 
 
 def _unfinished(directory: Path, config: Mapping[str, Any]) -> Page:
-    records = read_lines(directory / RESULTS)
+    records = finished(read_lines(directory / RESULTS))
     runs = [f"width {record['width']}, seed {record['seed']}" for record in records]
     facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
     details = {"Configuration": vega.flat(config), "Finished runs": dict.fromkeys(runs, "")}
