@@ -1,0 +1,153 @@
+"""What a folder of tokens says of itself: the manifest of a finished one, the journal of one that is being written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot.experiment.data.bpe import LARGEST
+from surefoot.experiment.data.token_file import HEADER, TOKEN
+from surefoot.experiment.errors import DataError
+from surefoot.experiment.files import Record
+
+MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
+
+_NAME = re.compile(r"(train|val)_[0-9]{6,}\.bin")
+_SHARD = {"name": str, "tokens": int, "bytes": int, "mtime_ns": int, "sha256": str}
+_BEGUN = {"conversion": dict, "documents": int, "shards": list}
+_FINISHED = _BEGUN | {
+    "tokens": int, "vocab": int, "layout": str, "separator": int, "tokenizer_sha256": str, "sha256": str
+}  # fmt: skip
+
+
+def read(folder: Path, name: str) -> Record | None:
+    """The manifest or the journal of a folder.
+
+    Args:
+        folder: a folder; a file has neither.
+        name: `MANIFEST` or `JOURNAL`.
+
+    Returns:
+        Its content; None where there is none.
+
+    Raises:
+        DataError: it cannot be read, or is not what was written.
+    """
+    path = folder / name
+    try:
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; {_anew(folder)}") from error
+    except (ValueError, RecursionError):
+        found = None
+    if not _is_sound(found, finished=name == MANIFEST):
+        raise DataError(f"{path} is damaged: {_anew(folder)}")
+    record: Record = found
+    return record
+
+
+def read_manifest(path: Path) -> Record | None:
+    """The manifest of a folder of tokens.
+
+    Args:
+        path: a file or a folder.
+
+    Returns:
+        Its content; None where there is none.
+
+    Raises:
+        DataError: it is damaged, or the folder is not finished.
+    """
+    found = read(path, MANIFEST)
+    if found is None and (path / JOURNAL).exists():
+        raise DataError(f"{path} is not finished: run the same surefoot tokens command again")
+    return found
+
+
+def require_same(folder: Path, shards: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a file whose size or time is not the one that it was written with.
+
+    Args:
+        folder: of the files.
+        shards: what was written.
+
+    Raises:
+        DataError: a file is missing or another one; the message says what to do.
+    """
+    for shard in shards:
+        file = folder / shard["name"]
+        try:
+            there = file.stat()
+        except OSError as error:
+            raise DataError(f"cannot read {file}: {error.strerror}; {_anew(folder)}") from error
+        if there.st_size != shard["bytes"]:
+            raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: {_anew(folder)}")
+        if there.st_mtime_ns != shard["mtime_ns"]:
+            raise DataError(f"{file} was changed or copied: surefoot tokens --verify {folder} compares its digest")
+
+
+def require_digest(file: Path, sha256: str) -> None:
+    """Refuse a file that is not the one that was written.
+
+    Args:
+        file: in a folder of tokens.
+        sha256: of what was written.
+
+    Raises:
+        DataError: it is missing or another one; the message says what to do.
+    """
+    try:
+        found = sha256_of(file)
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}; {_anew(file.parent)}") from error
+    if found != sha256:
+        raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_anew(file.parent)}")
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(shards: Iterable[Mapping[str, Any]]) -> str:
+    """One digest of all files."""
+    return hashlib.sha256("".join(shard["sha256"] for shard in shards).encode()).hexdigest()
+
+
+def _anew(folder: Path) -> str:
+    return f"remove {folder} and write it anew with surefoot tokens"
+
+
+def _is_sound(record: Any, finished: bool) -> bool:
+    """Whether a record has all entries, of their types, and they agree with one another."""
+    if not _has(record, _FINISHED if finished else _BEGUN):
+        return False
+    shards, layout = record["shards"], record["conversion"].get("layout")
+    if layout not in ("header", "raw") or record["documents"] < 0:
+        return False
+    ahead = 4 * HEADER if layout == "header" else 0
+    if not all(
+        _has(shard, _SHARD)
+        and _NAME.fullmatch(shard["name"])
+        and shard["bytes"] == ahead + TOKEN.itemsize * shard["tokens"] > ahead
+        for shard in shards
+    ):
+        return False
+    return not finished or (
+        bool(shards)
+        and record["layout"] == layout
+        and 1 <= record["vocab"] <= LARGEST
+        and record["tokens"] == sum(shard["tokens"] for shard in shards)
+        and record["sha256"] == digest_of(shards)
+    )
+
+
+def _has(record: Any, entries: Mapping[str, type]) -> bool:
+    return isinstance(record, dict) and all(type(record.get(name)) is kind for name, kind in entries.items())
