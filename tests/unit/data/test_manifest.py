@@ -1,10 +1,15 @@
 """What a folder of tokens says of itself is believed only where it fits, and every remedy that is named works."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tokenizers")
+from tokenizers import Tokenizer
 
 from surefoot.experiment.data import shards
 from surefoot.experiment.data.convert import Conversion, convert, verify
@@ -76,3 +81,62 @@ def test_an_edited_journal_is_damaged(change, out, conversion):
     edit(out / "progress.json", **change)
     with pytest.raises(DataError, match=rf"progress\.json is damaged: {REMEDY.format(out)}"):
         convert(conversion, out)
+
+
+def grow(path):
+    path.write_bytes(path.read_bytes() + b"ab")
+
+
+@pytest.mark.parametrize("harm", [type(Path()).unlink, grow], ids=["missing", "grown"])
+@pytest.mark.parametrize("name", ["train_000000.bin", "tokenizer.json"])
+def test_a_finished_folder_is_not_done_where_a_file_is_missing_or_damaged(harm, name, out, conversion):
+    harm(out / name)
+    with pytest.raises(DataError, match=rf"{name}.*{REMEDY.format(out)}"):
+        convert(conversion, out)
+    with pytest.raises(DataError, match=rf"{name}.*{REMEDY.format(out)}"):
+        verify(out)
+    shutil.rmtree(out)
+    assert convert(conversion, out) == verify(out)
+
+
+def test_a_copied_folder_is_done_once_it_is_verified(out, conversion):
+    os.utime(out / "train_000000.bin")
+    with pytest.raises(DataError, match=f"was changed or copied: surefoot tokens --verify {out}"):
+        convert(conversion, out)
+    assert verify(out) == convert(conversion, out)
+
+
+@pytest.fixture
+def unfinished(out, conversion):
+    """The folder as an interruption before its last files leaves it."""
+    record = json.loads((out / "manifest.json").read_text())
+    for shard in record["shards"]:
+        if shard["name"] not in ("train_000000.bin", "val_000000.bin"):
+            (out / shard["name"]).unlink()
+    (out / "manifest.json").unlink()
+    end = Tokenizer.from_file(str(out / "tokenizer.json")).token_to_id("<|endoftext|>")
+    done = record["shards"][:2]
+    documents = sum((np.fromfile(out / shard["name"], "<u2")[512:] == end).sum() for shard in done)
+    journal = {"conversion": record["conversion"], "documents": int(documents), "shards": done}
+    (out / "progress.json").write_text(json.dumps(journal))
+    return out
+
+
+@pytest.mark.parametrize("harm", [type(Path()).unlink, grow], ids=["missing", "grown"])
+def test_nothing_is_added_to_files_that_are_missing_or_damaged(harm, unfinished, conversion):
+    harm(unfinished / "train_000000.bin")
+    with pytest.raises(DataError, match=rf"train_000000\.bin.*{REMEDY.format(unfinished)}"):
+        convert(conversion, unfinished)
+
+
+def test_a_copied_folder_is_gone_on_with(unfinished, conversion, tmp_path):
+    os.utime(unfinished / "train_000000.bin")
+    assert convert(conversion, unfinished)["sha256"] == convert(conversion, tmp_path / "calm")["sha256"]
+    shards.load(unfinished)
+
+
+def test_what_is_left_of_the_journal_of_a_finished_folder_goes(out, conversion):
+    """As a kill between the manifest and the journal leaves it."""
+    (out / "progress.json").write_text("{}")
+    convert(conversion, out)
+    assert not (out / "progress.json").exists()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from surefoot.experiment.data import bpe, manifest
 from surefoot.experiment.data.documents import SEPARATOR, documents
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
 from surefoot.experiment.errors import DataError
-from surefoot.experiment.files import dumps, locked, replace_files, write_atomic
+from surefoot.experiment.files import Record, dumps, locked, replace_files, write_atomic
 
 TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
 _BATCH = 1 << 22  # characters that are encoded at once
@@ -63,7 +63,7 @@ class Conversion:
             raise ValueError("tokens of a file, the part for validation and the limit must be at least 1")
 
 
-def convert(conversion: Conversion, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def convert(conversion: Conversion, out: Path, progress: Progress | None = None) -> Record:
     """Write a folder of token files, or what is missing of it.
 
     After every `shard_tokens` tokens a file of training tokens and one of validation tokens are complete, and a journal
@@ -85,18 +85,21 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     """
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        journal = _journal(conversion, out)
-        if journal is None:
-            found = manifest.read_manifest(out)
-            assert found is not None
+        wanted = json.loads(dumps(asdict(conversion)))
+        if found := manifest.read(out, manifest.MANIFEST):
+            _require_conversion(wanted, found, out)
+            manifest.require_same(out, found["shards"])
+            manifest.require_digest(out / manifest.TOKENIZER, found["tokenizer_sha256"])
+            (out / manifest.JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
             return found
+        journal = _journal(wanted, out)
         tokenizer = _tokenizer(conversion, out)
         writer = _Writer(conversion, out, tokenizer, journal)
         writer.write(progress or (lambda documents, tokens: None))
         return writer.finish()
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify(path: Path) -> Record:
     """Compare every file of a folder with its digest, and take its time as the right one where they agree.
 
     Args:
@@ -111,33 +114,43 @@ def verify(path: Path) -> dict[str, Any]:
     found = manifest.read_manifest(path)
     if found is None:
         raise DataError(f"{path} has no {manifest.MANIFEST}: there is nothing to compare its files with")
-    for shard in found["shards"]:
-        file = path / shard["name"]
-        manifest.require_digest(file, shard["sha256"])
-        shard["mtime_ns"] = file.stat().st_mtime_ns
+    _compare(path, found["shards"])
+    manifest.require_digest(path / manifest.TOKENIZER, found["tokenizer_sha256"])
     write_atomic(path / manifest.MANIFEST, dumps(found, indent=1) + "\n")
     return found
 
 
-def _journal(conversion: Conversion, out: Path) -> dict[str, Any] | None:
-    """How far an earlier call came; None where it is finished. Refuses a folder of another conversion."""
-    wanted, there = json.loads(dumps(asdict(conversion))), None
-    for name in (manifest.MANIFEST, manifest.JOURNAL):
-        if there := manifest.read(out, name):
-            own = there["conversion"]
-            if differing := [key for key in wanted if own.get(key) != wanted[key]]:
-                raise ValueError(
-                    f"{out} holds another conversion; it differs in "
-                    f"{', '.join(f'{key} (there {own.get(key)}, now {wanted[key]})' for key in differing)}: "
-                    "choose another folder"
-                )
-            if name == manifest.MANIFEST:
-                return None
-    for half in out.glob(".*.tmp"):  # of a process that was killed
-        half.unlink()
+def _compare(folder: Path, shards: list[Record]) -> None:
+    """Refuse files that are not those that were written, and take the others' times as the right ones."""
+    for shard in shards:
+        file = folder / shard["name"]
+        manifest.require_digest(file, shard["sha256"])
+        shard["mtime_ns"] = file.stat().st_mtime_ns
+
+
+def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
+    """Refuse a folder of another conversion."""
+    own = there["conversion"]
+    if differing := [key for key in wanted if own.get(key) != wanted[key]]:
+        raise ValueError(
+            f"{out} holds another conversion; it differs in "
+            f"{', '.join(f'{key} (there {own.get(key)}, now {wanted[key]})' for key in differing)}: "
+            "choose another folder"
+        )
+
+
+def _journal(wanted: Record, out: Path) -> Record:
+    """How far an earlier call came. Refuses a folder of another conversion."""
+    there = manifest.read(out, manifest.JOURNAL)
     if there is None and any(out.glob("*.bin")):
         raise ValueError(f"{out} holds .bin files that are not from here: choose another folder")
-    return there or {"conversion": wanted, "documents": 0, "shards": []}
+    for half in out.glob(".*.tmp"):  # of a process that was killed
+        half.unlink()
+    if there is None:
+        return {"conversion": wanted, "documents": 0, "shards": []}
+    _require_conversion(wanted, there, out)
+    _compare(out, there["shards"])
+    return there
 
 
 def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
@@ -176,7 +189,7 @@ def _first(texts: Iterator[str]) -> Iterator[str]:
 class _Writer:
     """Encodes documents and writes them, a training and a validation file at a time."""
 
-    def __init__(self, conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: dict[str, Any]) -> None:
+    def __init__(self, conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: Record) -> None:
         self._conversion, self._out, self._tokenizer, self._journal = conversion, out, tokenizer, journal
         self._separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
         self._held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
@@ -200,7 +213,7 @@ class _Writer:
         if self._tokens:
             self._close()
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Record:
         """Write the manifest in the journal's place."""
         shards = self._journal["shards"]
         if not shards:
