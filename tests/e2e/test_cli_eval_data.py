@@ -4,9 +4,13 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from surefoot.cli import main
+from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.evaluation import evaluation
+from surefoot.experiment.errors import DataError
 
 from .commands import lines, refused, training
 
@@ -34,6 +38,30 @@ def test_another_vocabulary_or_none_is_a_data_error(tmp_path, text, capsys, sour
     said = refused(training(tmp_path / "run", text, "--eval-data", source.format(text=text)), capsys, code=4)
     assert "give data of the same kind" in said or "does not exist" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_tokens_for_validation_has_the_training_s_vocabulary_and_is_validation_as_a_whole(tmp_path, capsys):
+    """As nanoGPT writes them: no manifest; the largest token of the second is not that of the first."""
+    numbers = np.random.default_rng(0)
+    for name, size, largest in (("train", 4000, 250), ("val", 300, 90)):
+        (tmp_path / f"{name}.bin").write_bytes(numbers.integers(largest, size=size, dtype=np.uint16).tobytes())
+    source, val = f"bin:256:{tmp_path}/train.bin", f"bin:{tmp_path}/val.bin"
+    corpus = load(source)
+    other = evaluation(val, source, corpus)
+    assert (other.vocab, other.validation.size) == (256, 300)
+    assert evaluation(f"bin:256:{val[4:]}", source, corpus).vocab == 256
+    assert evaluation(f"bin:{tmp_path}/train.bin", source, corpus).validation.size == 400
+    with pytest.raises(DataError, match="another vocabulary"):
+        evaluation(f"bin:128:{val[4:]}", source, corpus)
+    assert main(training(tmp_path / "run", source, "--eval-data", val)) == 0
+    capsys.readouterr()
+    said = refused(training(tmp_path / "x", source, "--vocab", "512"), capsys)
+    assert f"--vocab 512 and --data {source} are two vocabularies: give one" in said
+
+
+@pytest.mark.parametrize("source", ["", "text:"])
+def test_an_empty_path_is_not_the_working_directory(tmp_path, capsys, source):
+    assert "the path of the data is empty" in refused(training(tmp_path / "x", source), capsys)
 
 
 def test_a_text_is_encoded_by_the_vocabulary_of_the_training_data(tmp_path, text, capsys):

@@ -151,7 +151,7 @@ def _respelled(words: Sequence[str], error: Exception | None) -> list[str] | Non
 
 def _found(words: Sequence[str], message: str) -> list[str] | None:
     """The same with a file or folder that is there, for one with nearly its name that the message says is not."""
-    for at, word in enumerate(words):
+    for at, word in enumerate(words[1:], 1):  # the first is the command
         path = Path(word.rpartition(":")[2])
         named = re.search(rf"(?<!\w){re.escape(str(path))}(?!\w)", message) and re.search(r"[^\W\d]", path.name)
         if named and not path.exists() and path.parent.is_dir():

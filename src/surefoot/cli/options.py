@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -259,13 +260,15 @@ def data(arguments: argparse.Namespace) -> str | None:
         The value of `--data`, with the vocabulary in it if one is given.
 
     Raises:
-        ValueError: a vocabulary for other data than `bin:PATH`.
+        ValueError: a vocabulary for other data than `bin:PATH`, or a second one.
     """
     source: str | None = arguments.data
     if arguments.vocab is None:
         return source
     if source is None or not source.startswith("bin:"):
         raise ValueError(f"--vocab {arguments.vocab} is for --data bin:PATH; other data have their own vocabulary")
+    if re.match(r"bin:\d+:", source):
+        raise ValueError(f"--vocab {arguments.vocab} and --data {source} are two vocabularies: give one")
     return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
 
 

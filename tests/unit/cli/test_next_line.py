@@ -78,6 +78,8 @@ def test_a_number_is_not_taken_for_a_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "corpus.txt").write_text("a")
     assert said(["train", "--depth", "1", "--stabiliser", "post_clip:1:1:1"], capsys) == "try: surefoot train --help"
     assert said(["train", "--depth", "1", "--data", "corpus.txt"], capsys, code=4) == "try: surefoot train --help"
+    (tmp_path / "train.bin").touch()
+    assert said(["train", "--data", "bin:train.bin"], capsys, code=4) == "try: surefoot train --help"
 
 
 def test_data_and_directories_that_are_nearly_there(tmp_path, capsys):

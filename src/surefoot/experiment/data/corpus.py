@@ -146,7 +146,7 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     Raises:
         DataError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
             or the vocabulary. The message names the remedy.
-        ValueError: a name that is none, as `bpe:` without a number.
+        ValueError: a name that is none, as `bpe:` without a number, or an empty one.
 
     >>> load().name.startswith("standard library")
     True
@@ -164,6 +164,8 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
 
 
 def _read(path: str | os.PathLike[str] | None) -> Corpus:
+    if path == "":
+        raise ValueError("the path of the data is empty: give a text file or folder")
     source = Path(sysconfig.get_path("stdlib") if path is None else path)
     try:
         return _load_stdlib(source) if path is None else _load_path(source)

@@ -9,6 +9,7 @@ import numpy as np
 
 from surefoot.experiment.data import bpe, markov, shards
 from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.manifest import read_manifest
 from surefoot.experiment.errors import DataError
 
 
@@ -17,7 +18,8 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
 
     Args:
         source: as `load` takes it. A text beside BPE data or files of tokens is encoded by their vocabulary: that of
-            `bpe:` is trained once more, that of `bin:` is the folder's `tokenizer.json`.
+            `bpe:` is trained once more, that of `bin:` is the folder's `tokenizer.json`. Files of tokens without a
+            manifest have the training's vocabulary, and one whose name says validation is so as a whole.
         data: the training's source, as `load` took it.
         corpus: what `load` made of it.
 
@@ -26,6 +28,7 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
 
     Raises:
         DataError: another vocabulary, or a source that cannot be read.
+        ValueError: a name that is none.
     """
     data = data or ""
     kind, own = _kind(source), _kind(data)
@@ -33,12 +36,23 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
     encodes = own == bpe.PREFIX or ours is not None
     if encodes and not kind:
         return _encoded(load(source), data, ours, corpus)
-    other = load(source)
+    other = _opened(source, corpus.vocab) if kind == own == shards.PREFIX else load(source)
     differ = theirs is not None and ours is not None and theirs.read_bytes() != ours.read_bytes()
     if kind != own or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
         remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
         raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
     return other
+
+
+def _opened(source: str, vocab: int) -> Corpus:
+    """Files of tokens, in this vocabulary where none is stated."""
+    stated, path = shards.parse(source)
+    if stated is None and read_manifest(path) is None:
+        stated, source = vocab, f"{shards.PREFIX}{vocab}:{path}"
+    corpus = load(source)
+    if path.is_file() and shards.VALIDATION.search(path.stem.lower()):
+        return replace(corpus, validation=shards.load(path, stated, validation_one_in=1).validation)
+    return corpus
 
 
 def _encoded(text: Corpus, data: str, tokenizer: Path | None, corpus: Corpus) -> Corpus:
