@@ -140,37 +140,44 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
 
 
 def _journal(wanted: Record, out: Path) -> Record:
-    """How far an earlier call came. Refuses a folder of another conversion."""
+    """How far an earlier call came. One that wrote no tokens yet leaves the folder to any conversion."""
     there = manifest.read(out, manifest.JOURNAL)
-    if there is None and any(out.glob("*.bin")):
-        raise ValueError(f"{out} holds .bin files that are not from here: choose another folder")
+    tokens = sorted(out.glob("*.bin"))
+    if there is None and (foreign := [*tokens, *out.glob(manifest.TOKENIZER)]):
+        raise ValueError(f"{out} holds files that are not from here ({foreign[0].name}): choose another folder")
     for half in out.glob(".*.tmp"):  # of a process that was killed
         half.unlink()
-    if there is None:
-        return {"conversion": wanted, "documents": 0, "shards": []}
-    _require_conversion(wanted, there, out)
-    _compare(out, there["shards"])
-    return there
+    if there is not None and tokens:
+        _require_conversion(wanted, there, out)
+        _compare(out, there["shards"])
+        return there
+    journal = {"conversion": wanted, "documents": 0, "shards": []}
+    write_atomic(out / manifest.JOURNAL, dumps(journal) + "\n")  # before anything else: from now on the folder is ours
+    return journal
 
 
 def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
-    """The tokenizer of an earlier call, the one that is given, or a new one; its file is in the folder afterwards."""
+    """The tokenizer of the tokens that are there, else the one that is given, or a new one, written to the folder."""
     path = out / manifest.TOKENIZER
-    if not path.exists():
+    if not path.exists() or not any(out.glob("*.bin")):
         if conversion.tokenizer is not None:
             given = Path(conversion.tokenizer)
-            try:
-                text = (given / manifest.TOKENIZER if given.is_dir() else given).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise DataError(f"cannot read the tokenizer {given}: {error}") from error
+            given = given / manifest.TOKENIZER if given.is_dir() else given
+            _usable(given)
+            text = given.read_text(encoding="utf-8")
         else:
             assert conversion.vocab is not None
             some = islice(documents(conversion.source, conversion.field), conversion.limit)
             text = bpe.train_on(_first(some), conversion.vocab, [SEPARATOR]).to_str()
         write_atomic(path, text)
+    return _usable(path)
+
+
+def _usable(path: Path) -> bpe.Tokenizer:
+    """Read a tokenizer that fits files of tokens."""
     found = bpe.read(path)
     if (size := found.get_vocab_size()) > bpe.LARGEST:
-        raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes")
+        raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes: choose a smaller one")
     if found.token_to_id(SEPARATOR) is None:
         raise DataError(f"{path} has no token {SEPARATOR}, which ends a document: choose a tokenizer that has it")
     return found
