@@ -33,11 +33,23 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     result = json.loads((out / "result.json").read_text())
     assert main([*training(out, text), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
+    assert again["optimizer_share"] == result["optimizer_share"] > 0
+    assert json.loads((out / "result.json").read_text()) == again
     assert again["seconds"] == pytest.approx(result["seconds"], abs=0.01)
     assert untimed(again) == untimed(result)
     assert f"it differs in lr: there {2.0 ** LOG2_LR['steady']}, now 0.5" in refused(
         [*training(out, text), "--lr", "0.5"], capsys
     )
+
+
+def test_data_that_lie_elsewhere_are_the_same_data(tmp_path, text, capsys, monkeypatch):
+    assert main(training(tmp_path / "run", text, "--eval-data", f"{text}")) == 0
+    monkeypatch.chdir(text.parent)
+    assert main(training(tmp_path / "run", text.name, "--eval-data", text.name)) == 0
+    text.write_bytes(text.read_bytes() + b"more")
+    capsys.readouterr()
+    said = refused(training(tmp_path / "run", text), capsys)
+    assert "it differs in corpus: there" in said
 
 
 def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys, signal_at):

@@ -99,11 +99,21 @@ def _run_first(
             write_page(out)
             raise
         shown = asdict(result) | compute.at(result.tokens_per_second)
+        shown |= _measured_before(out / RESULT, shown)
         write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")
         draw(out)
         write_page(out)
     print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
+
+
+def _measured_before(path: Path, shown: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier result of the same steps has and this one, which took none, has not: the time of a step."""
+    try:
+        before = json.loads(path.read_bytes())
+        return {k: x for k, x in before.items() if before["steps"] == shown["steps"] and shown.get(k, x) is None}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return {}
 
 
 def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:

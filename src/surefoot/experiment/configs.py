@@ -40,8 +40,14 @@ LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0}
 """Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
 
 
+PLACES: Mapping[str, str] = {"data": "corpus", "text": "corpus", "eval_text": "eval_corpus"}
+"""Where data lie and what they are called -> the digest beside it. Where that is equal, the data are."""
+
+
 def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
     """The differences of two JSON values as lines "key: there X, now Y", keys dotted; `LATER` fills what is missing.
+
+    The same data may lie in another place than before (`PLACES`).
 
     Args:
         there: what a file has.
@@ -55,11 +61,15 @@ def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
     ['steps: there 75, now 150']
     >>> differences({"stesp": 75}, {"steps": 75})
     ['steps: there missing, now 75', 'stesp: there 75, now unknown (steps?)']
+    >>> differences({"data": "/a", "corpus": "4b2f"}, {"data": "/b", "corpus": "4b2f"})
+    []
     """
     if isinstance(there, dict) and isinstance(wanted, dict):
         lines = []
         for name in sorted(there.keys() | wanted.keys()):
-            dotted = f"{key}.{name}".lstrip(".")
+            dotted, digest = f"{key}.{name}".lstrip("."), PLACES.get(name)
+            if digest in wanted and there.get(digest) == wanted[digest]:
+                continue
             if name in wanted:
                 lines += differences(there.get(name, LATER.get(name, _MISSING)), wanted[name], dotted)
             else:
