@@ -73,6 +73,14 @@ def test_a_tokenizer_of_somebody_else_is_refused_and_left(source, tmp_path):
     assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("out", [".", "out", "sub/../out"])
+def test_a_folder_among_the_texts_is_refused(out, source, tmp_path):
+    with pytest.raises(ValueError, match="give a folder outside of it"):
+        convert(conversion(tmp_path), tmp_path / out)
+    assert list(tmp_path.iterdir()) == [source]
+    convert(conversion(source), tmp_path / "beside")
+
+
 class Killed(BaseException):
     """Not an error that anybody handles."""
 

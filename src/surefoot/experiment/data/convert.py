@@ -81,8 +81,12 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
         DataError: documents or a tokenizer that cannot be read, or no document at all.
         DirectoryInUse: another process writes to the folder.
         OSError: a file cannot be written; those before it are intact, and the same call goes on.
-        ValueError: the folder holds another conversion, or a library is missing.
+        ValueError: the folder holds another conversion or foreign files, or lies in the source; a library is missing.
     """
+    if out.resolve().is_relative_to(Path(conversion.source).resolve()):
+        raise ValueError(
+            f"{out} lies in {conversion.source}, where its files would be read as text: give a folder outside of it"
+        )
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         wanted = json.loads(dumps(asdict(conversion)))
