@@ -16,6 +16,7 @@ from surefoot.experiment.files import Record
 
 MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 
+_REMEDY = "write the tokens anew with surefoot tokens, into a new folder"
 _NAME = re.compile(r"(train|val)_[0-9]{6,}\.bin")
 _SHARD = {"name": str, "tokens": int, "bytes": int, "mtime_ns": int, "sha256": str}
 _BEGUN = {"conversion": dict, "documents": int, "shards": list}
@@ -43,11 +44,11 @@ def read(folder: Path, name: str) -> Record | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; {_anew(folder)}") from error
+        raise DataError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
     except (ValueError, RecursionError):
         found = None
     if not _is_sound(found, finished=name == MANIFEST):
-        raise DataError(f"{path} is damaged: {_anew(folder)}")
+        raise DataError(f"{path} is damaged, or from elsewhere: {_REMEDY}")
     record: Record = found
     return record
 
@@ -85,9 +86,9 @@ def require_same(folder: Path, shards: Iterable[Mapping[str, Any]]) -> None:
         try:
             there = file.stat()
         except OSError as error:
-            raise DataError(f"cannot read {file}: {error.strerror}; {_anew(folder)}") from error
+            raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
         if there.st_size != shard["bytes"]:
-            raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: {_anew(folder)}")
+            raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: {_REMEDY}")
         if there.st_mtime_ns != shard["mtime_ns"]:
             raise DataError(f"{file} was changed or copied: surefoot tokens --verify {folder} compares its digest")
 
@@ -105,9 +106,9 @@ def require_digest(file: Path, sha256: str) -> None:
     try:
         found = sha256_of(file)
     except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}; {_anew(file.parent)}") from error
+        raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
     if found != sha256:
-        raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_anew(file.parent)}")
+        raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_REMEDY}")
 
 
 def sha256_of(path: Path) -> str:
@@ -119,10 +120,6 @@ def sha256_of(path: Path) -> str:
 def digest_of(shards: Iterable[Mapping[str, Any]]) -> str:
     """One digest of all files."""
     return hashlib.sha256("".join(shard["sha256"] for shard in shards).encode()).hexdigest()
-
-
-def _anew(folder: Path) -> str:
-    return f"remove {folder} and write it anew with surefoot tokens"
 
 
 def _is_sound(record: Any, finished: bool) -> bool:
