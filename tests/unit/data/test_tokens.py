@@ -177,6 +177,8 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
     for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}, {"limit": 0}, {"shard_tokens": 0}):
         with pytest.raises(ValueError, match=r"vocabulary|at least 1"):
             conversion(source, **changes)
+    with pytest.raises(ValueError, match="the path of the documents is empty"):
+        conversion("")
 
 
 def test_another_conversion_a_second_writer_and_foreign_files_are_refused(source, tmp_path):

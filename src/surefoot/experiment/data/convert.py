@@ -42,7 +42,8 @@ class Conversion:
         limit: number of documents at which to stop; None for all.
 
     Raises:
-        ValueError: neither or both of `vocab` and `tokenizer`, a vocabulary out of range, or a number below 1.
+        ValueError: an empty source, neither or both of `vocab` and `tokenizer`, a vocabulary out of range, or a number
+            below 1.
     """
 
     source: str
@@ -55,6 +56,8 @@ class Conversion:
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.source:
+            raise ValueError("the path of the documents is empty: give a text file or folder, or hf:NAME")
         if (self.vocab is None) == (self.tokenizer is None):
             raise ValueError("give the size of a vocabulary to train, or a tokenizer's file, and not both")
         if self.vocab is not None and not bpe.SMALLEST <= self.vocab <= bpe.LARGEST:

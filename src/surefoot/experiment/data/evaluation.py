@@ -9,7 +9,7 @@ import numpy as np
 
 from surefoot.experiment.data import bpe, markov, shards
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.data.manifest import read_manifest
+from surefoot.experiment.data.manifest import TOKENIZER, read_manifest
 from surefoot.experiment.errors import DataError
 
 
@@ -75,5 +75,5 @@ def _tokenizer_of(source: str) -> Path | None:
     """The tokenizer beside files of tokens."""
     if _kind(source) != shards.PREFIX:
         return None
-    path = shards.parse(source)[1] / shards.TOKENIZER
+    path = shards.parse(source)[1] / TOKENIZER
     return path if path.is_file() else None

@@ -15,9 +15,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.data.manifest import TOKENIZER as TOKENIZER  # evaluation takes both from here
-from surefoot.experiment.data.manifest import read_manifest as read_manifest
-from surefoot.experiment.data.manifest import require_same
+from surefoot.experiment.data.manifest import read_manifest, require_same
 from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
 from surefoot.experiment.errors import DataError
 
