@@ -79,28 +79,22 @@ def check(
         ValueError: widths or a model that cannot be compared, or a directory of another configuration.
         DirectoryInUse: another check writes there.
         OSError: a file cannot be written.
-        SweepError: a run on the executor raised, or its process was killed twice, which is recorded; the others are
-            run first, and the same call runs it again.
-        DataError: a run on the executor cannot read the data, or they have changed.
+        SweepError: a run on the executor raised (`DataError` if of the data), or was killed twice, which is recorded.
     """
     _check_widths(config, corpus, widths)
     directory.mkdir(parents=True, exist_ok=True)
-    common = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}
-    del common["width"], common["seed"]
+    common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
+    common |= {"text": corpus.name, "corpus": corpus.sha256}
     with locked(directory):
         claim(directory, common, RESULTS)
         with Log(directory / RESULTS) as log:
             done = {(record["width"], record["seed"]): record for record in finished(log.records)}
-            runs, failed = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds], []
+            runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
             for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):
+                done[record["width"], record["seed"]] = record
                 log.append(record)
                 on_record(record)
-                if "failed" in record:
-                    failed.append("width {width}, seed {seed}: {failed}".format(**record))
-                done[record["width"], record["seed"]] = record
-        if failed:
-            raise SweepError("; ".join(failed))
-        slopes = evaluate([done[_key(run)] for run in runs], band)
+        slopes = evaluate(_require_finished([done[_key(run)] for run in runs]), band)
         summary = {**slopes, "config": common, "environment": environment()}
         write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
     return summary
@@ -109,6 +103,12 @@ def check(
 def finished(records: Iterable[Record]) -> list[Record]:
     """The records of the runs that were not killed."""
     return [record for record in records if "failed" not in record]
+
+
+def _require_finished(records: list[Record]) -> list[Record]:
+    if failed := ["width {width}, seed {seed}: {failed}".format(**r) for r in records if "failed" in r]:
+        raise SweepError("; ".join(failed))
+    return records
 
 
 def _key(run: TrainConfig) -> tuple[int, int]:

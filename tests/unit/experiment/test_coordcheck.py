@@ -12,11 +12,7 @@ from torch import nn
 from surefoot import recipes
 from surefoot.experiment.coordcheck import BAND, LOGITS, check, evaluate, measure
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.errors import DataError, SweepError
 from surefoot.experiment.reports import coordcheck as coordcheck_report
-from surefoot.experiment.reports.web.report import page
-from surefoot.experiment.sweep.executors import Killed
-from surefoot.experiment.sweep.pool import Pool
 from surefoot.experiment.training import methods
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import log2_lr
@@ -224,43 +220,6 @@ def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
     assert json.loads((tmp_path / "coordcheck.json").read_text()) == json.loads(json.dumps(again))
     with pytest.raises(ValueError, match="it differs in steps: there 2, now 3"):
         run((16, 32), range(2), 9.0, config.replace(steps=3))
-
-
-class Here:
-    """An executor in this process, on which the runs of one width are killed."""
-
-    workers = 2
-
-    def __init__(self, fatal: int) -> None:
-        self.fatal, self.closed = fatal, False
-
-    def submit(self, function: Any, items: Any) -> Any:
-        return [(len(items), place, function, item) for place, item in enumerate(items)]
-
-    def wait(self, handles: Any) -> Any:
-        killed = Killed("it died")
-        return [(h, killed if h[3].config.architecture.width == self.fatal else h[2](h[3])) for h in handles]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_runs_that_are_killed_stop_the_check_when_the_others_are_done(tmp_path):
-    corpus, executor = load("markov:16"), Here(fatal=32)
-    config = TrainConfig.of(depth=1, steps=2, batch_size=2, context=8)
-    with pytest.raises(SweepError, match=r"width 32, seed 1: killed twice: it died; width 32, seed 0: killed twice"):
-        check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=executor, data="markov:16")
-    assert executor.closed
-    results = (tmp_path / "results.jsonl").read_text().splitlines()
-    records = list(map(json.loads, results))
-    assert [(r["width"], r["seed"]) for r in records if "failed" not in r] == [(16, 1), (16, 0)]
-    assert [r for r in records if "failed" in r] == [
-        {"width": 32, "seed": seed, "failed": "killed twice: it died"} for seed in (1, 0)
-    ]
-    assert page(tmp_path).state == "under way: 2 runs"
-    assert check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=Here(fatal=0), data="markov:16")["passes"]
-    with pytest.raises(DataError, match=r"width 48, seed 0: DataError: .* has changed since the sweep was started"):
-        check(config, corpus, tmp_path, (16, 48), (0,), 9.0, executor=Pool(1), data="markov:17")
 
 
 def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
