@@ -18,18 +18,23 @@ State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""
 
 
-def is_finite(g: Tensor) -> Tensor:
-    """Whether all entries of each `(k, ...)` are finite, `(k,)`.
+def is_finite(g: Tensor, squares: bool = False) -> Tensor:
+    """Whether all entries of each `(k, ...)` are finite, `(k,)`; their squares too, and the sum of a million of these.
 
     >>> is_finite(torch.tensor([[3e38, 3e38], [1.0, float("nan")]]))
     tensor([ True, False])
+    >>> is_finite(torch.tensor([[1e16], [1e17]]), squares=True)
+    tensor([ True, False])
     """
     flat = g.flatten(1)
+    largest = torch.finfo(torch.promote_types(g.dtype, torch.float32)).max
+    if squares:
+        largest = math.sqrt(largest) / 1024
     if device.may_branch(g):  # half the time; a sum of finite numbers may overflow, but not the other way round
-        finite = flat.sum(1).isfinite()
+        finite = torch.linalg.vector_norm(flat, dim=1) <= largest if squares else flat.sum(1).isfinite()
         if bool(finite.all()):
             return finite
-    return max_abs(flat, 1)[:, 0].isfinite()
+    return max_abs(flat, 1)[:, 0] <= largest
 
 
 def where_finite(g: Tensor, finite: Tensor) -> Tensor:
@@ -62,6 +67,9 @@ class Smoothing(ABC):
 
     by_problem: ClassVar[bool] = True
     """True if `active` says of each independent problem whether it takes a step, False if of each parameter."""
+
+    squares: ClassVar[bool] = False
+    """True if squares of gradients are kept: one whose squares overflow counts as not finite."""
 
     owned: ClassVar[tuple[str, ...]] = ()
     """Entries of the state that only the process which steps a matrix keeps, where several hold it."""
@@ -182,6 +190,7 @@ class Adam(Smoothing):
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     entrywise: ClassVar[bool] = True
+    squares: ClassVar[bool] = True
     by_problem: ClassVar[bool] = False
 
     beta1: float = 0.9

@@ -36,6 +36,7 @@ class RowAdam(Smoothing):
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg",)
     rowwise: ClassVar[bool] = True
+    squares: ClassVar[bool] = True
     by_problem: ClassVar[bool] = False
 
     beta1: float = 0.9
@@ -64,7 +65,7 @@ class RowAdam(Smoothing):
         rate = (1 - self.beta2) * active
         second = torch.lerp(state["row_sq"][..., : g.shape[-2], None], g.square().mean(-1, keepdim=True), rate)
         root = (second / (1 - self.beta2 ** count.clamp_min(1))).sqrt() * (1 - self.beta1 ** count.clamp_min(1))
-        smoothed = first / torch.where(root == 0, 1, root)
+        smoothed = first / root.clamp_min(10 * torch.finfo(g.dtype).tiny ** 0.5)  # below, squares have lost digits
         kept = {"exp_avg": first, "row_sq": second[..., 0], "step": count.reshape(state["step"].shape)}
         return kept, smoothed
 
@@ -98,6 +99,7 @@ class Whitened(Momentum):
     """
 
     entrywise: ClassVar[bool] = False
+    squares: ClassVar[bool] = True
     owned: ClassVar[tuple[str, ...]] = ("left", "right")
 
     memory: float = 0.95

@@ -60,6 +60,7 @@ class SOAP(Smoothing):
     """
 
     entrywise: ClassVar[bool] = False
+    squares: ClassVar[bool] = True
     owned: ClassVar[tuple[str, ...]] = ("left", "right", "left_basis", "right_basis", "second", "turns")
 
     of: Smoothing = Momentum(0.9)  # noqa: RUF009

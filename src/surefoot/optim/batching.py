@@ -164,7 +164,7 @@ def load(batch: Batch, precision: Precision) -> Blocks:
     if batch.agreed:
         finite = torch.stack([leaf.finite for leaf in batch.leaves if leaf.finite is not None])
     else:
-        finite = torch.stack([is_finite(g) for g in gradients]).all(0)
+        finite = torch.stack([is_finite(g, batch.placement.role.momentum.squares) for g in gradients]).all(0)
     return Blocks(weights, gradients, _stack_states(batch), finite)
 
 

@@ -252,7 +252,8 @@ def _flags(shard: Shard) -> Tensor:
     g, there = shard.gradient(), shard.p.grad is not None
     known = torch.tensor([False, there, not there, False], device=g.device)
     if there and g.numel():
-        known[0], known[3] = ~is_finite(g.reshape(1, -1))[0], (g != 0).any()
+        finite = is_finite(g.reshape(1, -1), shard.placement.role.momentum.squares)[0]
+        known[0], known[3] = ~finite, (g != 0).any()
     if shard.problems is None:
         return known.to(torch.uint8)
     some, (labels, count) = g != 0, shard.problems
