@@ -102,9 +102,7 @@ class SteepestDescent(Optimizer):
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(group["params"]))]
         try:
-            check_group(group, names)
-            for p in group["params"]:
-                self._precision.check(p)
+            check_group(group, names, self._precision)
             placements = placements or place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
@@ -201,9 +199,8 @@ class SteepestDescent(Optimizer):
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        converted = self._precision.convert(
-            p, self.state[p], self._placements[p].role.momentum.averages, self._names[p]
-        )
+        averages = self._placements[p].role.momentum.averages
+        converted = self._precision.convert(p, self.state[p], averages, self._names[p])
         self.state[p].clear()
         self.state[p].update(converted)
         if self._sharding and p in self._sharding.shards:
@@ -219,7 +216,7 @@ class SteepestDescent(Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but state is stored as `precision` says (torch casts it to the parameter's dtype).
+        """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
 
         Args:
             state_dict: what `state_dict` returned. A group entry that it lacks has its default.
@@ -228,14 +225,23 @@ class SteepestDescent(Optimizer):
             ValueError: the checkpoint was made under another plan, by another optimizer, or by version 1 of the format.
         """
         self._adopt()
-        saved = state_dict["param_groups"]
-        for index, (theirs, ours) in enumerate(zip(saved, self.param_groups, strict=False)):
-            refuse_other(index, theirs, ours, self._names)
-        super().load_state_dict({**state_dict, "param_groups": [{**self.defaults, **group} for group in saved]})
+        loaded: dict[str, Any] = {}
+
+        def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
+            refuse_other(hooked["param_groups"], self.param_groups, self._names)
+            loaded.update(hooked)
+            return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
+
+        first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
+        with first, self.register_load_state_dict_pre_hook(checked):
+            super().load_state_dict(state_dict)
+
+    def _restore(self, loaded: dict[str, Any]) -> None:
+        """Take a loaded state as it was saved, before torch has cast it, and store it as `precision` says."""
         self._bounds.clear()  # the state may be of other weights
-        for theirs, ours in zip(saved, self.param_groups, strict=True):
+        for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
-                for key, value in state_dict["state"].get(index, {}).items():
+                for key, value in loaded["state"].get(index, {}).items():
                     split = self._sharding and self._sharding.placed(p, key, value)
                     self.state[p][key] = whole_of(value).detach().to(p.device, copy=True) if split is None else split
                 if self.state.get(p):
@@ -285,14 +291,8 @@ class SteepestDescent(Optimizer):
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
         own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
         bounds = RunningBound()
-        return {
-            **pickled,
-            **own,
-            "_bounds": bounds,
-            "_measuring": Measuring(bounds),
-            "_sharding": None,
-            "_sharing": None,
-        }
+        alone = {"_measuring": Measuring(bounds), "_sharding": None, "_sharing": None}
+        return {**pickled, **own, **alone, "_bounds": bounds}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.linalg import device
+from surefoot.optim.precision import Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 
@@ -48,10 +49,11 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
     return lr.reshape(()) if isinstance(lr, Tensor) else lr
 
 
-def check_group(group: Mapping[str, Any], names: list[str]) -> None:
+def check_group(group: Mapping[str, Any], names: list[str], precision: Precision) -> None:
     """Raise ValueError for what no step takes: a rate, or a parameter, which its name in names tells.
 
-    A learning rate that is negative or not finite (one on a device is not read), and complex parameters.
+    A learning rate that is negative or not finite (one on a device is not read), complex parameters, and dtypes that
+    precision does not store.
     """
     lr = learning_rate(group)
     if not (isinstance(lr, Tensor) and not device.on_cpu(lr)) and not 0 <= lr < math.inf:
@@ -59,6 +61,7 @@ def check_group(group: Mapping[str, Any], names: list[str]) -> None:
     for name, p in zip(names, group["params"], strict=True):
         if p.is_complex():
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
+        precision.check(p)
 
 
 def is_dtensor(p: Tensor) -> bool:

@@ -14,20 +14,21 @@ FORMAT = 2
 """Version of the state dictionary's layout."""
 
 
-def refuse_other(index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Raise ValueError where a saved group is of another format or plan than ours."""
-    if theirs.get("format") != FORMAT:
-        raise ValueError(
-            f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
-            f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
-            "weights alone and start with a new optimizer"
-        )
-    for p, saved, present in zip(ours["params"], theirs["plan"], ours["plan"], strict=False):
-        if saved != present:
+def refuse_other(saved: list[dict[str, Any]], present: list[dict[str, Any]], names: Mapping[Tensor, str]) -> None:
+    """Raise ValueError where a saved group is of another format or plan than the present one."""
+    for index, (theirs, ours) in enumerate(zip(saved, present, strict=False)):
+        if theirs.get("format") != FORMAT:
             raise ValueError(
-                f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
-                f"{saved}, now {present}; build the optimizer with the recipe and overrides of the checkpoint"
+                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
+                f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
+                "weights alone and start with a new optimizer"
             )
+        for p, then, now in zip(ours["params"], theirs["plan"], ours["plan"], strict=False):
+            if then != now:
+                raise ValueError(
+                    f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
+                    f"{then}, now {now}; build the optimizer with the recipe and overrides of the checkpoint"
+                )
 
 
 def own_memory(state: State) -> State:

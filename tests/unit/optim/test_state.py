@@ -219,6 +219,35 @@ def test_a_renamed_model_may_load_the_checkpoint():
     assert same(model, wrapped["module"])
 
 
+def test_hooks_of_loading_decide_what_is_loaded():
+    """torch's pattern for `param_names`: a pre-hook brings state into the order of this optimizer's parameters."""
+
+    def two_layers(turn):
+        model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+        named = list(model.named_parameters())[::turn]
+        return model, SteepestDescent([{"params": named, "role": "linear"}], lr=0.1)
+
+    def ids(saved):
+        group = saved["param_groups"][0]
+        return dict(zip(group["param_names"], group["params"], strict=True))
+
+    def by_name(optimizer, saved):
+        ours = ids(optimizer.state_dict())
+        return {**saved, "state": {i: saved["state"][ids(saved)[name]] for name, i in ours.items()}}
+
+    model, optimizer = two_layers(1)
+    train(model, optimizer, range(1))
+    twin, other = two_layers(-1)
+    other.register_load_state_dict_pre_hook(by_name)
+    other.register_load_state_dict_post_hook(lambda o: o.state[twin[1].weight]["momentum"].zero_())
+    other.load_state_dict(optimizer.state_dict())
+    assert torch.equal(other.state[twin[0].weight]["momentum"], optimizer.state[model[0].weight]["momentum"])
+    assert not other.state[twin[1].weight]["momentum"].any()
+    other.register_load_state_dict_pre_hook(lambda _, saved: torch.optim.SGD(twin.parameters()).state_dict())
+    with pytest.raises(ValueError, match="not SteepestDescent's format"):
+        other.load_state_dict(optimizer.state_dict())
+
+
 def test_an_added_group_is_saved_and_loaded():
     def extended():
         model, late = nn.Linear(3, 2), nn.Parameter(torch.zeros(4))
