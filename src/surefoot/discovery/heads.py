@@ -11,7 +11,10 @@ from surefoot.discovery.known_classes import layouts_of
 _HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 """Attributes of attention modules that are the number of features of a head."""
 
-_SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"), ("q", "k", "v"))
+_SEPARATE = (
+    ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"),
+    ("q", "k", "v"),
+)  # fmt: skip
 _FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv", "qkv_proj", "wqkv")
 """Attributes of attention modules whose layers are W_q, W_k and W_v, or all of them, values last."""
 

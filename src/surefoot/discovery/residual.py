@@ -21,7 +21,7 @@ _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
 Matrices = dict[int, tuple[int, int]]
-"""Identity of a parameter -> outputs and inputs of its matrices."""
+"""Identity of a parameter -> outputs and inputs of its matrices; 0 outputs where they are queries, keys or values."""
 
 
 def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[str, Kind]:
@@ -30,8 +30,8 @@ def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[s
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what its
     first matrix reads. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
-    or values. A branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so
-    that an override, `DepthRule().of(branches)` or a role's name, has the last word.
+    or values, alone or in a wrapper. A branch is a child of a block in which a matrix writes. No addition can be seen
+    in a tree of modules, so that an override, `DepthRule().of(branches)` or a role's name, has the last word.
 
     Args:
         model: any module.
@@ -47,10 +47,12 @@ def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[s
     {'0.3.weight': 3, '0.3.bias': 3}
     """
     parameters = dict(model.named_parameters())
+    inside = {id(p) for owner in model.modules() for layer in queries_keys_values(owner) for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
-        if kind and kind.name in _MATRICES and parameters[name].ndim > 1:
-            matrices[id(parameters[name])] = _sides(kind, parameters[name])
+        if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
+            out, width = _sides(kind, p)
+            matrices[id(p)] = (0 if id(p) in inside else out), width
     branches: dict[int, int] = {}
     for blocks, width in _stacks(model, matrices):
         written = [_branches(block, matrices, width) for block in blocks]
@@ -108,8 +110,7 @@ def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[int]:
 
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[int]:
     """The last matrix with `width` outputs among those of a module and of its children that have none; its bias."""
-    inside = queries_keys_values(owner)
-    leaves = [child for child in owner.children() if _is_layer(child) and child not in inside]
+    leaves = [child for child in owner.children() if _is_layer(child)]
     layers = [owner] if _is_layer(owner) else [owner, *leaves]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if id(p) in matrices]
     if len(layers) == 1 and len(candidates) < 2:

@@ -105,6 +105,39 @@ def test_what_is_no_stack_of_blocks_is_left_alone(model):
     assert branches(model, head=()) == {}
 
 
+def low_rank(layer):
+    """A frozen layer and its adapter."""
+    a, b = nn.Linear(layer.in_features, 2, bias=False), nn.Linear(2, layer.out_features, bias=False)
+    return nn.ModuleDict({"base": layer.requires_grad_(False), "a": a, "b": b})
+
+
+def attention(names, wrap, last, d=8):
+    """A block whose attention layer has these projections in wrappers, and an output behind them."""
+    layers = {name: wrap(nn.Linear(d, d)) for name in names}
+    return nn.ModuleDict({"attn": nn.ModuleDict({**layers, "to_out": last(nn.Linear(d, d))}), "mlp": mlp(d)})
+
+
+@pytest.mark.parametrize(
+    "names", [("q_proj", "k_proj", "v_proj"), ("to_q", "to_k", "to_v")], ids=["llama", "diffusers"]
+)
+@pytest.mark.parametrize("wrap", [nn.Identity(), low_rank, nn.Sequential], ids=["bare", "LoRA", "one child"])
+@pytest.mark.parametrize("last", [nn.Identity(), low_rank, nn.Sequential], ids=["bare", "LoRA", "one child"])
+def test_queries_keys_and_values_write_in_no_wrapper(names, wrap, last):
+    model = nn.ModuleList([attention(names, wrap, last) for _ in range(2)])
+    found = branches(model, head=())
+    assert set(found.values()) == {4}
+    assert {name.split(".")[2] for name in found if ".attn." in name} == {"to_out"}
+    assert not any(name.endswith(".a.weight") for name in found)
+
+
+def test_adapters_of_queries_and_values_alone_write_nothing():
+    block = attention(("q_proj", "k_proj", "v_proj"), low_rank, nn.Identity())
+    model = nn.ModuleList([block, attention(("q_proj", "k_proj", "v_proj"), low_rank, nn.Identity())])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".a." in name or ".b." in name)
+    assert branches(model, head=()) == {}
+
+
 def test_each_of_two_stacks_has_branches_of_its_own():
     model = nn.ModuleDict(
         {"encoder": nn.ModuleList([mlp() for _ in range(3)]), "decoder": nn.ModuleList([mlp(), mlp()])}
