@@ -23,8 +23,9 @@ from surefoot.discovery.heads import queries_and_keys
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
 from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
+from surefoot.discovery.remedies import remedy
 from surefoot.discovery.residual import residual_kinds
-from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear, remedy
+from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
 from surefoot.roles import Role
 from surefoot.views import Matrix, View
 
