@@ -172,7 +172,7 @@ class HeadScale(Scale):
     Args:
         head_dim: rows of a head.
         heads: the scale of blocks with as many rows.
-        others: that of values, in one matrix with queries and keys.
+        others: that of values of more rows, in one matrix with queries and keys.
 
     >>> HeadScale(4, Constant(2.0), Constant(1.0))((2, 4, 8)), HeadScale(4, Constant(2.0), Constant(1.0))((1, 8, 8))
     (2.0, 1.0)

@@ -25,7 +25,7 @@ from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
 from surefoot.discovery.remedies import remedy
 from surefoot.discovery.residual import residual_kinds
-from surefoot.discovery.torch_layers import Kind, kind_by_shape, kinds_by_type, linear
+from surefoot.discovery.torch_layers import Heads, Kind, kind_by_shape, kinds_by_type, linear
 from surefoot.roles import Role
 from surefoot.views import Matrix, View
 
@@ -126,17 +126,21 @@ class _Wiring:
             kinds = {**kinds, "bias": Kind("bias", f"bias of {type(module).__name__}")}
         found: dict[str, Kind | None] = {**kinds, **self._assigned[module]}
         weight, size = found.get("weight"), self._heads.get(module)
-        if weight and size and weight.name == "linear" and _in_heads(weight, own_parameters(module)["weight"], size):
-            found["weight"] = replace(weight, head_dim=size)
+        if weight and size and weight.name == "linear":
+            found["weight"] = replace(weight, heads=_heads(weight, own_parameters(module)["weight"], size))
         return found
 
 
-def _in_heads(kind: Kind, weight: nn.Parameter, size: int) -> bool:
-    """Whether the rows of every projection in a weight are a whole number of heads."""
+def _heads(kind: Kind, weight: nn.Parameter, size: int) -> Heads | None:
+    """The heads of a weight, if the rows of every projection in it are a whole number of them."""
     try:
-        return all(block[-2] % size == 0 for block in (kind.view or Matrix()).blocks(tuple(weight.shape)))
+        blocks = (kind.view or Matrix()).blocks(tuple(weight.shape))
     except ValueError:  # the view does not fit: said where the role is placed
-        return False
+        return None
+    _, rows, width = blocks[-1]
+    several = sum(block[0] * block[-2] for block in blocks) > rows + size  # heads before the values
+    whole = all(block[-2] % size == 0 for block in blocks)
+    return Heads(size, apart=several and (rows == size or rows != width)) if whole else None
 
 
 def _routers(owner: nn.Module) -> Iterator[tuple[nn.Module, Kind]]:

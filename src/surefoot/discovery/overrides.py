@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.discovery.torch_layers import Kind
+from surefoot.discovery.by_place import BesideValues, BesideValuesScale, queries_with_keys
+from surefoot.discovery.torch_layers import Heads, Kind
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.scaling import HeadScale
+from surefoot.scaling import HeadScale, Scale
 from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
 from surefoot.views import PerHead
 
@@ -47,13 +48,18 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     return lambda role: replace(role, view=PerHead(head_dim, role.view.whole))
 
 
-def _in_heads(heads: Role, linear: Role, head_dim: int) -> Role:
+def _in_heads(role: Role, linear: Role, heads: Heads) -> Role:
     """The role of queries or keys, or of a matrix in which values are fused with them: those keep the linear role's."""
-    scale = HeadScale(head_dim, heads.lr_scale, linear.lr_scale)
-    stabiliser = heads.stabiliser
+    view, initial = role.view, role.initial
+    scale: Scale = HeadScale(heads.dim, role.lr_scale, linear.lr_scale)
+    if heads.apart:
+        view, initial = queries_with_keys(view, heads.dim), BesideValues(initial, linear.initial)
+        scale = BesideValuesScale(role.lr_scale, linear.lr_scale)
+    stabiliser = role.stabiliser
     if isinstance(stabiliser, DecoupledWeightDecay):
         stabiliser = replace(stabiliser, lr_scale=scale)
-    return replace(heads, view=PerHead(head_dim, heads.view, values=False), lr_scale=scale, stabiliser=stabiliser)
+    view = PerHead(heads.dim, view, values=False)
+    return replace(role, view=view, lr_scale=scale, initial=initial, stabiliser=stabiliser)
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
@@ -117,8 +123,8 @@ def decide(
         return None
     try:
         role = kind.adapt(recipe.role(kind.name))
-        if kind.head_dim and "heads" in recipe.table:
-            role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.head_dim)
+        if kind.heads and "heads" in recipe.table:
+            role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.heads)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if kind.branches and recipe.depth:

@@ -28,6 +28,23 @@ from surefoot.views import (
 
 
 @dataclass(frozen=True)
+class Heads:
+    """What is known of a matrix that gives an attention layer's queries or keys.
+
+    Args:
+        dim: rows of a head.
+        apart: values are fused with two heads or more, and their size does not tell their rate and initial values from
+            those of the heads: they are no square matrix, or have the rows of a single head.
+
+    >>> Heads(64)
+    Heads(dim=64, apart=False)
+    """
+
+    dim: int
+    apart: bool = False
+
+
+@dataclass(frozen=True)
 class Kind:
     """What a parameter is, from which a recipe derives its role.
 
@@ -39,7 +56,7 @@ class Kind:
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
-        head_dim: rows of a head, of a matrix that gives an attention layer's queries or keys; else None.
+        heads: of a matrix that gives an attention layer's queries or keys; else None.
         branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
 
     >>> Kind("bias", "bias of Linear").name
@@ -53,7 +70,7 @@ class Kind:
     stride: int = 1
     low_confidence: bool = False
     radius_unit: Scale | None = None
-    head_dim: int | None = None
+    heads: Heads | None = None
     branches: int | None = None
 
     def adapt(self, role: Role) -> Role:
@@ -159,13 +176,14 @@ def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTra
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
-    size = module.head_dim
+    heads = Heads(module.head_dim)
+    three = replace(heads, apart=module.num_heads == 1)
     fused = {
-        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3), head_dim=size),
+        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3), heads=three),
         "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),
     }
     why = "projection of MultiheadAttention"
-    single = {f"{x}_proj_weight": Kind("linear", f"{x} {why}", head_dim=size) for x in "qk"}
+    single = {f"{x}_proj_weight": Kind("linear", f"{x} {why}", heads=heads) for x in "qk"}
     single["v_proj_weight"] = Kind("linear", f"v {why}")
     extra = {f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"}
     return fused | single | extra
