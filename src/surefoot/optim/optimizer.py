@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from surefoot.momentum import State
 from surefoot.optim.batching import Leaf, batches, init_state, load, store
 from surefoot.optim.certify import STEPS, record, revalidate
 from surefoot.optim.measuring import Measuring
-from surefoot.optim.param_groups import by_role, check_group, is_dtensor, place, replaced, whole_of, with_names
+from surefoot.optim.param_groups import check_group, grouped, is_dtensor, place, replaced, whole_of, with_names
 from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
 from surefoot.optim.saved_state import FORMAT, own_memory, refuse_other
@@ -79,16 +80,13 @@ class SteepestDescent(Optimizer):
         self._step = step
         self._placements: dict[Tensor, Placement] = {}
         self._names: dict[Tensor, str] = {}
+        self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds = RunningBound()
         self._measuring = Measuring(self._bounds)
         self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
         self._sharing = None if replicas is None else Sharing(replicas)
-        if isinstance(params, nn.Module):
-            plan = plan or Plan.of(params)
-            params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
-        groups = params if plan is None else by_role(params, plan)
-        super().__init__(groups, {"lr": lr, "maximize": maximize})
+        super().__init__(grouped(params, plan), {"lr": lr, "maximize": maximize})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""
@@ -109,8 +107,7 @@ class SteepestDescent(Optimizer):
             raise
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
-            shared = self._roles.setdefault(placement.role, placement.role)
-            self._placements[p] = replace(placement, role=shared)
+            self._placements[p] = replace(placement, role=self._roles.setdefault(placement.role, placement.role))
         self._add_sharded(group["params"])
         if self._sharing:
             self._sharing.divide(self._placements)
@@ -159,8 +156,7 @@ class SteepestDescent(Optimizer):
             self._sharding.agree()
         for group in self.param_groups:
             self._advance(self._leaves(group), group)
-            if not all(device.on_cpu(p) for p in group["params"]):
-                group[STEPS] = group.get(STEPS, 0) + 1
+            group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
         if self._sharding:
             self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
         if self._sharing:
@@ -190,21 +186,27 @@ class SteepestDescent(Optimizer):
                 yield from [Leaf(p, p.grad, self._placements[p], self._state(p))][: p.numel()]  # none of an empty one
 
     def _state(self, p: Tensor) -> State:
-        """The parameter's state, initialised at its first step."""
+        """The parameter's state, initialised at its first step, and that of another dtype converted."""
         state: State = self.state[p]
-        if not state:
+        if new := not state:
             state.update(init_state(self._placements[p], p))
+        if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
         return state
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        averages = self._placements[p].role.momentum.averages
-        converted = self._precision.convert(p, self.state[p], averages, self._names[p])
+        averages, self._dtypes[p] = self._placements[p].role.momentum.averages, p.dtype
+        converted = self._precision.convert(p, self.state[p], averages, self._names[p], partial(self._new_state, p))
         self.state[p].clear()
         self.state[p].update(converted)
         if self._sharding and p in self._sharding.shards:
             self._sharding.adopt(p, self.state[p])
+
+    def _new_state(self, p: Tensor) -> State:
+        """A state with the dtypes that the parameter's should have."""
+        sharded = self._sharding and self._sharding.shards.get(p)
+        return sharded.kept if sharded else init_state(self._placements[p], p)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
@@ -212,8 +214,7 @@ class SteepestDescent(Optimizer):
         if self._sharding:
             self._sharding.gather_owned()
         saved = super().state_dict()
-        saved["state"] = {index: own_memory(state) for index, state in saved["state"].items()}
-        return saved
+        return {**saved, "state": {index: own_memory(state) for index, state in saved["state"].items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
@@ -289,10 +290,9 @@ class SteepestDescent(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
-        own = {name: getattr(self, name) for name in ("_placements", "_names", "_roles", "_precision", "_step")}
-        bounds = RunningBound()
-        alone = {"_measuring": Measuring(bounds), "_sharding": None, "_sharing": None}
-        return {**pickled, **own, **alone, "_bounds": bounds}
+        own = {name: vars(self)[name] for name in ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step")}
+        empty = {"_bounds": (bounds := RunningBound()), "_measuring": Measuring(bounds)}
+        return {**pickled, **own, **empty, "_sharding": None, "_sharing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -6,12 +6,19 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.linalg import device
 from surefoot.optim.precision import Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
+
+
+def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> Iterable[Any]:
+    """What torch's constructor takes: the parameters of a model or a plan by role, else the groups as they are."""
+    if isinstance(params, nn.Module):
+        return by_role(params.named_parameters(), plan or Plan.of(params))
+    return params if plan is None else by_role(params, plan)
 
 
 def by_role(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:

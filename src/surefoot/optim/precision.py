@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -139,7 +139,9 @@ class Precision:
                 f"{self.weights} cannot round weights to {p.dtype}; take MasterWeights() or RoundToNearest()"
             )
 
-    def convert(self, p: Tensor, state: State, averages: Collection[str], name: str) -> State:
+    def convert(
+        self, p: Tensor, state: State, averages: Collection[str], name: str, new: Callable[[], State] = dict
+    ) -> State:
         """A parameter's state in the dtypes asked for: a new one, or one from a checkpoint of another precision.
 
         Args:
@@ -147,13 +149,18 @@ class Precision:
             state: of momentum and stabiliser.
             averages: the entries of it that are stored in `momentum`'s dtype.
             name: the parameter's, from which its rounding noise is drawn.
+            new: gives a state whose other entries have the dtypes that those of this one should have; it is asked for
+                where any has another dtype than the steps.
 
         Returns:
             The state, with "master" and "rounds" where they are needed.
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
         small = self.momentum if self.momentum == torch.bfloat16 and dtype == torch.float32 else dtype
-        converted = {key: x.to(small) if key in averages else x for key, x in state.items() if key not in ADDED}
+        kept = {key: x for key, x in state.items() if key not in ADDED}
+        others = [x for key, x in kept.items() if key not in averages and x.is_floating_point()]
+        like = new() if any(x.dtype != dtype for x in others) else kept
+        converted = {key: x.to(small if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
         added = self.rounding(p).init_state(p, dtype)
         if small == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)

@@ -111,3 +111,46 @@ def test_a_step_draws_no_random_numbers(recipe):
     for _ in range(2):
         optimizer.step()
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("way", ["loaded", "cast"])
+@pytest.mark.parametrize("weights", [sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()], ids=repr)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+def test_all_state_follows_the_parameters_dtype(before, after, weights, way):
+    """After a checkpoint of another dtype and after model.to(dtype); counts stay as they are."""
+
+    def build(dtype, recipe):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(8, 6), nn.Linear(6, 6), nn.Linear(6, 8)).to(dtype)
+        plan = sf.Plan.of(model, recipe, stabiliser=sf.PostClip(1.0))
+        return model, sf.SteepestDescent(model, plan, lr=0.1, precision=sf.Precision(weights=weights))
+
+    def train(model, optimizer):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    for recipe in (sf.recipes.steady(), sf.recipes.steady_soap(), sf.recipes.normuon()):
+        (model, optimizer), (fresh, wanted) = build(before, recipe), build(after, recipe)
+        train(model, optimizer)
+        if way == "cast":
+            model.to(after)
+        else:
+            saved = optimizer.state_dict()
+            model, optimizer = build(after, recipe)
+            optimizer.load_state_dict(saved)
+        optimizer.stability()
+        train(model, optimizer)
+        train(fresh, wanted)
+        dtypes, like = ([{k: x.dtype for k, x in s.items()} for s in o.state.values()] for o in (optimizer, wanted))
+        assert dtypes == like, recipe.name
+        assert all(p.isfinite().all() for p in model.parameters())
