@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +22,8 @@ Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
 """`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name,
 a `Role`, or a function from the discovered role to another."""
+
+_CHANGES = "a role's name, a Role, or a function of the role found: `lambda role: replace(role, stabiliser=...)`"
 
 
 def per_head(head_dim: int) -> Callable[[Role], Role]:
@@ -73,12 +76,12 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
         Parameter name -> (change, reason), for the parameters that an override matches.
 
     Raises:
-        ValueError: an override that matches no trainable parameter, a parameter that two overrides match.
+        ValueError: an override that is no such pair or matches no trainable parameter, a parameter that two match.
     """
     changes: dict[str, tuple[Change, str]] = {}
-    for where, change in overrides:
+    for where, change in map(_pair, overrides):
+        label = _label(where)
         matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(where, name, p)]
-        label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if not matched:
             raise ValueError(f"the override {label!r} matches no trainable parameter")
         for name in matched:
@@ -86,6 +89,23 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
                 raise ValueError(f"{name} has two overrides: {changes[name][1]} and override {label!r}")
             changes[name] = (change, f"override {label!r}")
     return changes
+
+
+def _pair(override: Any) -> Override:
+    """The override, if it is one; else ValueError, which names it and says what it could be."""
+    if not (isinstance(override, tuple | list) and len(override) == 2):
+        raise ValueError(f"overrides is a list of pairs (where, change), [('weight', 'linear')]; {override!r} is none")
+    where, change = override
+    if not (isinstance(where, str) or callable(where)):
+        raise ValueError(f"an override goes to a pattern, a module or a function of (name, parameter), not {where!r}")
+    if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
+        raise ValueError(f"the override {_label(where)!r} cannot be {change!r}: give {_CHANGES}")
+    return where, change
+
+
+def _label(where: Where) -> str:
+    """A pattern, or the name of a function or of a module's class."""
+    return where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
 
 
 def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
@@ -113,7 +133,8 @@ def decide(
         The role; None if there is neither a kind nor an override.
 
     Raises:
-        ValueError: the override is a function of the discovered role and there is none; the recipe has no such role.
+        ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
+            the recipe has no such role.
     """
     if isinstance(change, Role):
         return change
@@ -130,4 +151,8 @@ def decide(
     if kind.branches and recipe.depth:
         role = recipe.depth.of(kind.branches)(role)
     role = replace(role, stabiliser=stabiliser) if stabiliser else role
-    return change(role) if callable(change) else role
+    if not callable(change):
+        return role
+    if not isinstance(changed := change(role), Role):
+        raise ValueError(f"{name}: the function of {kind.why} returned {changed!r}: give {_CHANGES}")
+    return changed
