@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from surefoot.identity import plain_name
 from surefoot.momentum import State
 from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
 from surefoot.plan import Placement
@@ -40,12 +41,17 @@ class Measuring:
 
         Args:
             parameters: by name, each with its placement, learning rate and state.
-            before: weights before the last step, of some of them.
+            before: weights before the last step, of some of them, by these names or without what wrappers add; others
+                are left out.
             sharding: of those that are `DTensor`.
 
         Returns:
             See `SteepestDescent.stability`; the same on every process.
+
+        Raises:
+            ValueError: weights before of which none is one of the parameters, or one has another shape.
         """
+        before = _by_parameter(before, {name: p for name, (p, *_) in parameters.items()})
         found: dict[str, Numbers] = {}
         for name, (p, placement, lr, state) in parameters.items():
             then = before.get(name)
@@ -66,9 +72,22 @@ class Measuring:
         return {key: numbers for name in parameters for key, numbers in found[name].items()}
 
 
+def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights before by the parameters' own names; buffers and frozen parameters may be among them."""
+    plain = {plain_name(name): w for name, w in before.items()} | {**before}
+    found = {name: plain.get(name, plain.get(plain_name(name))) for name in parameters}
+    known = {name: w for name, w in found.items() if w is not None}
+    if before and not known:
+        raise ValueError(f"before has no parameter of this optimizer, but {', '.join([*before][:3])}")
+    for name, w in known.items():
+        if w.shape != (shape := parameters[name].shape):
+            raise ValueError(f"before has {name} with shape {tuple(w.shape)}, the parameter has {tuple(shape)}")
+    return known
+
+
 def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBound) -> State:
     """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
-    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state}
+    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state and p.numel()}
     if "upper" in cache:
         wide = p.to(torch.promote_types(p.dtype, torch.float32))
         weights = [block[None] for block in placement.role.view.split(wide)]

@@ -267,7 +267,7 @@ class SteepestDescent(Optimizer):
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        return {n: k for n, p, _ in self._named() if p in self.state and (k := int(self.state[p]["skipped"]))}
+        return {n: k for n, p, _ in self._named() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
 
     @torch.no_grad()
     def stability(self, before: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:

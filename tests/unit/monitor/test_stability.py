@@ -160,6 +160,31 @@ def test_a_report_changes_nothing(stabiliser):
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
+def test_weights_before_go_by_plain_names_and_must_be_the_parameters():
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)), backend="eager")
+    optimizer = sf.SteepestDescent(model, lr=0.1)
+    found = optimizer.stability({name: torch.zeros_like(x) for name, x in model._orig_mod.state_dict().items()})
+    assert all("update_measured" in numbers for numbers in found.values())
+    with pytest.raises(ValueError, match="no parameter of this optimizer, but wrong"):
+        optimizer.stability({"wrong": torch.ones(4, 4)})
+    with pytest.raises(
+        ValueError, match=r"before has _orig_mod.0.weight with shape \(4,\), the parameter has \(4, 4\)"
+    ):
+        optimizer.stability({"0.weight": torch.ones(4)})
+
+
+def test_reports_of_what_has_no_entries_or_took_no_step():
+    model = nn.Linear(2, 3, bias=False)
+    model.weight = nn.Parameter(torch.zeros(3, 0))
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, stabiliser=sf.PostClip(2.0)), lr=0.1)
+    assert not optimizer.state[model.weight]  # an empty entry, by looking
+    assert optimizer.skipped() == {}
+    before = optimizer.stability()
+    model.weight.grad = torch.zeros(3, 0)
+    optimizer.step()
+    assert optimizer.stability() == before == {"weight": dict.fromkeys(before["weight"], 0.0)}
+
+
 def test_parts_that_keep_adamw_have_a_bound_on_their_update_unless_their_betas_have_none():
     model = Net()
     plan = sf.Plan.of(model, sf.recipes.muon(), overrides=[("experts", "experts")], head="out")
