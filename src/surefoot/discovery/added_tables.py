@@ -48,7 +48,7 @@ def added_kinds(
         for p in _added_to(model, table, candidates):
             if (kind := kinds[candidates[p]]) is not None:
                 why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
-                changed[candidates[p]] = Kind("tied_positions", why, radius_unit=unit)
+                changed[candidates[p]] = Kind("tied_positions", why, initial=kind.initial, radius_unit=unit)
     return changed
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from surefoot.discovery.by_place import zero_row
 from surefoot.discovery.normalised import own_parameters
 from surefoot.geometry import Spectral, TransposedConvSpectral
 from surefoot.initialise import AsBuilt, Initial, LinearNormal
@@ -52,7 +53,7 @@ class Kind:
         name: key of a recipe's role table, or of `roles.DERIVED`.
         why: reason, for the plan's table.
         view: layout; None takes the role's default.
-        initial: initial values; None takes the role's default.
+        initial: initial values, or a function of the role's; None takes the role's default.
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
@@ -66,7 +67,7 @@ class Kind:
     name: str
     why: str
     view: View | None = None
-    initial: Initial | None = None
+    initial: Initial | Callable[[Initial], Initial] | None = None
     stride: int = 1
     low_confidence: bool = False
     radius_unit: Scale | None = None
@@ -85,10 +86,11 @@ class Kind:
         Raises:
             ValueError: a stride above 1 and a role whose geometry is not spectral.
         """
+        initial = self.initial or role.initial
         role = replace(
             role,
             view=self.view or role.view,
-            initial=self.initial or role.initial,
+            initial=initial if isinstance(initial, Initial) else initial(role.initial),
             radius_unit=self.radius_unit or role.radius_unit,
         )
         if self.stride == 1:
@@ -134,7 +136,8 @@ def conv1d(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
 
 def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
     name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
-    return {"weight": Kind("embedding", f"table of {name}")}
+    initial = None if module.padding_idx is None else zero_row(module.padding_idx)
+    return {"weight": Kind("embedding", f"table of {name}", initial=initial)}
 
 
 def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:

@@ -184,3 +184,35 @@ def test_a_plan_fills_with_them():
     plan.initialise_(model, seed=0)
     assert float(sf.Spectral().norm(model.weight.detach())) == pytest.approx(1, abs=1e-5)
     assert "orthogonal" in str(plan)
+
+
+@pytest.mark.parametrize("row", [0, 2, -1])
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_the_padding_row_is_zero_and_stays_so_and_the_others_are_what_they_were(table, row):
+    padded, usual = (nn.ModuleDict({"table": table(5, 4, padding_idx=index)}) for index in (row, None))
+    plan = Plan.of(padded, head=())
+    plan.initialise_(padded, seed=1)
+    Plan.of(usual, head=()).initialise_(usual, seed=1)
+    expected = usual["table"].weight.detach().clone()
+    expected[row] = 0
+    assert torch.equal(padded["table"].weight, expected)
+    assert plan.rows()[0]["init"] == f"std 1 but 0 in row {row % 5}"
+    optimizer = sf.SteepestDescent(padded, plan, lr=0.1)
+    padded["table"](torch.arange(5)[None]).square().sum().backward()
+    optimizer.step()
+    assert [i for i, w in enumerate(padded["table"].weight) if not w.any()] == [row % 5]
+
+
+def test_a_table_without_a_padding_row_keeps_its_role():
+    assert Plan.of(nn.Embedding(5, 4), head=())["weight"].role.initial == sf.UnitNormal()
+
+
+def test_the_padding_row_of_positions_beside_a_tied_table_is_zero():
+    model = nn.Module()
+    model.places, model.table, model.out = nn.Embedding(6, 8, padding_idx=1), nn.Embedding(50, 8), nn.Linear(8, 50)
+    model.out.weight = model.table.weight
+    plan = Plan.of(model)
+    plan.initialise_(model)
+    assert "added to table.weight" in plan["places.weight"].why
+    assert [i for i, w in enumerate(model.places.weight) if not w.any()] == [1]
+    assert 0 < model.places.weight.abs().max() < 1
