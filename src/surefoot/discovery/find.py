@@ -23,7 +23,7 @@ from surefoot.discovery.heads import queries_and_keys
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
 from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
-from surefoot.discovery.remedies import remedy
+from surefoot.discovery.remedies import made_by_hooks, remedy
 from surefoot.discovery.residual import residual_kinds
 from surefoot.discovery.torch_layers import Heads, Kind, kind_by_shape, kinds_by_type, linear
 from surefoot.roles import Role
@@ -61,7 +61,7 @@ def find_kinds(
     uses: dict[int, list[tuple[str, Kind | None]]] = defaultdict(list)
     for path, module in model.named_modules():
         wiring.register(module)
-        kinds = wiring.kinds_of(module)
+        kinds = wiring.kinds_of(module) | dict.fromkeys(made_by_hooks(module))
         for name, parameter in own_parameters(module).items():
             kind = kinds[name] if name in kinds else kind_by_shape(module, parameter)
             if name == "weight" and module in heads:
@@ -125,9 +125,9 @@ class _Wiring:
         if "weight" in self._assigned[module] and "bias" not in kinds:
             kinds = {**kinds, "bias": Kind("bias", f"bias of {type(module).__name__}")}
         found: dict[str, Kind | None] = {**kinds, **self._assigned[module]}
-        weight, size = found.get("weight"), self._heads.get(module)
-        if weight and size and weight.name == "linear":
-            found["weight"] = replace(weight, heads=_heads(weight, own_parameters(module)["weight"], size))
+        kind, size, weight = found.get("weight"), self._heads.get(module), own_parameters(module).get("weight")
+        if kind and size and weight is not None and kind.name == "linear":
+            found["weight"] = replace(kind, heads=_heads(kind, weight, size))
         return found
 
 

@@ -4,6 +4,29 @@ from __future__ import annotations
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+
+def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
+    """Parameters of which `torch.nn.utils.weight_norm` or `spectral_norm` make another one before each forward pass.
+
+    Args:
+        module: any module.
+
+    Returns:
+        Name of the parameter -> the function that made it, and the name of what is made.
+
+    >>> made_by_hooks(nn.utils.spectral_norm(nn.Linear(2, 2)))
+    {'weight_orig': ('spectral_norm', 'weight')}
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            found |= dict.fromkeys((f"{hook.name}_g", f"{hook.name}_v"), ("weight_norm", hook.name))
+        if isinstance(hook, SpectralNorm):
+            found[f"{hook.name}_orig"] = ("spectral_norm", hook.name)
+    return found
 
 
 def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
@@ -18,12 +41,17 @@ def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
         One or more sentences: what is unknown, and which override or change resolves it.
     """
     frozen = "freeze it with requires_grad_(False)"
+    hooks, maker = made_by_hooks(module), None
     if isinstance(module, ParametrizationList):
-        made = ", ".join(type(part).__name__ for part in module)
+        maker = f"a parametrization ({', '.join(type(part).__name__ for part in module)})"
+        remove = "parametrize.remove_parametrizations(layer, 'weight')"
+    elif made := hooks.get(name.rpartition(".")[2]):
+        maker, remove = made[0], f"remove_{made[0]}(layer, {made[1]!r})"
+    if maker:
         return (
-            f"a parametrization ({made}) makes the layer's weight of it, so that no norm of it is the weight's. Take "
-            "it away with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'): a stabiliser, "
-            f"PostClip for one, bounds the weight itself; or {frozen}, or say overrides=[({name!r}, 'scalar')]"
+            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Take it away with "
+            f"torch.nn.utils.{remove}: a stabiliser, PostClip for one, bounds the weight itself; or {frozen}, or say "
+            f"overrides=[({name!r}, 'scalar')]"
         )
     hints = {2: "'linear' for an (out, in) matrix, 'positions' for a table of rows"}
     hint = hints.get(parameter.ndim, "'experts' for a stack (E, out, in), 'positions' for tables of rows")

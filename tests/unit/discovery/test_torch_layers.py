@@ -1,5 +1,7 @@
 """Kinds by structure and shape: norm layers of any class, tokens, channel scales, parametrizations."""
 
+import copy
+
 import pytest
 import torch
 from discovery_helpers import Own, kinds
@@ -79,4 +81,39 @@ def test_a_parametrization_is_refused_by_name_and_its_remedy_works(make):
 def test_the_length_of_a_normalised_kernel_is_no_table_of_tokens():
     layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3), dim=2)  # original0 is (1, 1, 3), as wav2vec2's
     with pytest.raises(ValueError, match=r"cannot place parametrizations\.weight\.original0 \(1, 1, 3\)"):
+        Plan.of(layer)
+
+
+@pytest.mark.parametrize("make", ["weight_norm", "spectral_norm"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize(
+    ("layer", "weight"),
+    [
+        (nn.Linear(4, 6), "weight"),
+        (nn.Conv1d(4, 1, 3), "weight"),  # (1, in, k), as tokens
+        (nn.LSTM(4, 6), "weight_hh_l0"),
+        (nn.Embedding(4, 6), "weight"),
+    ],
+    ids=["linear", "kernel", "gates", "table"],
+)
+def test_a_norm_by_hooks_is_refused_by_name_and_its_remedy_works(make, layer, weight):
+    model = nn.Sequential(copy.deepcopy(layer))
+    usual = kinds(model)
+    getattr(nn.utils, make)(model[0], weight)
+    parts = [f"0.{weight}_{part}" for part in (("g", "v") if make == "weight_norm" else ("orig",))]
+    with pytest.raises(ValueError, match=f"cannot place {parts[0]} ") as error:
+        Plan.of(model)
+    assert all(part in str(error.value) for part in parts)
+    assert f"{make} makes the layer's weight of it" in str(error.value)
+    assert f"torch.nn.utils.remove_{make}(layer, '{weight}')" in str(error.value)
+    assert "'linear'" not in str(error.value)
+    getattr(nn.utils, f"remove_{make}")(model[0], weight)
+    assert kinds(model) == usual
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("make", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm], ids=["hook", "part"])
+def test_normalised_queries_are_refused_as_any_layer(make):
+    layer = Own(q_proj=make(nn.Linear(8, 8)), k_proj=nn.Linear(8, 8), v_proj=nn.Linear(8, 8), head_dim=4)
+    with pytest.raises(ValueError, match="cannot place q_proj"):
         Plan.of(layer)
