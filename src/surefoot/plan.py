@@ -69,8 +69,7 @@ class Placement:
     @property
     def promise(self) -> str:
         """What holds of the weight's norm, in words; the norm is named where it is not the step's."""
-        weight_norm = self.role.weight_norm
-        name = "norm" if weight_norm is None else f"{type(weight_norm).__name__} norm"
+        name = "norm" if self.role.weight_norm is None else f"{type(self.role.weight_norm).__name__} norm"
         blocks = zip(self.stabilisers, self.blocks, strict=True)
         return _once(stabiliser.describe(name, self.role.step_norm_bound(block)) for stabiliser, block in blocks)
 
@@ -143,14 +142,15 @@ class Plan:
         >>> [placement.role.name for placement in plan.placements.values()]
         ['linear', 'bias', 'linear', 'bias']
         """
+        if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
+            raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
         recipe = recipe or steady()
         changes = match(model, overrides)
         placements: dict[str, Placement] = {}
         unplaced: list[str] = []
         for name, kind in find_kinds(model, head, changes, tied).items():
             change, why = changes.get(name) or (None, "")
-            role = decide(name, kind, change, recipe, stabiliser)
-            if role is None:
+            if (role := decide(name, kind, change, recipe, stabiliser)) is None:
                 unplaced.append(name)
             else:
                 placements[name] = _placed(name, role, kind.why if kind else why, model.get_parameter(name).shape)
@@ -229,8 +229,7 @@ class Plan:
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             placement = self.placements[name]
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
-            norms = [float(role.weight_geometry.norm(block).amax()) for block in blocks if block.numel()]
-            norm = max(norms, default=0.0)
+            norm = max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0)
             unit = role.radius_unit if norm == 0 else Constant(float(f"{norm:.4g}"))
             placements[name] = replace(placement, role=replace(role, radius_unit=unit))
         return Plan(f"{self.recipe}, relative", placements)

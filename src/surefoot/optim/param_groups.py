@@ -16,6 +16,8 @@ from surefoot.roles import Role, by_name
 
 def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> Iterable[Any]:
     """What torch's constructor takes: the parameters of a model or a plan by role, else the groups as they are."""
+    if not isinstance(plan, Plan | None):
+        raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
     if isinstance(params, nn.Module):
         return by_role(params.named_parameters(), plan or Plan.of(params))
     return params if plan is None else by_role(params, plan)
@@ -96,11 +98,13 @@ def replaced(
     before = {name: p for p, name in names.items()} if new else {}
     found = {}
     for i, p, group in new:
-        old = before.get(group.get("param_names", [None] * len(group["params"]))[i])
+        own = group.get("param_names", [])
+        old = before.get(own[i]) if i < len(own) else None  # no name: appended
         if old is None or states.get(old):
             raise ValueError(
                 f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: "
-                "wrap the model before its first step, and make the optimizer from its named_parameters()"
+                "wrap the model before its first step, and make the optimizer from its named_parameters(); "
+                "a new parameter needs add_param_group"
             )
         found[p] = old
     return found

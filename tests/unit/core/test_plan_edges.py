@@ -91,6 +91,21 @@ def test_a_row_of_eta_zero_is_not_moved_by_pre_decay() -> None:
         assert torch.equal(moved[eta[:, 0] == 0], w[eta[:, 0] == 0])
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"recipe": sf.recipes.muon}, "<function muon"),
+        ({"recipe": "muon"}, "'muon'"),
+        ({"recipe": sf.PostClip(2.0)}, "PostClip"),
+        ({"stabiliser": 2.0}, "2.0"),
+        ({"stabiliser": sf.PostClip}, "<class .*PostClip"),
+    ],
+)
+def test_what_is_no_recipe_or_stabiliser_is_named(given, named) -> None:
+    with pytest.raises(ValueError, match=rf"recipes\.muon\(\) and stabiliser=.* as PostClip\(2.0\), not {named}"):
+        sf.Plan.of(nn.Linear(2, 2), **given)
+
+
 def test_values_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(ValueError, match="look ahead"):
         sf.Momentum(0.0, 0.5)
