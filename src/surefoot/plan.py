@@ -144,8 +144,7 @@ class Plan:
         """
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
-        recipe = recipe or steady()
-        changes = match(model, overrides)
+        recipe, changes = recipe or steady(), match(model, overrides)
         placements: dict[str, Placement] = {}
         unplaced: list[str] = []
         for name, kind in find_kinds(model, head, changes, tied).items():
