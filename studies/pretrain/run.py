@@ -2,7 +2,7 @@
 
     python studies/pretrain/text.py text.jsonl
     surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
-    python studies/pretrain/run.py --data tokens                # what is missing; resumes; nine hours on 2 cores
+    python studies/pretrain/run.py --data tokens                # what is missing; resumes; eight hours on 2 cores
     python studies/pretrain/run.py --data tokens --list         # what is finished and what is not
     python studies/pretrain/run.py --data tokens --model llama --width 128      # the same on another model or width
     python studies/pretrain/run.py --data tokens --device cuda                  # on a GPU

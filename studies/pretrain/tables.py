@@ -34,36 +34,41 @@ def _settings() -> list[Setting]:
 
 
 def _one(setting: Setting) -> str | None:
-    """The recipes at one width and horizon, by their losses; or what there is of it."""
-    if not setting.finished("final"):
-        return _under_way(setting)
+    """The recipes at one width and horizon, by their losses, of the runs there are; or their tuning."""
+    if not setting.directory("final").exists():
+        return _tuning(setting)
     records = load(setting.directory("final"))[1]
     tuning = load(replace(setting, ratio=RATIOS[0]).directory("tuning"))[1]
     runs = {name: {r["seed"]: r for r in records if r["recipe"] == name} for name in CENTRES}
     losses = {name: {seed: r["val_loss"] for seed, r in own.items() if not r["diverged"]} for name, own in runs.items()}
     means = {
-        name: fit.difference(own, dict.fromkeys(own, 0.0)) for name, own in losses.items() if len(own) == len(SEEDS)
+        name: fit.difference(own, dict.fromkeys(own, 0.0))
+        for name, own in losses.items()
+        if len(own) == len(runs[name])
     }
     rows = []
-    for name in sorted(means, key=lambda name: means[name].value or 0.0):
+    for name in sorted((name for name in means if runs[name]), key=lambda name: means[name].value or 0.0):
         rates = sorted(r["log2_lr"] for r in tuning if r["recipe"] == name)
         best = next(iter(runs[name].values()))["log2_lr"]
         differences = [_difference(runs[name], runs[BASELINE], part, setting.steps) for part in PARTS]
         rows.append([
             name, str(SEARCHED[name]) if SEARCHED[name] else "published", str(len(rates)), f"2^{best:g}",
-            cell(means[name], 3, ""), *("" if name == BASELINE else cell(one, 3) for one in differences),
+            str(means[name].seeds), cell(means[name], 3, ""),
+            *("" if name == BASELINE else cell(one, 3) for one in differences),
         ])  # fmt: skip
-    head = ["recipe", "earlier search, runs", f"rates tried at {RATIOS[0]}", "lr", "validation loss"]
+    head = ["recipe", "earlier search, runs", f"rates tried at {RATIOS[0]}", "lr", "seeds", "validation loss"]
     head += [f"above {BASELINE} at {part:.0%}" for part in PARTS]
     tokens = setting.steps * pretrain.BATCH * pretrain.CONTEXT
     title = (
         f"`{setting.model}`, width {setting.width}, {setting.ratio} tokens a parameter: {setting.steps:,} steps, "
-        f"{tokens / 1e6:.1f} million tokens, {len(SEEDS)} seeds"
+        f"{tokens / 1e6:.1f} million tokens"
     )
+    if not setting.finished("final"):
+        title += f"; under way, {len(records)} of {len(CENTRES) * len(SEEDS)} runs"
     return f"{title}\n\n{markdown(head, rows)}"
 
 
-def _under_way(setting: Setting) -> str | None:
+def _tuning(setting: Setting) -> str | None:
     """How far the tuning of a setting has come."""
     if not setting.directory("tuning").exists():
         return None
