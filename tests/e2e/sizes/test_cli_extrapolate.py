@@ -163,7 +163,7 @@ def test_a_directory_of_widths_is_refused_and_left_as_it_is(tmp_path, text, caps
         (["--batches", "2", "4", "--batch-size", "16"], "--batch-size beside --batches"),  # its default
         (["--depths", "1", "2", "--depth", "1"], "--depth beside --depths"),
         (["--depths", "1", "2", "--model", "my:build"], "--depths needs a reference model (gpt, llama, qwen, moe,"),
-        (["--depths", "1", "2", "--model", "gpt2_small"], "gpt2_small has its own depth: give each depth a sweep"),
+        (["--depths", "1", "2", "--model", "gpt2_small"], "gpt2-small has its own depth: give each depth a sweep"),
         (["--horizons", "3", "6", "--widths", "24"], "width 24 is not a multiple"),
     ],
 )  # fmt: skip
