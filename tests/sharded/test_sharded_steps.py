@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sharded_cases
 import torch
 from sharded_cases import STACKS, alone, fsdp, plan_of, sharded
 from threads import run
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -98,6 +100,22 @@ def test_fsdp_under_every_recipe(recipe, ranks):
 )
 def test_other_meshes(mesh, recipe, stabiliser):
     worst = differences(recipe, stabiliser, *MESHES[mesh])
+    assert max(worst.values()) <= 1e-12, worst
+
+
+@pytest.mark.parametrize(
+    ("ranks", "placements", "named"),
+    [([1, 0], fsdp, True), ([[0, 2], [1, 3]], both, True), ([[0, 2], [1, 3]], both, False)],
+    ids=["FSDP2", "FSDP2 x TP", "without names"],
+)
+def test_meshes_whose_ranks_do_not_ascend(monkeypatch, ranks, placements, named):
+    """torch numbers the processes of a group by their ranks, in whatever order a mesh has them."""
+
+    def mesh(device: str, sizes: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
+        return DeviceMesh(device, ranks, mesh_dim_names=mesh_dim_names if named else None)
+
+    monkeypatch.setattr(sharded_cases, "init_device_mesh", mesh)
+    worst = differences(recipes.steady(), sf.PostClip(1.0), tuple(torch.tensor(ranks).shape), placements)
     assert max(worst.values()) <= 1e-12, worst
 
 

@@ -20,7 +20,7 @@ class Cut:
     Args:
         slabs: the part of each process of the group.
         mine: this process's index in the group.
-        ranks: the processes of the group.
+        ranks: the processes of the group, ascending.
         group: the processes whose parts make up the whole; None if this one holds all of it.
     """
 
@@ -39,7 +39,7 @@ class Groups:
     """Process groups of meshes, each made once.
 
     Attributes:
-        of: ranks -> group, in row-major order of the mesh.
+        of: ranks -> group, in ascending order, in which torch numbers the processes of a group.
     """
 
     def __init__(self) -> None:
@@ -66,17 +66,17 @@ class Groups:
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
         own = mesh.get_coordinate()
         assert own is not None, f"{name} is on a mesh that this process is not part of"
-        kept = [position(shape, coordinate) for coordinate in _along(shape, own, axes)]
-        mine = kept.index(position(shape, own))
+        kept = {_rank(mesh, c): everybody[position(shape, c)] for c in _along(shape, own, axes)}
         ranks = self.along(mesh, axes)
-        found = Cut(tuple(everybody[i] for i in kept), mine, ranks, self.of[ranks] if axes else None)
+        mine = ranks.index(_rank(mesh, own))
+        found = Cut(tuple(kept[rank] for rank in ranks), mine, ranks, self.of[ranks] if axes else None)
         assert tuple(p.to_local().shape) == found.slab.size, f"{name}: {tuple(p.to_local().shape)} is not {found.slab}"
         return found
 
     def along(self, mesh: Any, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that differ from this one along some axes of the mesh; their group is in `of` from here on."""
         shape, own = tuple(mesh.shape), mesh.get_coordinate()
-        ranks = tuple(int(mesh.mesh[tuple(c)]) for c in _along(shape, own, tuple(axes)))
+        ranks = tuple(sorted(_rank(mesh, c) for c in _along(shape, own, tuple(axes))))
         if ranks not in self.of and len(ranks) > 0:
             self.of[ranks] = _group(mesh, ranks, axes)
         return ranks
@@ -123,6 +123,11 @@ def _group(mesh: Any, ranks: tuple[int, ...], axes: Sequence[int]) -> Any:
         names = tuple(mesh.mesh_dim_names[axis] for axis in axes)
         return (mesh if len(names) == mesh.ndim else mesh[names])._flatten().get_group()
     return dist.new_group(list(ranks), use_local_synchronization=True) if axes else None
+
+
+def _rank(mesh: Any, coordinate: Sequence[int]) -> int:
+    """The process at a coordinate of a mesh."""
+    return int(mesh.mesh[tuple(coordinate)])
 
 
 def _along(shape: Sequence[int], coordinate: Sequence[int], axes: Sequence[int]) -> list[list[int]]:
