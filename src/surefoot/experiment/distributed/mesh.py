@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class Mesh(Processes):
         axes = ("replicate", "fsdp") if self._shape.replicate > 1 else "fsdp"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         options: dict[str, Any] = {"mesh": self._mesh[axes], **({"mp_policy": policy} if bfloat16 else {})}
-        for module in (*blocks_of(model), model):
+        for module in _units(model):
             fully_shard(module, **options)
         return model, False
 
@@ -211,6 +212,16 @@ class Mesh(Processes):
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, self.group)
         return found
+
+
+def _units(model: nn.Module) -> list[nn.Module]:
+    """What `fully_shard` gathers at once: each block that has its parameters to itself, then all that is left."""
+    blocks = blocks_of(model)
+    others = (part for _, part in model.named_modules(memo={*blocks}))
+    users = Counter(p for part in others for p in {*part.parameters(recurse=False)})
+    for block in blocks:
+        users.update({*block.parameters()})
+    return [*(block for block in blocks if all(users[p] == 1 for p in block.parameters())), model]
 
 
 def _cuts(x: Any) -> tuple[str, ...]:

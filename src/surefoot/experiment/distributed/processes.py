@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,12 +129,21 @@ def local_of(x: Any) -> Tensor:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: the members of its outermost lists of modules.
+    """The blocks of a model: what its outermost lists of modules hold, each once; a list in a list is opened, too.
 
     >>> [type(block).__name__ for block in blocks_of(nn.Sequential(nn.ModuleList([nn.Linear(1, 1)])))]
     ['Linear']
     """
-    found: list[nn.Module] = []
+    found: dict[nn.Module, None] = {}
     for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
-    return found
+        found |= dict.fromkeys(_members(child) if isinstance(child, nn.ModuleList) else blocks_of(child))
+    return list(found)
+
+
+def _members(container: nn.Module) -> Iterator[nn.Module]:
+    """Its modules that can be called, those of containers in it among them."""
+    for child in container.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _members(child)
+        else:
+            yield child
