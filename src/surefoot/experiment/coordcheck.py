@@ -31,7 +31,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.run import VALIDATION_SEED, Run
 from surefoot.monitor import activations
-from surefoot.monitor.activations import first_tensor, forward_hooks, lm_heads, owners
+from surefoot.monitor.activations import first_output, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms
 from surefoot.monitor.norms import measured_change, stability
 from surefoot.plan import Plan
@@ -289,7 +289,7 @@ def _outputs(model: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[s
     outputs: dict[str, list[Tensor]] = {}
 
     def record(module: str, _: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        if (y := first_tensor(output)) is not None:
+        if (y := first_output(output)) is not None:
             outputs.setdefault(names[module], []).append(y.flatten().clone())
 
     with forward_hooks(model, names, record):

@@ -22,9 +22,10 @@ Upper bounds from the weights, for inputs of RMS at most 1:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -34,17 +35,17 @@ from torch import Tensor, nn
 from surefoot.discovery.normalised import own_parameters
 from surefoot.geometry import HeadRMS
 from surefoot.monitor.block_bounds import block_bounds
-from surefoot.monitor.maxima import largest_ratio, largest_rms
+from surefoot.monitor.maxima import larger, largest_ratio, largest_rms, over_vectors
 from surefoot.plan import Plan
 
 _BY_VECTOR = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-"""Layers that act on each vector alone."""
+"""Layers that act on each vector alone, as far as `over_vectors`."""
 
 Numbers = dict[str, dict[str, float]]
 """Module name -> quantity -> value."""
 
 Observer = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with a module's name, the module, its positional arguments, its keyword arguments and its output."""
+"""Called with a module's name, the module, copies of its positional and keyword arguments, and its output."""
 
 
 @torch.no_grad()
@@ -71,7 +72,8 @@ def measure(
     Returns:
         Module name -> "input" (of floating-point inputs), "forward", "dependency" (if the batch has two different
         samples), "update" and bounds, as floats: the largest over the calls of a module, of the first tensor among
-        its inputs and outputs. Modules that are not called are absent.
+        its inputs and the first floating-point one among its outputs. Modules that are not called, or have no such
+        output, are absent.
 
     Raises:
         ValueError: an unknown module name, or a `before` that lacks a module or shares parameters with the model.
@@ -141,7 +143,7 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
     Args:
         model: any module.
         names: modules to observe, by name in the model.
-        observe: called after every forward pass of a named module.
+        observe: called after every forward pass of a named module, with its inputs as they were before.
 
     Yields:
         Nothing.
@@ -152,14 +154,30 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(list(devices)))
         for name in names:
-            hook = partial(observe, name)
-            stack.callback(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True).remove)
+            module, inputs = model.get_submodule(name), list[Any]()
+            before, after = partial(_keep, inputs), partial(_report, inputs, partial(observe, name))
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         try:
             model.eval()
             yield
         finally:
             for module, flag in flags:
                 module.training = flag
+
+
+def _keep(inputs: list[Any], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Copy the inputs of a call under way, which may write to them, or append to a cache of keys and values."""
+    copies = {id(x): x.detach().clone() for x in _tensors((args, kwargs))}
+    kept = args, kwargs
+    with suppress(TypeError, RuntimeError):  # a generator, or tensors with a graph inside an object: as they are
+        kept = copy.deepcopy((args, kwargs), copies)
+    inputs.append(kept)
+
+
+def _report(inputs: list[Any], observe: Callable[..., None], module: nn.Module, *call: Any) -> None:
+    """Call an observer with the inputs that `_keep` has copied."""
+    observe(module, *inputs.pop(), call[-1])
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
@@ -175,10 +193,24 @@ def first_tensor(value: Any) -> Tensor | None:
     >>> first_tensor([None, {"y": torch.ones(1)}])
     tensor([1.])
     """
+    return next(_tensors(value), None)
+
+
+def first_output(value: Any) -> Tensor | None:
+    """As `first_tensor`, of floating-point tensors alone: the indices and masks of a router are no activations.
+
+    >>> first_output((torch.tensor([3]), torch.ones(1)))
+    tensor([1.])
+    """
+    return next((tensor for tensor in _tensors(value) if tensor.is_floating_point()), None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        return value
+        yield value
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return next((tensor for part in parts if (tensor := first_tensor(part)) is not None), None)
+    for part in parts:
+        yield from _tensors(part)
 
 
 def _modules(model: nn.Module, names: list[str], source: str) -> dict[str, nn.Module]:
@@ -209,21 +241,23 @@ def _observe(
     output: Any,
 ) -> None:
     """Update a module's numbers, the maxima over its calls, after a forward pass; an `Observer` by `partial`."""
-    x, y = first_tensor((args, kwargs)), first_tensor(output)
+    x, y = first_tensor((args, kwargs)), first_output(output)
     if y is None:
         return
     values = {"input": largest_rms(x)} if x is not None and x.is_floating_point() else {}
     values["forward"] = largest_rms(y)
-    if x is not None and (ratio := largest_ratio(x, y, isinstance(module, _BY_VECTOR))) is not None:
+    by_vector = isinstance(module, _BY_VECTOR) and over_vectors(module)
+    if x is not None and (ratio := largest_ratio(x, y, by_vector)) is not None:
         values["dependency"] = ratio
-    if name in old_modules:
-        old = first_tensor(old_modules[name](*args, **kwargs))
+    largest = numbers.setdefault(name, {})
+    unknown = bounded and "forward_bound" not in largest
+    bounds = block_bounds(module, old_modules.get(name), x, y) if unknown else {}
+    if name in old_modules:  # last, as it may write to the inputs
+        old = first_output(old_modules[name](*args, **kwargs))
         assert old is not None
         values["update"] = largest_rms(y - old)
-    largest = numbers.setdefault(name, {})
-    largest.update({key: max(value, largest.get(key, 0.0)) for key, value in values.items()})
-    if bounded and "forward_bound" not in largest:
-        largest |= block_bounds(module, old_modules.get(name), x, y)
+    largest.update({key: larger(value, largest.get(key, 0.0)) for key, value in values.items()})
+    largest |= bounds
 
 
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:

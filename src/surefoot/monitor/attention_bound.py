@@ -22,8 +22,9 @@ _QK_NORMS = ("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_lay
 """Names of the norms of queries and keys."""
 
 _PACKAGES = ("surefoot", "transformers")
-_NO_MEANS = (".nystromformer.", ".yoso.", ".mra.")
-"""Where an attention module's class comes from, as its formula is not checked; and where it takes no means."""
+_NO_MEANS = (".nystromformer.", ".yoso.", ".mra.", ".informer.", ".bloom.", ".blt.")
+"""Where an attention module's class comes from, as its formula is not checked; and where it takes no means of values,
+or adds the residual stream to them."""
 
 
 def forward_bound(module: nn.Module) -> float | None:

@@ -12,7 +12,8 @@ output entry, both for inputs of RMS 1, and L the activation's largest slope, ov
 - attention: each head's output is a mean of values, so that forward is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` a
   head's rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. Its dependency grows with the logits and with the
   number of positions, and has no bound here.
-- RMSNorm, LayerNorm: forward `max |gain| + rms(b)`, update `max |dgain| + rms(db)`, whatever the input; no dependency.
+- RMSNorm, LayerNorm over one dimension: forward `max |gain| + rms(b)`, update `max |dgain| + rms(db)`, whatever the
+  input; no dependency.
 - `surefoot.layers`: In Norm is a norm without a gain and a linear layer; Out Norm and Post Norm have forward 1; the
   residual blocks that of the block, plus 1 of the skip connection.
 
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
 from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.linear_layers import Linear, linear
-from surefoot.monitor.maxima import rms
+from surefoot.monitor.maxima import over_vectors, rms
 
 GELU_SLOPE, SILU_SLOPE = 1.129, 1.100
 
@@ -153,7 +154,7 @@ def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | Non
     layer, old_layer = linear(module), linear(old)
     if layer is not None and old_layer is not None:
         return bounds.then(layer, old_layer)
-    if type(module) in (nn.LayerNorm, nn.RMSNorm):
+    if type(module) in (nn.LayerNorm, nn.RMSNorm) and over_vectors(module):
         return bounds.normed(_largest_normed(module), _largest_normed(old), _largest_normed(module, old))
     if isinstance(module, OutNormLinear | PostNorm):
         return Bounds(1.0, 1.0, math.inf, 2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 PAIRED = 2048
 """Vectors or samples, at most, whose pairs are compared."""
@@ -36,6 +36,24 @@ def largest_rms(x: Tensor) -> float:
         return 0.0
     vectors = x.detach().flatten(1) if x.ndim > 3 else x.detach().reshape(-1, x.shape[-1] if x.ndim else 1)
     return float(torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64).max()) / math.sqrt(vectors.shape[-1])
+
+
+def over_vectors(norm: nn.Module) -> bool:
+    """Whether a norm layer is over the last dimension alone, not over several whose vectors share one size.
+
+    >>> over_vectors(nn.LayerNorm(4)), over_vectors(nn.LayerNorm((5, 4)))
+    (True, False)
+    """
+    return len(getattr(norm, "normalized_shape", (1,))) == 1
+
+
+def larger(a: float, b: float) -> float:
+    """The larger of two numbers, NaN if one of them is: `max` loses the second.
+
+    >>> larger(1.0, 2.0), larger(math.nan, 2.0), larger(2.0, math.nan)
+    (2.0, nan, nan)
+    """
+    return a if a > b or math.isnan(a) else b
 
 
 def largest_ratio(x: Tensor, y: Tensor, by_vector: bool) -> float | None:

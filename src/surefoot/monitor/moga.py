@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.geometry import Geometry, MaxNorm, MeanOperator, RowMean, TransposedConvSpectral, dual_norm
+from surefoot.monitor.maxima import larger
 from surefoot.plan import Plan
 from surefoot.recipes import beyond_mup
 
@@ -39,7 +41,8 @@ def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -
         plan: of the model; default `Plan.of(model, recipes.beyond_mup())`, a norm for each projection.
 
     Returns:
-        The norm, to a relative error of 1e-6. Cost: one pass, and the singular values of hidden matrices for (2, 2).
+        The norm, to a relative error of 1e-6; not finite if a weight is not. Cost: one pass, and the singular values of
+        hidden matrices for (2, 2).
 
     Raises:
         ValueError: exponents out of order, or a pair without a closed form (see `MeanOperator`); a transposed
@@ -52,7 +55,7 @@ def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -
     """
     plan = plan or Plan.of(model, beyond_mup())
     norms = [norm.norm(block) for norm, block in _blocks(model, plan, p, q, gradients=False)]
-    return max((float(each.max()) for each in norms if each.numel()), default=0.0)
+    return reduce(larger, (float(each.max()) for each in norms if each.numel()), 0.0)
 
 
 @torch.no_grad()

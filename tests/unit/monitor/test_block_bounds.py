@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
+from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.maxima import largest_rms
 
 hf = pytest.importorskip("transformers")
@@ -158,6 +159,26 @@ def test_attention_is_bounded(family):
 
     found = largest(forward, torch.randn(inputs.shape, generator=seeded()))
     assert found <= numbers["forward_bound"] <= LOOSE * found
+
+
+def test_attention_that_adds_its_input_has_no_bound():
+    sizes = {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 4}
+    model = hf.BloomForCausalLM(hf.BloomConfig(**sizes))
+    name = "transformer.h.0.self_attention"
+    numbers = sf.measure(model, TOKENS, plan=sf.Plan.of(model), names=[name])[name]
+    assert numbers["forward"] > 0.9  # that of the input, as the weights are near 0
+    assert "forward_bound" not in numbers
+
+
+def test_attention_that_adds_its_values_up_has_no_bound():
+    informer = pytest.importorskip("transformers.models.informer.modeling_informer")
+    torch.manual_seed(0)
+    layer = informer.InformerProbSparseAttention(16, 2, is_decoder=True, sampling_factor=1, bias=False).eval()
+    layer.v_proj.weight.data.copy_(torch.eye(16))
+    layer.out_proj.weight.data.copy_(torch.eye(16))
+    y = layer(torch.ones(1, 40, 16), attention_mask=torch.zeros(1, 1, 40, 40))[0]
+    assert rms_of(y).max() > 10
+    assert forward_bound(layer) is None
 
 
 def test_the_bound_of_a_gated_mlp_grows_because_the_maximum_does():

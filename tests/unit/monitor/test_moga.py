@@ -224,3 +224,13 @@ def test_the_lipschitz_constant_is_the_same_at_two_widths_and_that_of_plain_norm
         plain.append(expected_dual(grads, p, q))
     assert natural[1] == pytest.approx(natural[0], rel=1e-6)
     assert plain[1] > 0.9 * plain[0] * 16 ** (1 / p)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("p", "q"), [(1, 2), (2, 2), (2, math.inf)])
+@pytest.mark.parametrize("name", ["0.weight", "2.weight", "2.bias", "4.weight", "4.bias"])
+def test_a_weight_that_is_not_finite_is_not_lost(name, p, q, value):
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5))
+    with torch.no_grad():
+        model.get_parameter(name).flatten()[-1:].fill_(value)
+    assert not math.isfinite(block_norm(model, p, q))
