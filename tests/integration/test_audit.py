@@ -62,6 +62,41 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"hidden_size": 64, "num_attention_heads": 7}, "The hidden size (64) is not a multiple of the number of att"),
+        ({"hidden_size": "many"}, "'hidden_size' expected int, got str"),
+        ({"vocab_size": -3}, "config.json describes no model that can be built"),
+        ({"architectures": ["AutoConfig"]}, "names the architecture AutoConfig, which is no model of this transformers"),
+        ({"architectures": ["LlamaTokenizer"]}, "names the architecture LlamaTokenizer, which is no model"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_no_possible_model_is_refused(tmp_path, capsys, config, reason):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **config}))
+    assert main(["audit", str(path)]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["--width", "--depth", "--head-dim", "--vocab"])
+def test_sizes_that_a_model_has_itself_are_refused(tmp_path, capsys, monkeypatch, size):
+    folder = llama(tmp_path, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1)
+    assert main(["audit", folder, size, "16"]) == 2
+    assert f"{folder} has sizes of its own: leave {size} out" in capsys.readouterr().err
+    (tmp_path / "audited.py").write_text("import torch\ndef build(width=8): return torch.nn.Linear(width, 8)\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", "audited:build", size, "16"]) == (0 if size == "--width" else 2)
+    found = capsys.readouterr()
+    assert "8x16" in found.out or f"audited:build has sizes of its own: leave {size} out" in found.err
+
+
+def test_two_models_are_one_too_many(capsys):
+    assert main(["audit", "llama", "--model", "gpt"]) == 2
+    assert "llama and --model gpt: name one model" in capsys.readouterr().err
+
+
 def test_code_beside_a_configuration_is_not_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}')
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
@@ -23,7 +24,7 @@ SMALL_SIDE, LARGE_RATIO, LARGE_NORM = 8, 32, 8.0  # sides, aspect ratios and nor
 _EXAMPLES = """
 surefoot audit llama --width 768 --depth 12 --head-dim 64
 surefoot audit gpt2-xl --recipes moga_row:1.5             a published model by its name
-surefoot audit my_package.model:build --recipes muon     build() returns an nn.Module
+surefoot audit my_package.model:build --recipes muon     build() returns an nn.Module; with --width 64, build(64)
 surefoot audit checkpoints/llama-70b                      a Hugging Face config.json: nothing but its shapes is made
 surefoot audit checkpoints/gpt2 --weights                 and its weights: which norms are far from 1?
 surefoot audit --json | jq .parameters[].role
@@ -40,7 +41,7 @@ def add_to(commands: options.Commands) -> None:
         metavar="model",
         help=f"{', '.join(MODELS)}, module:function returning a model, or a Hugging Face config.json",
     )
-    options.add(parser, Architecture, "model", help="the same")
+    options.add(parser, Architecture, "model", default=None, help="the same (default: gpt)")
     options.add_recipe(parser, RECIPES)
     options.add(parser, Architecture, "width", "depth", "head_dim")
     vocab = f"vocabulary of a reference model (default: {VOCAB}, or the published model's)"
@@ -117,16 +118,25 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     from surefoot.experiment.models.sizes import is_own
     from surefoot.experiment.models.user_model import call
 
-    name = arguments.target or arguments.model
-    if arguments.weights:
-        return from_checkpoint(name)
-    if is_config(name):
-        return from_config(name)
+    name = arguments.target or arguments.model or Architecture().model
+    if arguments.model not in (None, name):
+        raise ValueError(f"{name} and --model {arguments.model}: name one model")
+    if arguments.weights or is_config(name):
+        _refuse_sizes(name, arguments, ("width", "depth", "head_dim", "vocab"))
+        return from_checkpoint(name) if arguments.weights else from_config(name)
     if is_own(name):
-        return call(name)
+        _refuse_sizes(name, arguments, ("depth", "head_dim", "vocab"))
+        return call(name, *(() if arguments.width is None else (arguments.width,)))
     options.require_size(name, arguments)
     size = Architecture(name, arguments.width, arguments.depth, arguments.head_dim)
     with torch.device("meta"):
         if size.model in PUBLISHED:
             return published(size.model)
         return reference(size.model, size.width, size.depth, size.head_dim, arguments.vocab or VOCAB)
+
+
+def _refuse_sizes(name: str, arguments: argparse.Namespace, sizes: Iterable[str]) -> None:
+    """Refuse options of sizes that the model of this name has itself."""
+    for size in sizes:
+        if getattr(arguments, size) is not None:
+            raise ValueError(f"{name} has sizes of its own: leave --{size.replace('_', '-')} out")

@@ -41,6 +41,10 @@ def add_to(commands: options.Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a table for each matrix."""
     setting, base = Setting(arguments.lr, arguments.weight_decay), arguments.base_d_in
+    if arguments.source == "mup" and base is None:
+        raise ValueError(
+            "muP's rates go by the fan-in of the same matrix in the base model: give --d-in, --d-out and --base-d-in"
+        )
     tables = {(d_out, d_in): table(setting, arguments.source, d_in, d_out, base) for d_out, d_in in _shapes(arguments)}
     if arguments.json:
         facts = {f"{d_out}x{d_in}": {name: asdict(s) for name, s in of.items()} for (d_out, d_in), of in tables.items()}

@@ -29,8 +29,11 @@ def from_config(name: str) -> nn.Module:
         RuntimeError: transformers is not installed.
     """
     config, model_class = _read_config(name)
-    with torch.device("meta"):
-        model = getattr(model_class, "from_config", model_class)(config)  # AutoModel..., or the class itself
+    try:
+        with torch.device("meta"):
+            model = getattr(model_class, "from_config", model_class)(config)  # AutoModel..., or the class itself
+    except Exception as error:  # whatever a constructor raises for sizes that it cannot take
+        raise ValueError(f"{name} describes no model that can be built: {_reason(error)}") from error
     assert isinstance(model, nn.Module)
     return model
 
@@ -71,11 +74,17 @@ def _read_config(name: str) -> tuple[Any, Any]:
         raise RuntimeError("models by configuration need transformers: pip install 'surefoot[integrations]'") from None
     try:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        reason, _, _ = str(error).partition("\n")
-        raise ValueError(f"{path} is no configuration that transformers knows: {reason}") from None
+    except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong
+        raise ValueError(f"{path} is no configuration that transformers knows: {_reason(error)}") from None
     for architecture in (config.architectures or [])[:1]:
-        if not hasattr(transformers, architecture):
-            raise ValueError(f"{path} names the architecture {architecture}, which this transformers does not have")
-        return config, getattr(transformers, architecture)
+        found = getattr(transformers, architecture, None)
+        if not (isinstance(found, type) and issubclass(found, nn.Module)):
+            raise ValueError(f"{path} names the architecture {architecture}, which is no model of this transformers")
+        return config, found
     return config, transformers.AutoModelForCausalLM
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, and the second one where that says what."""
+    first, _, rest = str(error).partition("\n")
+    return f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first

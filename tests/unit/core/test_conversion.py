@@ -82,7 +82,9 @@ def test_the_command_prints_them_all(capsys):
     assert printed == {name: {"lr": s.lr, "weight_decay": s.weight_decay} for name, s in expected.items()}
     assert "mup" not in printed
     assert main([*arguments, "--source", "mup"]) == 2
-    assert "give base_d_in" in capsys.readouterr().err
+    assert "give --d-in, --d-out and --base-d-in" in capsys.readouterr().err
+    assert main([*arguments[:3], "--source", "mup", "--model", "gpt2-small"]) == 2  # which has no base model
+    assert "give --d-in, --d-out and --base-d-in" in capsys.readouterr().err
     assert main([*arguments[:3], "--weight-decay", "-1", *arguments[5:]]) == 2
 
 
