@@ -68,7 +68,10 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
         ({"hidden_size": 64, "num_attention_heads": 7}, "The hidden size (64) is not a multiple of the number of att"),
         ({"hidden_size": "many"}, "'hidden_size' expected int, got str"),
         ({"vocab_size": -3}, "config.json describes no model that can be built"),
-        ({"architectures": ["AutoConfig"]}, "names the architecture AutoConfig, which is no model of this transformers"),
+        (
+            {"architectures": ["AutoConfig"]},
+            "names the architecture AutoConfig, which is no model of this transformers",
+        ),
         ({"architectures": ["LlamaTokenizer"]}, "names the architecture LlamaTokenizer, which is no model"),
     ],
     ids=str,
