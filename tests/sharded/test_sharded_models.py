@@ -154,6 +154,36 @@ def test_logits_are_held_on_shards_as_in_one_process():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6)  # maxima are kept in float32
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_logits_of_heads_that_tensor_parallelism_divides_are_held_as_in_one_process(copies):
+    batch = torch.randint(0, 24, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def work(rank, ranks):
+        model = reference("llama", width=64, depth=1, head_dim=16, vocab=24).double()
+        plan = sf.Plan.of(model)
+        plan.initialise_(model)
+        rows = slice(None)
+        if ranks > 1:
+            mesh = init_device_mesh("cpu", (copies, 2), mesh_dim_names=("dp", "tp"))
+            names = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+            parallelize_module(model.blocks[0], mesh["tp"], names | {"attention.output": RowwiseParallel()})
+            if copies > 1:
+                fully_shard(model, mesh=mesh["dp"])
+                rows = slice(2 * mesh["dp"].get_local_rank(), 2 * mesh["dp"].get_local_rank() + 2)
+        optimizer = sf.SteepestDescent(model, plan, lr=0.3)
+        sf.LogitControl(model, threshold=0.05).hold(optimizer)
+        for _ in range(4):
+            loss_of(model, batch[rows]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model)
+
+    want = work(0, 1)
+    for got in run(2 * copies, work, 2 * copies):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("each", [1, 2])
 def test_stages_of_a_pipeline_take_the_plan_of_the_whole_model(each):
     """Every stage steps, measures and saves its own parameters, on the one or two processes that it has."""

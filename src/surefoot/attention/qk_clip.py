@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from surefoot.attention.logits import largest_logits
 from surefoot.attention.qk_pairs import QueryKey, find_pairs
 from surefoot.optim.optimizer import SteepestDescent
+from surefoot.optim.param_groups import is_dtensor
 
 
 class LogitControl:
@@ -34,7 +35,7 @@ class LogitControl:
             `attn_implementation="sdpa"`), uncompiled, for logits to be measured.
         threshold: upper limit of the logits after rescaling; the published value is 100.
         pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model)`.
-        group: processes with replicas of these layers; default: all.
+        group: processes with replicas, or parts, of these layers; default: all.
 
     Attributes:
         threshold: the argument of this name.
@@ -148,10 +149,25 @@ class LogitControl:
         per_layer = []
         for name, pair in self.pairs.items():
             heads, weight = pair.query.count // pair.head_dim, pair.query.layer.get_parameter("weight")
-            per_layer.append(self.largest.get(name, torch.zeros(heads, device=weight.device)).float())
+            own = self.largest.get(name, torch.zeros(heads, device=weight.device)).float()
+            per_layer.append(own if len(own) == heads else _among_all(own, heads, name, pair))
         reduced = torch.cat(per_layer)
         dist.all_reduce(reduced, dist.ReduceOp.MAX, group=self._group)
         return dict(zip(self.pairs, torch.split(reduced, [len(x) for x in per_layer]), strict=True))
+
+
+def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
+    """Logits of the heads that tensor parallelism computes here, at their places among those of all; 0 elsewhere."""
+    weight, rows = pair.query.layer.get_parameter("weight"), len(own) * pair.head_dim
+    if not is_dtensor(weight) or len(weight) != heads * pair.head_dim or heads % len(own):
+        raise ValueError(f"{name} computes {len(own)} of {heads} heads, and its W_q does not tell which: leave it out")
+    from surefoot.optim.sharding import slab_of
+
+    slab = slab_of(weight)  # type: ignore[arg-type]
+    first = len(own) * ((slab.start[0] - (not slab.numel)) // rows)  # an empty one begins where its part ends
+    placed = own.new_zeros(heads)
+    placed[first : first + len(own)] = own
+    return placed
 
 
 class _LogitRecorder(TorchFunctionMode):
