@@ -71,8 +71,10 @@ def watch(arguments: argparse.Namespace) -> int:
     import errno
     import webbrowser
 
-    from surefoot.experiment.reports.web.server import Server
+    from surefoot.experiment.reports.web.server import LAST_PORT, Server
 
+    if arguments.port > LAST_PORT:
+        raise ValueError(f"--port {arguments.port}: ports end at {LAST_PORT}; 0 is any that is free")
     try:
         server = Server(arguments.directories, arguments.port)
     except OSError as error:
@@ -142,10 +144,10 @@ def _train(directory: Path) -> Report:
 
 
 def _coordcheck(directory: Path) -> Report:
-    from surefoot.experiment import coordcheck
+    from surefoot.experiment import configs, coordcheck
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     if not (directory / coordcheck.SUMMARY).exists():
         raise ValueError(f"{directory} holds a check that has not finished: the same command goes on with it")
-    summary = json.loads((directory / coordcheck.SUMMARY).read_text(encoding="utf-8"))
+    summary = configs.read(directory / coordcheck.SUMMARY)
     return summary, coordcheck_report.statement(summary), coordcheck_report.figure(summary, directory)

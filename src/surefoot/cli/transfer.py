@@ -140,8 +140,8 @@ def _over_widths(arguments: argparse.Namespace, executor: Executor | None) -> No
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
         print(transfer_report.statement(summary))
-    if any(entry["best_loss"] != [None] * len(entry["widths"]) for entry in summary["recipes"]):
-        print(f"\npicture: {transfer_report.figure(arguments.out)}", file=sys.stderr if arguments.json else sys.stdout)
+    if picture := transfer_report.figure(arguments.out):
+        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
 
 
 def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | None) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _MISSING = object()
@@ -25,6 +26,28 @@ def parse(text: str) -> Any:
     ValueError: the key "steps" twice
     """
     return json.loads(text, object_pairs_hook=_unique)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or holds another value; the message names it.
+    """
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not valid JSON (an object is needed, not {json.dumps(value)[:40]})")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A comparison in a run directory: the sweep that tunes, the sweep of the final runs, the summary; resumable."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.summary import Runs, best_rates, summarise
 from surefoot.experiment.files import claim, dumps, locked, read_lines, write_atomic
@@ -70,9 +70,9 @@ def load(directory: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no comparison was started there.
-        ValueError: a line of the results is damaged.
+        ValueError: a file is damaged.
     """
-    stored = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    stored = configs.read(directory / SUMMARY)
     question = Question(stored["baseline"], stored["target_asked"])
     return summarise(Comparison.of(stored["config"]), question, _runs(directory), stored["environment"])
 

@@ -1,7 +1,6 @@
 """Sweeps over an axis in a run directory: one after the other, each in a sub-directory, then the law; resumable."""
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,9 +79,9 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
         FileNotFoundError: no such sweeps were started there.
         ValueError: a file is damaged.
     """
-    config = configs.parse((directory / CONFIG).read_text(encoding="utf-8"))
+    config = configs.read(directory / CONFIG)
     path = directory / SUMMARY
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stored = configs.read(path) if path.exists() else {}
     swept = _swept(config, directory)
     return summarise(config, swept, stored.get("target"), stored.get("environment", {})), swept
 
@@ -102,7 +101,7 @@ def _write(config: Extrapolation, target: int | None, directory: Path) -> dict[s
 def _begun(directory: Path) -> dict[str, float] | None:
     """Where the search of a sweep was started, which stays when a run of the value before is made again."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `claim` says
-        return configs.parse((directory / CONFIG).read_text(encoding="utf-8"))["search"]["centres"]  # type: ignore[no-any-return]
+        return configs.read(directory / CONFIG)["search"]["centres"]  # type: ignore[no-any-return]
     return None
 
 

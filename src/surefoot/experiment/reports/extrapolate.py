@@ -14,7 +14,7 @@ from surefoot.experiment.extrapolate.axis import AXES, flag
 from surefoot.experiment.extrapolate.summary import Swept
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import transfer
-from surefoot.experiment.reports.style import GREY, INK, aligned, frame, plus_minus
+from surefoot.experiment.reports.style import GREY, INK, aligned, frame, lr, plus_minus
 
 BENDS = (
     "An interval over seeds says how far other seeds would move the line.\n"
@@ -83,9 +83,9 @@ def recommendation(summary: Mapping[str, Any]) -> str:
     for entry in summary["recipes"]:
         found = rate(summary, entry)
         ci = found.interval
-        between = "" if ci is None else f" ({2 ** ci[0]:.3g} to {2 ** ci[1]:.3g})"
-        lr = "no rate" if found.log2_lr is None else f"lr = {2**found.log2_lr:.3g}"
-        lines.append(f"{entry['recipe']}: {lr} at {found.where}{between}, width {summary['width']}; {found.basis}")
+        between = "" if ci is None else f" ({lr(ci[0]):.3g} to {lr(ci[1]):.3g})"
+        use = "no rate" if found.log2_lr is None else f"lr = {lr(found.log2_lr):.3g}"
+        lines.append(f"{entry['recipe']}: {use} at {found.where}{between}, width {summary['width']}; {found.basis}")
     return "\n".join(lines)
 
 

@@ -22,17 +22,18 @@ def kind_of(directory: Path) -> tuple[Kind, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: no run was started there.
-        ValueError: `config.json` is damaged.
+        ValueError: `config.json` is damaged, or was written by another program.
     """
     path = directory / CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    try:
-        config = configs.parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    config = configs.read(path)
     if "axis" in config:
         return "extrapolate", config
     if "recipes" in config:
         return ("compare" if "rates_per_recipe" in config else "transfer"), config
-    return ("train" if "width" in config else "coordcheck"), config
+    if "width" in config:
+        return "train", config
+    if "method" in config:
+        return "coordcheck", config
+    raise ValueError(f"{path} is of no run of transfer, compare, train or coordcheck")

@@ -32,7 +32,7 @@ def means_of(records: Iterable[Record], recipe: str, width: int) -> dict[float, 
     return fit.mean_curve(points(records, recipe, width))
 
 
-def shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> SharedAxes:
+def shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> SharedAxes | None:
     """Find the axes that hold every curve of a sweep near its best rate.
 
     Args:
@@ -40,10 +40,7 @@ def shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> Shared
         records: the finished runs.
 
     Returns:
-        The axes.
-
-    Raises:
-        ValueError: no run has finished without diverging.
+        The axes; None while no rate has finished with all its seeds and without diverging: there is nothing to draw.
     """
     lows, highs, spans = [], [], []
     rows = len(summary["config"]["widths"]) if any(r["val_loss"] is None for r in records) else 1
@@ -56,7 +53,7 @@ def shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> Shared
             lows += [min(near)] if near else []
             highs += [max(near)] if near else []
     if not lows:
-        raise ValueError("no run of this sweep has finished without diverging: nothing to draw")
+        return None
     room = max(highs) - min(lows) or 0.1
     return SharedAxes(
         min(lows) - 0.06 * room, max(highs) + (0.05 + 1.5 * CROSS_ROW * rows) * room, max(max(spans), 2.0) + 0.8

@@ -1,6 +1,5 @@
 """The norms of a training run as a table and as a picture."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from surefoot.experiment import configs
 from surefoot.experiment.files import Record, finite_or_none, read_lines
 from surefoot.experiment.reports.style import INK, RED, aligned, frame
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
@@ -36,7 +36,7 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
     lines = read_lines(directory / NORMS)
     if not lines:
         raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
-    return json.loads((directory / LAYERS).read_text(encoding="utf-8")), lines
+    return configs.read(directory / LAYERS), lines
 
 
 def summarise(directory: Path) -> dict[str, Any]:

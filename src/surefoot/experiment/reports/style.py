@@ -73,6 +73,15 @@ def plus_minus(interval: Sequence[float] | None, digits: int) -> str:
     return "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:.{digits}f}"
 
 
+def lr(log2_lr: float) -> float:
+    """Return the learning rate of its log2, within the range of a float, which a noisy interval may leave.
+
+    >>> lr(-4.0), lr(5e6) == 2.0**1000
+    (0.0625, True)
+    """
+    return float(2.0 ** max(-1000.0, min(1000.0, log2_lr)))
+
+
 def frame(panel: Axes, label_size: int = 9, ticks: str = PALE) -> None:
     """Give a panel pale ticks, horizontal grid lines behind its curves, and no line at the top and on the right.
 

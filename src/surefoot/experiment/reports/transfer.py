@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports.loss_frame import CROSS_ROW, SharedAxes, means_of, shared_axes
-from surefoot.experiment.reports.style import GREY, INK, aligned, frame, plus_minus
+from surefoot.experiment.reports.style import GREY, INK, aligned, frame, lr, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
@@ -74,7 +74,7 @@ def recommendation(summary: Mapping[str, Any]) -> str:
     for entry in summary["recipes"]:
         rate, ci = entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1]
         if rate is not None:
-            between = "" if ci is None else f" ({2 ** ci[0]:.3g} to {2 ** ci[1]:.3g})"
+            between = "" if ci is None else f" ({lr(ci[0]):.3g} to {lr(ci[1]):.3g})"
             lines.append(f"{entry['recipe']}: lr = {2**rate:.3g} at width {entry['widths'][-1]}{between}")
     return "\n".join(lines)
 
@@ -126,12 +126,12 @@ def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}"
         The lines.
     """
     lines = []
-    seeds = entries[0]["seeds"]
+    seeds = max(entry["seeds"] for entry in entries)  # while runs go on a recipe may have fewer
     if seeds < fit.SEEDS_FOR_AN_INTERVAL:
-        lines.append(f"n = {seeds} seed{'s' * (seeds > 1)}: no intervals (they need three).")
+        lines.append(f"n = {seeds} seed{'s' * (seeds != 1)}: no intervals (they need three).")
     else:
         lines.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
-    if any(status != "interior" for entry in entries for status in entry["status"]):
+    if any(status.endswith(("edge", "divergence")) for entry in entries for status in entry["status"]):
         lines.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
     return [*lines, *_failed(entries, text)]
 
@@ -148,7 +148,7 @@ def _failed(entries: Sequence[Mapping[str, Any]], text: str) -> list[str]:
     return [f"failed: {', '.join(counts)}; {again}"] if counts else []
 
 
-def figure(directory: Path | str) -> Path:
+def figure(directory: Path | str) -> Path | None:
     """Draw `transfer.png` into a run directory: loss against log2 lr, a panel per recipe.
 
     A curve per width is the mean over seeds, pale dots are the seeds, a circle is the fitted optimum with its interval
@@ -158,15 +158,17 @@ def figure(directory: Path | str) -> Path:
         directory: of a sweep, finished or not.
 
     Returns:
-        The picture's path.
+        The picture's path; None if no run has finished without diverging, so that there is nothing to draw.
 
     Raises:
         FileNotFoundError: no sweep was started there.
-        ValueError: none of its runs has finished.
+        ValueError: a file is damaged.
     """
     directory = Path(directory)
     summary, records = load(directory)
     axes = shared_axes(summary, records)
+    if axes is None:
+        return None
     entries = summary["recipes"]
     drawing = Figure(figsize=(0.9 + 3.3 * len(entries), 3.6), layout="constrained", dpi=200)
     panels = drawing.subplots(1, len(entries), sharey=True, squeeze=False)[0]

@@ -1,6 +1,5 @@
 """Learning-rate sweeps over recipes, widths, rates and seeds: resumable, on all cores."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -82,18 +81,15 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
 
     Raises:
         FileNotFoundError: no run was started there.
-        ValueError: the run that was started there is not a sweep, or a line of the results is damaged.
+        ValueError: the run that was started there is not a sweep, or a file is damaged.
     """
     directory = Path(directory)
     records = read_lines(directory / RESULTS)
     if (directory / SUMMARY).exists():
-        return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), records
+        return configs.read(directory / SUMMARY), records
     if not (directory / CONFIG).exists():
         raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    try:
-        config = configs.parse((directory / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{directory / CONFIG} is not valid JSON ({error})") from None
+    config = configs.read(directory / CONFIG)
     if "recipes" not in config:
         raise ValueError(f"{directory} holds no sweep: its {CONFIG} names no recipes")
     for key, kind in (("recipes", str), ("widths", int)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment import configs
 from surefoot.experiment.coordcheck import QUANTITIES, RESULTS, SUMMARY, finished
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import coordcheck
@@ -31,7 +31,7 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
     """
     if not (directory / SUMMARY).exists():
         return _unfinished(directory, config)
-    summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    summary = configs.read(directory / SUMMARY)
     verdict = coordcheck.verdict(summary)
     facts = [
         Fact("Coordinate check", "passes" if summary["passes"] else "FAILS", verdict.partition(": ")[2]),

@@ -11,6 +11,7 @@ from surefoot.experiment.extrapolate.run import load
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import extrapolate, transfer
 from surefoot.experiment.reports.loss_frame import shared_axes
+from surefoot.experiment.reports.style import lr
 from surefoot.experiment.reports.web import sweeps, vega
 from surefoot.experiment.reports.web.page import Chart, Fact, Page, Table
 
@@ -36,8 +37,8 @@ def page(directory: Path) -> Page:
     state = f"{'finished' if summary['finished'] else 'under way'}: {len(records)} runs"
     details = {"Configuration": vega.flat(summary["config"]), "Machine and versions": summary["environment"]}
     charts = [] if extrapolate.nothing(summary) else [_law(summary)]
-    if any(record["val_loss"] is not None for record in records):
-        charts.append(sweeps.curves(as_sweep, records, shared_axes(as_sweep, records), axis.name))
+    if frame := shared_axes(as_sweep, records):
+        charts.append(sweeps.curves(as_sweep, records, frame, axis.name))
     table = Table("Recipes", *extrapolate.cells(summary), extrapolate.notes(summary))
     kind = f"learning-rate transfer over {axis.title}: {extrapolate.fixed(summary)}"
     tables = [table, sweeps.runs(records, axis.name)]
@@ -58,7 +59,7 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     whose = f"{name}, Surefoot's default recipe," if name == sweeps.DEFAULT else name
     use = f"2^{found.log2_lr:.2f}, for {whose} at {found.where} and width {summary['width']}{others}; {found.basis}"
     return [
-        Fact("Rate to use", f"{2 ** (found.log2_lr or 0.0):.3g}", use),
+        Fact("Rate to use", f"{lr(found.log2_lr or 0.0):.3g}", use),
         _interval(best, found),
         *([_power(best, axis.title)] if best["power"] is not None else []),
         Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
@@ -77,7 +78,7 @@ def _interval(best: Entry, found: extrapolate.Rate) -> Fact:
     if found.interval is None:
         note = f"it needs three seeds and these sweeps have {best['seeds']}: --seeds 3, in another directory"
         return Fact("Its 95 % interval", "not measured", note)
-    low, high = (2**end for end in found.interval)
+    low, high = map(lr, found.interval)
     note = f"over {best['seeds']} seeds; it does not contain that the law bends beyond what was measured"
     return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", note)
 
@@ -120,5 +121,5 @@ def _rows(entry: Entry, target: int | None) -> list[tuple[Any, ...]]:
         drawn += [("law", *row) for row in line]
         if target is not None:
             drawn.append(("target", target, entry["target_log2_lr"], entry["target_log2_lr_ci"]))
-    ends = ((kind, size, rate, interval or (rate, rate)) for kind, size, rate, interval in drawn)
-    return [(entry["recipe"], kind, size, 2**rate, 2**low, 2**high) for kind, size, rate, (low, high) in ends]
+    ends = ((kind, size, rate, *(interval or (rate, rate))) for kind, size, rate, interval in drawn)
+    return [(entry["recipe"], kind, size, *map(lr, rates)) for kind, size, *rates in ends]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.experiment.files import write_atomic
@@ -26,6 +28,19 @@ def page(directory: Path) -> Page:
         FileNotFoundError: no run was started there.
         ValueError: its files are damaged.
     """
+    return replace(_page(directory), name=name_of(directory))
+
+
+def name_of(directory: Path) -> str:
+    """What a page is called: the directory's own name, also where its path is `.`
+
+    >>> name_of(Path("runs/transfer/..")), name_of(Path()) == Path.cwd().name
+    ('runs', True)
+    """
+    return os.path.basename(os.path.abspath(directory))
+
+
+def _page(directory: Path) -> Page:
     kind, config = kind_of(directory)
     match kind:
         case "transfer":

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from surefoot.experiment.reports.web.page import Page, body, html, version
-from surefoot.experiment.reports.web.report import page
+from surefoot.experiment.reports.web.report import name_of, page
 
 ADDRESS = "127.0.0.1"
-PORT = 8573
+PORT, LAST_PORT = 8573, 65535
 
 
 class Server(ThreadingHTTPServer):
@@ -64,7 +65,9 @@ class Server(ThreadingHTTPServer):
         stamp = [(path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),)]
         known, made = self._made.get(directory, (None, None))
         if made is None or known != stamp:
-            made = page(directory) if stamp else Page(directory.name, "nothing has begun here yet", "", [], [], [], {})
+            made = (
+                page(directory) if stamp else Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
+            )
             self._made[directory] = stamp, made
         return made
 
@@ -74,6 +77,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version = "surefoot", ""
+
+    def handle(self) -> None:
+        """Answer; a reader who has closed the page meanwhile is no error."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         """Answer a request."""

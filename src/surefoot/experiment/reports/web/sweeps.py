@@ -12,7 +12,7 @@ import numpy as np
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import transfer
 from surefoot.experiment.reports.loss_frame import SharedAxes, means_of, measured_within, missed, shared_axes
-from surefoot.experiment.reports.style import plus_minus
+from surefoot.experiment.reports.style import lr, plus_minus
 from surefoot.experiment.reports.web import vega
 from surefoot.experiment.reports.web.page import Chart, Choice, Fact, Page, Table
 from surefoot.experiment.sweep import fit
@@ -99,7 +99,7 @@ def _interval(best: Entry) -> Fact:
     if interval is None:
         note = f"it needs three seeds and this sweep has {seeds}: --seeds 3, in another directory"
         return Fact("Its 95 % interval", "not measured", note)
-    low, high = (2**end for end in interval)
+    low, high = map(lr, interval)
     return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds")
 
 
@@ -168,9 +168,8 @@ def _state(record: Record) -> str:
 
 
 def _charts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Chart]:
-    try:
-        frame = shared_axes(summary, records)
-    except ValueError:  # nothing to draw yet
+    frame = shared_axes(summary, records)
+    if frame is None:
         return []
     return [curves(summary, records, frame), *([_optima(summary)] if len(summary["config"]["widths"]) > 1 else [])]
 
@@ -207,6 +206,8 @@ def curves(summary: Mapping[str, Any], records: Sequence[Record], frame: SharedA
         vega.layer("point", {"tooltip": shown}, optimum, filled=False, size=130, **ink),
     ]
     losses = vega.scales(domain=[frame.low, frame.high])
+    if frame.low <= 0:  # the room below losses near 0, which a logarithmic axis has none for
+        del losses["log"]["scale"]["domain"]
     return Chart(
         "Loss against learning rate",
         f"A line per {of}, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
@@ -254,13 +255,13 @@ def _rows(entry: Entry, records: Sequence[Record], frame: SharedAxes) -> list[di
             height = float(np.interp(vertex, list(finite), list(finite.values())))
             low, high = interval or (vertex, vertex)
             rows.append({**here, "kind": "optimum", "log2_lr": vertex, "lr": 2**vertex, "loss": height,
-                         "seed": "fitted", "low": 2**low, "high": 2**high})  # fmt: skip
+                         "seed": "fitted", "low": lr(low), "high": lr(high)})  # fmt: skip
     return rows
 
 
 def _optima(summary: Mapping[str, Any]) -> Chart:
     rows = [
-        (entry["recipe"], width, 2**rate, rate, 2 ** (interval or (rate, rate))[0], 2 ** (interval or (rate, rate))[1])
+        (entry["recipe"], width, 2**rate, rate, *map(lr, interval or (rate, rate)))
         for entry in summary["recipes"]
         for width, rate, interval in zip(
             entry["widths"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True

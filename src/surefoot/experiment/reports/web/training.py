@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment import configs
 from surefoot.experiment.files import Record, read_lines
 from surefoot.experiment.reports import norms
 from surefoot.experiment.reports.web import vega
@@ -63,10 +63,9 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
 def _read(path: Path) -> dict[str, Any]:
     """The content of a JSON file; empty where there is none."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return configs.read(path)
     except FileNotFoundError:
         return {}
-    return content
 
 
 def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Fact]:
