@@ -16,9 +16,9 @@ tests/laws/linalg."""
 
 
 def finite_only(decompose: Callable[[Tensor], Any], a: Tensor) -> Any:
-    """Decompose those matrices that are finite; of the others all is NaN.
+    """Decompose the finite matrices of a batch, also where LAPACK fails on others: of those all is then NaN.
 
-    LAPACK fails on a matrix that is not finite, and with it the whole batch. No cost where all are finite.
+    On most matrices that are not finite it fails, and with them on the whole batch. No cost where it does not.
 
     Args:
         decompose: of `torch.linalg`: eigh, eigvalsh, svdvals.
@@ -30,9 +30,9 @@ def finite_only(decompose: Callable[[Tensor], Any], a: Tensor) -> Any:
     Raises:
         torch.linalg.LinAlgError: `decompose` fails on a finite matrix.
 
-    >>> finite_only(torch.linalg.eigvalsh, torch.tensor([[[2.0]], [[torch.inf]]]))
-    tensor([[2.],
-            [nan]])
+    >>> finite_only(torch.linalg.eigvalsh, torch.stack([torch.eye(2), torch.full((2, 2), torch.nan)]))
+    tensor([[1., 1.],
+            [nan, nan]])
     """
     try:
         return decompose(a)
