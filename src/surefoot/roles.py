@@ -37,6 +37,9 @@ class Role:
         weight_norm: the norm that a radius and the stability numbers are of, if not the step's: a linear weight's
             is RMS -> RMS whatever its steps are.
 
+    Raises:
+        ValueError: a part of the wrong kind, such as a direction's change in the stabiliser's place.
+
     >>> Role("gain", MaxNorm(), view=Vector()) == Role("gain", MaxNorm(), view=Vector())
     True
     """
@@ -50,6 +53,12 @@ class Role:
     radius_unit: Scale = field(default_factory=Constant)
     stabiliser: Stabiliser = field(default_factory=Free)
     weight_norm: Geometry | None = None
+
+    def __post_init__(self) -> None:
+        for part, kind in _PARTS.items():
+            value = getattr(self, part)
+            if not (isinstance(value, kind) or (part == "weight_norm" and value is None)):
+                raise ValueError(f"role {self.name!r}: {part} must be a surefoot {kind.__name__}, not {value!r}")
 
     @property
     def weight_geometry(self) -> Geometry:
@@ -101,6 +110,17 @@ class Role:
     def __hash__(self) -> int:
         return hash(self._key)
 
+
+_PARTS: dict[str, type] = {
+    "geometry": Geometry,
+    "view": View,
+    "initial": Initial,
+    "momentum": Smoothing,
+    "lr_scale": Scale,
+    "radius_unit": Scale,
+    "stabiliser": Stabiliser,
+    "weight_norm": Geometry,
+}
 
 _LINEAR = Role("linear", Spectral(), initial=LinearNormal())
 _EMBEDDING = Role("embedding", RowRMS(), initial=UnitNormal())

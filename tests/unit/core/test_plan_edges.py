@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, distribute_module
 
 import surefoot as sf
+from surefoot.geometry.adaptive import RadialBrake
+from surefoot.roles import _PARTS
 from surefoot.views import Vector
 
 
@@ -34,6 +38,13 @@ def test_a_role_given_in_full_keeps_its_stabiliser() -> None:
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(2.0), overrides=overrides)
     assert plan["0.weight"].stabilisers[0] == sf.PostClip(7.0)
     assert plan["1.weight"].stabilisers[0] == sf.PostClip(2.0)
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_a_part_of_a_role_of_the_wrong_kind_is_refused(part: str) -> None:
+    wrong: dict[str, Any] = {part: sf.Spectral if part != "stabiliser" else RadialBrake()}
+    with pytest.raises(ValueError, match=rf"role 'mine': {part} must be a surefoot {_PARTS[part].__name__}, not .+"):
+        sf.Role(**{"name": "mine", "geometry": sf.RMS(), **wrong})
 
 
 def test_a_declared_head_without_a_weight_is_refused() -> None:
