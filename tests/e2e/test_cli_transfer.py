@@ -180,7 +180,8 @@ def test_a_sweep_without_a_terminal(tmp_path, text):
     arguments = sweep(tmp_path / "run", text, "--recipes", "adamw", "--workers", "1")
     code, _, err = finish(arguments, env=bare(), stdin=subprocess.DEVNULL, start_new_session=True)
     assert code == 0, err
-    assert [line.partition("]")[0] for line in err.splitlines()[1:]] == ["[1/2", "[2/2"]
+    assert [line.partition("]")[0] for line in err.splitlines()[1:-1]] == ["[1/2", "[2/2"]
+    assert err.endswith(f"surefoot: page: {tmp_path}/run/report.html\n")
     assert "\r" not in err
 
 
