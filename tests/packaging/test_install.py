@@ -119,7 +119,7 @@ def test_the_command_line_without_torch(python, wheel, tmp_path):
         *map(str, place.parent.glob("lib/*/*/surefoot")),
     )
     out = run(f"{place}/surefoot", "--help")
-    assert "not installed: numpy, scipy, tqdm, filelock: pip install 'surefoot[cli]'" in out
+    assert "not installed: numpy, scipy, tqdm, filelock, jinja2: pip install 'surefoot[cli]'" in out
     assert run(f"{place}/surefoot", code=2).startswith("surefoot: three things")
     assert run(f"{place}/surefoot", "train", "--wdith", "8", code=2).endswith("\ntry: surefoot train --width 8\n")
     assert run(f"{place}/surefoot", "train", code=1).endswith("\ntry: pip install 'surefoot[cli,plots]'\n")
