@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -55,10 +56,9 @@ class Role:
     weight_norm: Geometry | None = None
 
     def __post_init__(self) -> None:
-        for part, kind in _PARTS.items():
-            value = getattr(self, part)
-            if not (isinstance(value, kind) or (part == "weight_norm" and value is None)):
-                raise ValueError(f"role {self.name!r}: {part} must be a surefoot {kind.__name__}, not {value!r}")
+        for part, kind in _KINDS.items():
+            if not isinstance(value := getattr(self, part), kind):
+                raise ValueError(f"role {self.name!r}: {part} must be a {Role.__annotations__[part]}, not {value!r}")
 
     @property
     def weight_geometry(self) -> Geometry:
@@ -111,16 +111,7 @@ class Role:
         return hash(self._key)
 
 
-_PARTS: dict[str, type] = {
-    "geometry": Geometry,
-    "view": View,
-    "initial": Initial,
-    "momentum": Smoothing,
-    "lr_scale": Scale,
-    "radius_unit": Scale,
-    "stabiliser": Stabiliser,
-    "weight_norm": Geometry,
-}
+_KINDS: dict[str, Any] = get_type_hints(Role)
 
 _LINEAR = Role("linear", Spectral(), initial=LinearNormal())
 _EMBEDDING = Role("embedding", RowRMS(), initial=UnitNormal())
