@@ -262,6 +262,20 @@ def test_damage_in_the_middle_is_reported_not_skipped(tmp_path):
     assert path.read_text().count("\n") == 3
 
 
+@pytest.mark.parametrize("line", [1, 6])
+def test_a_record_without_a_key_is_named_not_a_key_error(tmp_path, line):
+    run(config(), tmp_path, quick, workers=1, progress=silent)
+    path = tmp_path / "results.jsonl"
+    records = read_lines(path)
+    del records[line - 1]["seed"], records[line - 1]["val_loss"]
+    damaged = "".join(json.dumps(record) + "\n" for record in records)
+    path.write_text(damaged)
+    for read in (load, lambda directory: run(config(), directory, quick, workers=1, progress=silent)):
+        with pytest.raises(ValueError, match=rf"results.jsonl, line {line} has no seed, val_loss: repair or remove"):
+            read(tmp_path)
+    assert path.read_text() == damaged
+
+
 def test_records_are_strict_json(tmp_path):
     with Log(tmp_path / "log.jsonl") as log:
         with pytest.raises(ValueError, match="Out of range"):

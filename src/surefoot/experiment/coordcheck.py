@@ -87,7 +87,7 @@ def check(
     common |= {"text": corpus.name, "corpus": corpus.sha256}
     with locked(directory):
         claim(directory, common, RESULTS)
-        with Log(directory / RESULTS) as log:
+        with Log(directory / RESULTS, ("width", "seed")) as log:
             done = {(record["width"], record["seed"]): record for record in finished(log.records)}
             runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
             for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +79,20 @@ def sync_directory(path: Path) -> None:
             os.close(handle)
 
 
-def read_lines(path: Path) -> list[Record]:
+def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:
     """The records of a JSON-lines file, without a last line that is incomplete.
 
     Args:
         path: the file; one that does not exist has no records.
+        keys: that every record has.
 
     Returns:
         A dictionary for each line.
 
     Raises:
-        ValueError: another line is not a JSON object; the message names file and line.
+        ValueError: another line is not a JSON object, or a record lacks a key; the message names file and line.
     """
-    return _parse(path, _bytes(path))[0]
+    return _parse(path, _bytes(path), keys)[0]
 
 
 def _bytes(path: Path) -> bytes:
@@ -102,7 +103,7 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-def _parse(path: Path, content: bytes) -> tuple[list[Record], int]:
+def _parse(path: Path, content: bytes, keys: Sequence[str]) -> tuple[list[Record], int]:
     """Records, and the number of bytes of their lines."""
     records: list[Record] = []
     sound = 0
@@ -113,6 +114,8 @@ def _parse(path: Path, content: bytes) -> tuple[list[Record], int]:
             break
         if record is None:
             raise ValueError(f"{path}, line {number} is not a JSON object: repair or remove this line")
+        if missing := ", ".join(key for key in keys if key not in record):
+            raise ValueError(f"{path}, line {number} has no {missing}: repair or remove this line")
         records.append(record)
         sound += len(line)
     return records, sound
@@ -133,16 +136,17 @@ class Log:
 
     Args:
         path: created if missing.
+        keys: that every record has.
 
     Raises:
-        ValueError: a line other than the last is not a JSON object.
+        ValueError: a line other than the last is not a JSON object, or a record lacks a key.
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
         self.path = path
         self.records: list[Record]
-        self.records, sound = _parse(path, _bytes(path))
+        self.records, sound = _parse(path, _bytes(path), keys)
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
         except OSError as error:
@@ -195,10 +199,10 @@ def continued(path: Path, step: int) -> Log:
         The log, open.
 
     Raises:
-        ValueError: a line that is not a JSON object.
+        ValueError: a line that is not a JSON object, or has no "step".
         OSError: the file cannot be written.
     """
-    earlier = [dumps(record) + "\n" for record in read_lines(path) if record["step"] < step]
+    earlier = [dumps(record) + "\n" for record in read_lines(path, ("step",)) if record["step"] < step]
     write_atomic(path, "".join(earlier))
     return Log(path)
 

@@ -114,16 +114,16 @@ def lipschitz_bound(radius: float, layers: int, inputs: float = 1.0, slope: floa
         `2 D_K`.
 
     Raises:
-        ValueError: a negative number, or no layer.
+        ValueError: a number that is negative or not finite, or no layer.
 
     Source: the theorem of the module's page, whose constant is not published; this one by the steps above.
 
     >>> lipschitz_bound(1.0, layers=2)  # D_1 = 2, H_1 = 2, D_2 = 2 + 2 + 1
     10.0
     """
-    if layers < 1 or min(radius, inputs, slope) < 0 or math.isnan(radius + inputs + slope):
+    if layers < 1 or min(radius, inputs, slope) < 0 or not math.isfinite(radius + inputs + slope):
         raise ValueError(
-            f"a bound needs at least one layer and numbers that are not negative, not radius={radius}, "
+            f"a bound needs at least one layer and finite numbers that are not negative, not radius={radius}, "
             f"layers={layers}, inputs={inputs}, slope={slope}"
         )
     size, change = radius * (inputs + 1), inputs + 1

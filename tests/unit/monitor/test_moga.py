@@ -173,6 +173,7 @@ def test_projections_in_one_matrix_count_each():
         (lambda: lipschitz_bound(-1.0, 2), "not radius=-1.0"),
         (lambda: lipschitz_bound(1.0, 0), "at least one layer"),
         (lambda: lipschitz_bound(math.nan, 1), "not negative"),
+        (lambda: lipschitz_bound(0.0, 2, slope=math.inf), "finite numbers"),
     ],
 )
 def test_what_has_no_norm_is_refused(call, message):

@@ -6,7 +6,7 @@ from typing import Any
 from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.summary import Runs, best_rates, summarise
-from surefoot.experiment.files import claim, dumps, locked, read_lines, write_atomic
+from surefoot.experiment.files import claim, dumps, locked, write_atomic
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
@@ -54,7 +54,7 @@ def run(
         tuned = _write(comparison, question, directory)
         runs = {entry["name"]: entry["tuning_runs"] for entry in tuned["recipes"] if entry["settings"] == "tuned"}
         assert runs == dict.fromkeys(comparison.recipes, comparison.tuning_runs), f"unequal tuning: {runs}"
-        if rates := best_rates(comparison, read_lines(directory / TUNING / RESULTS)):
+        if rates := best_rates(comparison, sweep.results(directory / TUNING)):
             sweep.run(comparison.final(rates), directory / FINAL, run_trial, executor=executor, progress=progress)
         return _write(comparison, question, directory)
 
@@ -78,7 +78,7 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def _runs(directory: Path) -> Runs:
-    return Runs(*(read_lines(directory / stage / RESULTS) for stage in (TUNING, FINAL)))
+    return Runs(*(sweep.results(directory / stage) for stage in (TUNING, FINAL)))
 
 
 def _write(comparison: Comparison, question: Question, directory: Path) -> dict[str, Any]:

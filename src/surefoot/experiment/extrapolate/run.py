@@ -9,7 +9,7 @@ from surefoot.experiment import configs
 from surefoot.experiment.extrapolate.axis import AXES
 from surefoot.experiment.extrapolate.config import Extrapolation, folder
 from surefoot.experiment.extrapolate.summary import Swept, summarise
-from surefoot.experiment.files import claim, dumps, locked, read_lines, write_atomic
+from surefoot.experiment.files import claim, dumps, locked, write_atomic
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
@@ -89,7 +89,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
 def _swept(config: Mapping[str, Any], directory: Path) -> dict[int, Swept]:
     axis = AXES[config["axis"]]
     folders = {value: directory / folder(axis, value) for value in config["values"]}
-    return {value: Swept(read_lines(one / RESULTS), (one / SUMMARY).exists()) for value, one in folders.items()}
+    return {value: Swept(sweep.results(one), (one / SUMMARY).exists()) for value, one in folders.items()}
 
 
 def _write(config: Extrapolation, target: int | None, directory: Path) -> dict[str, Any]:

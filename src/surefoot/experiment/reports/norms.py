@@ -31,9 +31,9 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
         `(layers, lines)`: the content of `layers.json`, by layer name, and the records of `norms.jsonl`.
 
     Raises:
-        ValueError: `norms.jsonl` is empty or missing.
+        ValueError: `norms.jsonl` is empty, missing or damaged.
     """
-    lines = read_lines(directory / NORMS)
+    lines = read_lines(directory / NORMS, ("step", "norms"))
     if not lines:
         raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
     return configs.read(directory / LAYERS), lines
@@ -50,7 +50,7 @@ def summarise(directory: Path) -> dict[str, Any]:
         the role's unit; `alarms`, in the order of steps.
 
     Raises:
-        ValueError: `norms.jsonl` is empty or missing.
+        ValueError: `norms.jsonl` is empty, missing or damaged.
     """
     layers, lines = load(directory)
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
@@ -141,7 +141,7 @@ def figure(directory: Path) -> Path:
         The picture's path.
 
     Raises:
-        ValueError: `norms.jsonl` is empty or missing.
+        ValueError: `norms.jsonl` is empty, missing or damaged.
     """
     layers, lines = load(directory)
     roles = by_role(layers, lines)

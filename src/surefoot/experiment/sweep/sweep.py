@@ -18,6 +18,7 @@ from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
 
 RESULTS, SUMMARY, CONFIG = "results.jsonl", "summary.json", "config.json"
+_KEYS = ("recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds")
 
 
 RunTrial = Callable[[Trial], TrialResult]
@@ -61,7 +62,7 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         claim(directory, config.to_json(), RESULTS)
-        with Log(directory / RESULTS) as log, nullcontext(progress) if progress else on_stderr() as show:
+        with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
                 _Sweep(config, log).work(run_trial, place, show)
             facts = {**this_environment(), **(environment or {})}
@@ -84,7 +85,7 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         ValueError: the run that was started there is not a sweep, or a file is damaged.
     """
     directory = Path(directory)
-    records = read_lines(directory / RESULTS)
+    records = results(directory)
     if (directory / SUMMARY).exists():
         return configs.read(directory / SUMMARY), records
     if not (directory / CONFIG).exists():
@@ -96,6 +97,21 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, kind) for value in values):
             raise ValueError(f"{directory / CONFIG}: {key} must be a list of {kind.__name__}, got {values!r}")
     return summarise(config, records, {}), records
+
+
+def results(directory: Path) -> list[Record]:
+    """Read the records of a sweep's finished trials.
+
+    Args:
+        directory: of `run`; one that does not exist has none.
+
+    Returns:
+        A record for each line of its `results.jsonl`.
+
+    Raises:
+        ValueError: a line is no such record; the message names file and line.
+    """
+    return read_lines(directory / RESULTS, _KEYS)
 
 
 def _key(record: Record) -> tuple[str, int, float, int]:

@@ -45,7 +45,7 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
 
 
 def _unfinished(directory: Path, config: Mapping[str, Any]) -> Page:
-    records = finished(read_lines(directory / RESULTS))
+    records = finished(read_lines(directory / RESULTS, ("width", "seed")))
     runs = [f"width {record['width']}, seed {record['seed']}" for record in records]
     facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
     details = {"Configuration": vega.flat(config), "Finished runs": dict.fromkeys(runs, "")}

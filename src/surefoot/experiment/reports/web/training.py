@@ -40,9 +40,9 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
     Raises:
         ValueError: a file is damaged.
     """
-    log = read_lines(directory / LOG)
+    log = read_lines(directory / LOG, ("step",))
     result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
-    lines = read_lines(directory / NORMS) if layers else []
+    lines = read_lines(directory / NORMS, ("step", "norms")) if layers else []
     summary = norms.summarise(directory) if lines else {"kinds": [], "alarms": []}
     step = log[-1]["step"] if log else 0
     state = f"step {step} of {config['steps']}"
