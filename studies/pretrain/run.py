@@ -4,6 +4,7 @@
     surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
     python studies/pretrain/run.py --data tokens                # what is missing; resumes; eight hours on 2 cores
     python studies/pretrain/run.py --data tokens --list         # what is finished and what is not
+    python studies/pretrain/run.py --data tokens --ratios 80 --same-decay       # the default without its rule for decay
     python studies/pretrain/run.py --data tokens --model llama --width 128      # the same on another model or width
     python studies/pretrain/run.py --data tokens --device cuda                  # on a GPU
 
@@ -73,6 +74,10 @@ CENTRES = {
 """Where the search for each recipe's rate starts (log2), from the shorter runs of the other studies."""
 
 
+SAME_DECAY = "steady_same_decay"
+"""The default without its rule for the length of the run: decay 0.08, as in short runs."""
+
+
 def muon_tuned() -> recipes.Recipe:
     """`moonlight_tuned` with Keller Jordan's factor on matrices in place of Moonlight's."""
     table = dict(moonlight_tuned().table)
@@ -90,6 +95,8 @@ def chosen(name: str, steps: int) -> Method:
     from families import FAMILIES
     from winners import winner
 
+    if name == SAME_DECAY:
+        return Steepest(replace(recipes.steady(), horizon=None))
     if name == "muon_tuned":
         return Steepest(muon_tuned())
     if name not in ("scion", "adamw", "mup_adamw") and not name.startswith("moga_row_"):
@@ -131,6 +138,10 @@ class Setting:
         """Fresh seeds at each recipe's rate."""
         return self._config(SEEDS, Own({recipe: (rate,) for recipe, rate in self.rates().items()}))
 
+    def same_decay(self) -> SweepConfig:
+        """The default's final runs, without its rule for the length of the run."""
+        return replace(self.final(), recipes=(SAME_DECAY,), search=Own({SAME_DECAY: (self.rates()["steady"],)}))
+
     def rates(self) -> dict[str, float]:
         """The rate of each recipe, to a sixteenth of an octave: the shorter horizon's optimum, and less."""
         records = sweep.load(replace(self, ratio=RATIOS[0]).directory("tuning"))[1]
@@ -147,9 +158,12 @@ class Setting:
     def measure(self, workers: int | None) -> None:
         """Tune at the shorter horizon, then run the fresh seeds."""
         for stage in self.stages:
-            if not self.finished(stage):
-                config = self.tuning() if stage == "tuning" else self.final()
-                sweep.run(config, self.directory(stage), run_trial, workers=workers)
+            self.run(stage, workers)
+
+    def run(self, stage: str, workers: int | None) -> None:
+        """Run what is missing of one stage."""
+        if not self.finished(stage):
+            sweep.run(getattr(self, stage)(), self.directory(stage), run_trial, workers=workers)
 
     def finished(self, stage: str) -> bool:
         """Whether all runs of a stage were run."""
@@ -203,6 +217,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS)
+    parser.add_argument("--same-decay", action="store_true", help="the default alone, decay whatever the length")
     parser.add_argument("--list", action="store_true", help="only say what is finished")
     options = parser.parse_args()
     # glibc gives large blocks back to the system at every step and takes them again, page by page: a third of the time.
@@ -212,6 +227,8 @@ def main() -> None:
         setting = Setting(options.model, options.width, ratio, options.device)
         if options.list:
             print(ratio, {stage: setting.finished(stage) for stage in setting.stages})
+        elif options.same_decay:
+            setting.run("same_decay", options.workers)
         else:
             setting.measure(options.workers)
 
