@@ -96,6 +96,16 @@ def test_the_first_thing_read_is_the_rate(show, tmp_path):
     assert first.bounding_box()["y"] < 300
 
 
+def test_no_column_is_cut_off_and_rates_come_before_their_powers_of_two(show, tmp_path):
+    page = show(made.sweep(tmp_path / "run", recipes=("falling_moonlight_tuned", "level")))
+    table = section(page, "Recipes").locator(".scroll")
+    assert table.evaluate("it => it.scrollWidth <= it.clientWidth")
+    last = table.locator("tbody tr").first.locator("td").last.inner_text().splitlines()
+    assert [line.split(":")[0] for line in last] == ["half", "twice"]
+    rates = table.locator("tbody tr td:nth-child(2)").all_inner_texts()
+    assert [text.splitlines()[0] for text in rates] == ["0.134", "0.134"]
+
+
 def test_a_point_tells_its_numbers(show, tmp_path):
     page = show(made.sweep(tmp_path / "run", recipes=("level",), seeds=1))
     best = section(page, "Loss against learning rate").locator("path[aria-label*='0.13397'][aria-label*='2.062']").first

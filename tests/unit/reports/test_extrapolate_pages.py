@@ -88,7 +88,7 @@ def test_under_way_there_is_no_law_and_the_page_says_what_is_missing(tmp_path):
         "Rate to use": "none yet | falling: no law (400 steps: unfinished); level: no law (400 steps: unfinished)"
     }
     table = page(directory).tables[0]
-    assert table.rows[0][1:4] == ["2^-2.90 ± 0.00", "2^-3.90 ± 0.00", "unfinished"]
+    assert table.rows[0][1:4] == ["0.134\n2^-2.90 ± 0.00", "0.067\n2^-3.90 ± 0.00", "unfinished"]
     assert any("UNFINISHED" in note for note in table.notes)
     law = page(directory).charts[0]
     assert set(law.columns["kind"]) == {"measured"}

@@ -39,7 +39,8 @@ def page(directory: Path) -> Page:
     charts = [] if extrapolate.nothing(summary) else [_law(summary)]
     if frame := shared_axes(as_sweep, records):
         charts.append(sweeps.curves(as_sweep, records, frame, axis.name))
-    table = Table("Recipes", *extrapolate.cells(summary), extrapolate.notes(summary))
+    head, rows = extrapolate.cells(summary)
+    table = Table("Recipes", head, sweeps.rates_first(rows, summary["recipes"]), extrapolate.notes(summary))
     kind = f"learning-rate transfer over {axis.title}: {extrapolate.fixed(summary)}"
     tables = [table, sweeps.runs(records, axis.name)]
     return Page(directory.name, kind, state, _facts(summary, records), charts, tables, details)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,8 @@ def page(directory: Path) -> Page:
     summary, records = load(directory)
     state = f"finished: {len(records)} runs" if (directory / SUMMARY).exists() else f"under way: {len(records)} runs"
     details = {"Configuration": vega.flat(summary["config"]), "Machine and versions": summary["environment"]}
-    tables = [_recipes(summary, records), runs(records)]
-    return Page(
-        directory.name, f"learning-rate transfer over width{_size(summary)}", state,
-        _facts(summary, records), _charts(summary, records), tables, details,
-    )  # fmt: skip
+    tables, kind = [_recipes(summary, records), runs(records)], f"learning-rate transfer over width{_size(summary)}"
+    return Page(directory.name, kind, state, _facts(summary, records), _charts(summary, records), tables, details)
 
 
 def _size(summary: Mapping[str, Any]) -> str:
@@ -57,8 +55,7 @@ def _size(summary: Mapping[str, Any]) -> str:
 
 def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     """Say first what to do: the rate of the recipe whose loss at the widest model is the lowest."""
-    found = [entry for entry in summary["recipes"] if entry["best_log2_lr"][-1] is not None]
-    if not found:
+    if not (found := [entry for entry in summary["recipes"] if entry["best_log2_lr"][-1] is not None]):
         return [Fact("Rate to use", "none yet", "no recipe's best rate lies inside the rates that were measured")]
     best = min(found, key=lambda entry: float(entry["best_loss"][-1]))
     name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
@@ -104,13 +101,10 @@ def _interval(best: Entry) -> Fact:
 
 
 def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Factors by which the best rate at the widest model is missed, and what each costs.
-
-    These are half and twice the rate, or as far as was measured.
-    """
-    rate, measured = entry["best_log2_lr"][-1], points(records, entry["recipe"], entry["widths"][-1])
-    if rate is None:
+    """Half and twice the best rate at the widest model, or as far as was measured, and what each costs."""
+    if (rate := entry["best_log2_lr"][-1]) is None:
         return []
+    measured = points(records, entry["recipe"], entry["widths"][-1])
     rates = [measured_within(measured, rate, octaves) for octaves in (-1.0, 1.0)]
     return [(_factor(other - rate), _cost(missed(measured, other))) for other in rates]
 
@@ -127,14 +121,31 @@ def _cost(cost: fit.Estimate) -> str:
 
 def _recipes(summary: Mapping[str, Any], records: Sequence[Record]) -> Table:
     head, rows = transfer.cells(summary)
-    costs = ["; ".join(f"{factor}: {cost}" for factor, cost in _missed(entry, records)) for entry in summary["recipes"]]
+    costs = ["\n".join(f"{factor}: {cost}" for factor, cost in _missed(entry, records)) for entry in summary["recipes"]]
     notes = [
         *transfer.notes(summary),
         "best loss: the lowest mean that was measured. missing it: the loss at half and at twice the best rate, or as "
         "far as was measured, on the line between two rates, minus the lowest.",
     ]
-    both = [[*row, cost] for row, cost in zip(rows, costs, strict=True)]
+    both = [[*row, cost] for row, cost in zip(rates_first(rows, summary["recipes"]), costs, strict=True)]
     return Table("Recipes", [*head, "missing it by two"], both, notes)
+
+
+def rates_first(rows: Sequence[Sequence[str]], entries: Sequence[Entry]) -> list[list[str]]:
+    """Write each best rate itself above the power of two that a table of recipes gives it as.
+
+    Args:
+        rows: of the table: a recipe's name, its best rate at each width, and other cells.
+        entries: the summary's, of the same recipes.
+
+    Returns:
+        The rows.
+
+    >>> rates_first([["muon", "2^-3.00 ± 0.09", "low edge"]], [{"best_log2_lr": [-3.0, None]}])
+    [['muon', '0.125\\n2^-3.00 ± 0.09', 'low edge']]
+    """
+    rates = [["", *("" if x is None else f"{2**x:.3g}\n" for x in entry["best_log2_lr"])] for entry in entries]
+    return [[rate + cell for rate, cell in zip_longest(*both, fillvalue="")] for both in zip(rates, rows, strict=True)]
 
 
 def runs(records: Sequence[Record], of: str = "width") -> Table:
@@ -150,11 +161,10 @@ def runs(records: Sequence[Record], of: str = "width") -> Table:
     head = ["recipe", of, "lr", "seed", "steps", "validation loss", "training loss", "seconds", "state"]
     rows = [
         [
-            record["recipe"], str(record["width"]), f"2^{record['log2_lr']:.3f}", str(record["seed"]),
-            str(record["steps"]), *(_loss(record[key]) for key in ("val_loss", "train_loss")),
-            f"{record['seconds']:.1f}", _state(record),
+            r["recipe"], str(r["width"]), f"{2 ** r['log2_lr']:.3g} (2^{r['log2_lr']:.3f})", str(r["seed"]),
+            str(r["steps"]), _loss(r["val_loss"]), _loss(r["train_loss"]), f"{r['seconds']:.1f}", _state(r),
         ]
-        for record in records
+        for r in records
     ]  # fmt: skip
     return Table("Every run", head, rows)
 
