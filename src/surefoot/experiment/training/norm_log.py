@@ -92,6 +92,10 @@ class NormLog:
     name -> norm of what the last step changed; `updates`, name -> upper bound on what the next one can change, for
     `SteepestDescent` only; `alarms`, if there are any. A number that is not finite is None.
 
+    Norms of tables and vectors and all of `moved` are functions of the weights. `norms` of matrices under the spectral
+    norm, and `updates` under decay, are bounds by estimates that improve from line to line: a resumed run, whose
+    weights are bit for bit the unbroken one's, starts them anew, so that these bounds may differ (2 % in our tests).
+
     Args:
         directory: an existing run directory.
         limit: see `Norms`.
