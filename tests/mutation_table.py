@@ -152,19 +152,13 @@ MUTATIONS = (
         BATCHING,
     ),
     Mutation(
-        "a rate of one entry not reshaped",
+        "a rate multiplied in its own dtype",
         "optim/param_groups.py",
-        "return lr.reshape(()) if isinstance(lr, Tensor) else lr",
+        "return float(lr.detach() if isinstance(lr, Tensor) else lr)",
         "return lr",
         RATES,
     ),
-    Mutation(
-        "a rate of two entries accepted",
-        "optim/param_groups.py",
-        "if isinstance(lr, Tensor) and lr.numel() != 1:",
-        "if False:",
-        RATES,
-    ),
+    Mutation("a rate of two entries accepted", "optim/param_groups.py", "if lr.numel() != 1:", "if False:", RATES),
     Mutation("weight in new memory", "stabilise/base.py", "geometry, into=w)", "geometry)", MOVES),
     Mutation("momentum in new memory", "momentum/base.py", "old.lerp_(g, weight)", "old.lerp(g, weight)", MOVES),
     Mutation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from surefoot.linalg import device
 from surefoot.optim.batching import Batch, Blocks
+from surefoot.optim.param_groups import learning_rate
 from surefoot.stabilise.running_bound import RunningBound
 
 STEPS = "steps_on_device"
@@ -16,7 +17,7 @@ def revalidate(bounds: RunningBound, batch: Batch, blocks: Blocks) -> None:
         return
     due = False
     if not device.on_cpu(blocks.weights[0]):
-        placement, lr = batch.placement, batch.group["lr"]
+        placement, lr = batch.placement, learning_rate(batch.group)
         pairs = zip(placement.stabilisers, placement.blocks, strict=True)
         period = min(scheme.certificate_period(lr * placement.role.lr_scale(shape)) for scheme, shape in pairs)
         due = batch.group.get(STEPS, 0) % period == 0

@@ -16,7 +16,7 @@ from surefoot.momentum import State
 from surefoot.optim.batching import Leaf, batches, init_state, load, store
 from surefoot.optim.certify import STEPS, record, revalidate
 from surefoot.optim.measuring import Measuring
-from surefoot.optim.param_groups import check_group, grouped, is_dtensor, place, replaced, whole_of, with_names
+from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
 from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
 from surefoot.optim.saved_state import FORMAT, own_memory, refuse_other
@@ -98,9 +98,8 @@ class SteepestDescent(Optimizer):
         group["role"] = role.name if isinstance(role, Role) else role
         super().add_param_group(group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
-        names = group.get("param_names") or [f"group{number}.{i}" for i in range(len(group["params"]))]
         try:
-            check_group(group, names, self._precision)
+            names = checked_names(group, number, {*self._names.values()}, self._precision)
             placements = placements or place(group["params"], role)
         except ValueError:
             self.param_groups.pop()

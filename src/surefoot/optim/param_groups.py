@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.linalg import device
@@ -51,26 +52,43 @@ def with_names(params: Any, number: int) -> Any:
 
 
 def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
-    """A group's learning rate, a tensor as a scalar; ValueError for a tensor with several entries."""
-    lr: float | Tensor = group["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    return lr.reshape(()) if isinstance(lr, Tensor) else lr
+    """A group's learning rate as the number that it holds: a float, of a tensor on a device a scalar of its own dtype.
 
-
-def check_group(group: Mapping[str, Any], names: list[str], precision: Precision) -> None:
-    """Raise ValueError for what no step takes: a rate, or a parameter, which its name in names tells.
-
-    A learning rate that is negative or not finite (one on a device is not read), complex parameters, and dtypes that
-    precision does not store.
+    Integers and half precision become float32 there, since a product in these is rounded. ValueError for what is not
+    one real number.
     """
-    lr = learning_rate(group)
-    if not (isinstance(lr, Tensor) and not device.on_cpu(lr)) and not 0 <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {group['lr']}")
-    for name, p in zip(names, group["params"], strict=True):
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError("Tensor lr must be 1-element")
+        if lr.is_complex() or lr.dtype == torch.bool:
+            raise ValueError(f"Invalid learning rate: {lr}; it is a real number, not {lr.dtype}")
+        if not device.on_cpu(lr):
+            return lr.detach().reshape(()).to(torch.promote_types(lr.dtype, torch.float32))
+    return float(lr.detach() if isinstance(lr, Tensor) else lr)
+
+
+def checked_names(group: dict[str, Any], number: int, taken: Collection[str], precision: Precision) -> list[str]:
+    """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
+
+    Raise ValueError for what no step takes: a learning rate that is negative or not finite (one on a device is not
+    read), complex parameters, and dtypes that precision does not store.
+    """
+    names: list[str] = []
+    for i, p in enumerate(group["params"]):
+        name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
+        while name in taken or name in names:
+            name = f"group{number}.{name}"
+        names.append(name)
         if p.is_complex():
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
         precision.check(p)
+    lr = learning_rate(group)
+    if isinstance(lr, float) and not 0 <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {group['lr']}")
+    if "param_names" in group:
+        group["param_names"] = names
+    return names
 
 
 def is_dtensor(p: Tensor) -> bool:

@@ -248,3 +248,16 @@ def test_add_param_group_does_not_write_to_its_argument():
     group = {"params": [nn.Parameter(torch.zeros(4))], "role": NATURAL["gain"]}
     one("gain", torch.zeros(4))[1].add_param_group(group)
     assert group["role"] is NATURAL["gain"]
+
+
+def test_groups_with_parameters_of_one_name_have_lines_of_their_own():
+    layers = [nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)]
+    groups = [{"params": list(layer.named_parameters()), "role": "linear"} for layer in layers]
+    optimizer = SteepestDescent(groups, lr=0.1)
+    for layer, value in zip(layers, (1.0, torch.nan), strict=True):
+        layer.weight.grad = torch.full((2, 3), value)
+    optimizer.step()
+    assert optimizer.skipped() == {"group1.weight": 1}
+    assert set(optimizer.stability()) == {"weight", "group1.weight"}
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.skipped() == {"group1.weight": 1}

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from optim_helpers import STABILISERS, noise, stepped
@@ -97,3 +98,32 @@ def test_a_rate_of_two_entries_is_refused_as_by_torch():
         torch.optim.AdamW([nn.Parameter(torch.ones(2))], lr=lr)
     with pytest.raises(ValueError, match="Tensor lr must be 1-element"):
         SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias"}], lr=lr)
+
+
+@pytest.mark.parametrize("stabiliser", [sf.PostClip(0.5), sf.WeightDecay(2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "lr",
+    [torch.tensor(0.1, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
+    + [torch.tensor(1, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.uint8)]
+    + [torch.tensor([0.1], dtype=torch.bfloat16), torch.tensor(0.1, requires_grad=True), np.float32(0.1)],
+    ids=str,
+)
+def test_a_rate_of_any_dtype_steps_by_the_number_that_it_holds(lr, stabiliser):
+    role = dataclasses.replace(sf.roles.by_name("linear"), stabiliser=stabiliser)
+    gradients = [noise(6, 4, seed=seed) for seed in range(1, 5)]
+    for dtype in (torch.float32, torch.float64):
+        value, own = noise(6, 4).to(dtype), [g.to(dtype) for g in gradients]
+        assert torch.equal(stepped(role, value, *own, lr=lr), stepped(role, value, *own, lr=lr.item()))
+
+
+def test_the_users_tensor_stays_in_the_group():
+    lr = torch.tensor(0.1, dtype=torch.bfloat16)
+    optimizer = SteepestDescent(nn.Linear(3, 2), lr=lr)
+    optimizer.step()
+    assert all(group["lr"] is lr for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(True), torch.tensor(0.1 + 0j), torch.tensor(torch.nan)], ids=str)
+def test_a_tensor_that_is_no_rate_is_refused(lr):
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        SteepestDescent(nn.Linear(3, 2), lr=lr)
