@@ -19,7 +19,7 @@ from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
 from surefoot.optim.pieces import advance
 from surefoot.optim.precision import Precision
-from surefoot.optim.saved_state import FORMAT, own_memory, refuse_other
+from surefoot.optim.saved_state import FORMAT, all_or_nothing, own_memory, refuse_other, refuse_unfit
 from surefoot.optim.sharing import Sharing
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
@@ -123,8 +123,7 @@ class SteepestDescent(Optimizer):
 
         self._sharding = self._sharding or Sharding(self._precision, self._bounds, self._step is plain_step)
         for p in split:
-            name, placement = self._names[p], self._placements[p]
-            self.state[p] = self._sharding.add(p, name, placement, self.state[p])  # type: ignore[arg-type]
+            self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])  # type: ignore[arg-type]
         for p in {*self._placements} - self._sharding.shards.keys():
             self._state(p)
 
@@ -222,18 +221,22 @@ class SteepestDescent(Optimizer):
             state_dict: what `state_dict` returned. A group entry that it lacks has its default.
 
         Raises:
-            ValueError: the checkpoint was made under another plan, by another optimizer, or by version 1 of the format.
+            ValueError: the checkpoint is of another plan, optimizer or version of the format, or an entry is missing or
+                does not fit. After this error, and any other, nothing is changed.
         """
         self._adopt()
         loaded: dict[str, Any] = {}
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
             refuse_other(hooked["param_groups"], self.param_groups, self._names)
+            refuse_unfit(hooked, self.param_groups, self._names, self._new_state)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
-        with first, self.register_load_state_dict_pre_hook(checked):
+        shards = self._sharding.shards.values() if self._sharding else ()
+        changed = {self: ("state", "param_groups", "_dtypes"), **dict.fromkeys(shards, ("kept",))}
+        with all_or_nothing(changed), first, self.register_load_state_dict_pre_hook(checked):
             super().load_state_dict(state_dict)
 
     def _restore(self, loaded: dict[str, Any]) -> None:

@@ -1,0 +1,113 @@
+"""Saved states that do not fit are refused by name, and whatever fails while one is loaded changes nothing."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import surefoot as sf
+
+
+def build(recipe=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 12, bias=False))
+    return model, sf.SteepestDescent(model, sf.Plan.of(model, recipe, **options), lr=0.01)
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def lacks_momentum(state):
+    del state["momentum"]
+
+
+def no_tensor(state):
+    state["momentum"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda state: state.update(momentum=torch.zeros(1, 1)), "'momentum' of the checkpoint has shape (1, 1)"),
+        (
+            lambda state: state.update(momentum=state["momentum"].mT.reshape(-1)),
+            "'momentum' of the checkpoint has shape",
+        ),
+        (
+            lambda state: state.update(momentum=state["momentum"].long()),
+            "'momentum' of the checkpoint is of torch.int64",
+        ),
+        (
+            lambda state: state.update(momentum=state["momentum"] * 1j),
+            "'momentum' of the checkpoint is of torch.complex64",
+        ),
+        (
+            lambda state: state.update(skipped=torch.zeros(2, dtype=torch.int32)),
+            "'skipped' of the checkpoint has shape",
+        ),
+        (lambda state: state.update(upper=torch.zeros(7)), "'upper' of the checkpoint has shape (7,)"),
+        (lambda state: state.update(master=torch.zeros(3)), "'master' of the checkpoint has shape (3,)"),
+        (lambda state: state.update(exp_avg=torch.zeros(3)), "an entry 'exp_avg'"),
+        (lacks_momentum, "the checkpoint lacks 'momentum'"),
+        (no_tensor, "'momentum' of the checkpoint is no tensor but float"),
+    ],
+)
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "new"])
+def test_an_entry_that_does_not_fit_is_refused_by_name_and_changes_nothing(change, named, trained):
+    """The last parameter's is damaged, so that all others could have been loaded."""
+    model, optimizer = build(sf.recipes.beyond_mup(), stabiliser=sf.PostClip(2.0))
+    train(model, optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    _, other = build(sf.recipes.beyond_mup(), stabiliser=sf.PostClip(2.0))
+    if trained:
+        train(_, other, range(4, 6))
+    name, index = next((n, i) for i, n in reversed([*enumerate(other._names.values())]) if "upper" in saved["state"][i])
+    change(saved["state"][index])
+    saved["param_groups"][0]["lr"] = 7.0
+    before, groups, objects = copy.deepcopy(other.state_dict()), other.param_groups, {**other.state}
+    with pytest.raises(ValueError, match=re.escape(named)) as refusal:
+        other.load_state_dict(saved)
+    assert name in str(refusal.value)
+    assert other.param_groups is groups
+    assert all(other.state[p] is state for p, state in objects.items())
+    assert_same_state_dict(before, other.state_dict())
+    train(_, other, range(6, 8))  # and it goes on
+
+
+def assert_same_state_dict(a, b):
+    assert a["param_groups"] == b["param_groups"]
+    for index, entries in a["state"].items():
+        assert all(torch.equal(x, b["state"][index][name]) for name, x in entries.items())
+
+
+def test_a_state_of_no_parameter_is_refused():
+    model, optimizer = build()
+    train(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    saved["state"][99] = {"momentum": torch.zeros(2)}
+    with pytest.raises(ValueError, match="parameter 99, which is in none of its groups"):
+        optimizer.load_state_dict(saved)
+
+
+def test_an_error_of_a_hook_leaves_nothing_half_loaded():
+    model, optimizer = build()
+    train(model, optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, range(3, 5))
+    before = copy.deepcopy(optimizer.state_dict())
+
+    def refuse(_):
+        raise RuntimeError("no")
+
+    optimizer.register_load_state_dict_post_hook(refuse)
+    with pytest.raises(RuntimeError, match="no"):
+        optimizer.load_state_dict(saved)
+    assert_same_state_dict(before, optimizer.state_dict())
+    train(model, optimizer, range(5, 6))
