@@ -148,11 +148,12 @@ class Plan:
         placements: dict[str, Placement] = {}
         unplaced: list[str] = []
         for name, kind in find_kinds(model, head, changes, tied).items():
-            change, why = changes.get(name) or (None, "")
-            if (role := decide(name, kind, change, recipe, stabiliser)) is None:
+            override = changes.get(name)
+            if (role := decide(name, kind, override, recipe, stabiliser)) is None:
                 unplaced.append(name)
             else:
-                placements[name] = _placed(name, role, kind.why if kind else why, model.get_parameter(name).shape)
+                why = kind.why if kind else override[1] if override else ""
+                placements[name] = _placed(name, role, why, model.get_parameter(name).shape)
         if unplaced:
             raise ValueError(describe_unplaced(model, unplaced))
         return cls(recipe.name, placements)

@@ -41,8 +41,8 @@ def find_kinds(
     Args:
         model: any module, on any device.
         head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
-        changes: parameter name -> an override's change and its reason; a change that is a name is the kind, and any
-            change resolves conflicting kinds.
+        changes: parameter name -> an override's change and its reason; a change that is a name is the kind, a Role
+            stands for itself: no rule follows. Any change resolves conflicting kinds.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
 
     Returns:
@@ -70,16 +70,25 @@ def find_kinds(
             uses[id(parameter)].append((f"{path}.{inside}" if path else inside, kind))
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     _refuse_overlaps(trainable)
-    found = {name: _resolve_uses(model, uses[id(p)], name in changes, tied) for name, p in trainable.items()}
-    for name, (change, why) in changes.items():
-        kind = found[name]
-        found[name] = Kind(change, why) if isinstance(change, str) else kind and replace(kind, why=why)
+    settled = {name for name, (change, _) in changes.items() if not callable(change)}
+    alone = {
+        name: _resolve_uses(model, uses[id(p)], name in changes, None if name in settled else tied)
+        for name, p in trainable.items()
+    }
+    found = alone | {name: _overridden(alone[name], *override) for name, override in changes.items()}
     own = {name for name, (change, _) in changes.items() if isinstance(change, Role)}
     both = {name: p for name, p in trainable.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
     tables = {name: p for name, p in both.items() if name not in own and (k := found[name]) and k.name == "head"}
-    named = {name for name, (change, _) in changes.items() if isinstance(change, str)}
-    writing = {name: kind for name, kind in residual_kinds(model, found).items() if name not in named}
-    return found | added_kinds(model, tables, found) | writing
+    wired = {name: found[name] if name not in settled else kind or found[name] for name, kind in alone.items()}
+    follows = added_kinds(model, tables, wired) | residual_kinds(model, wired)  # an override moves no other parameter
+    return found | {name: kind for name, kind in follows.items() if name not in settled}
+
+
+def _overridden(kind: Kind | None, change: Change, why: str) -> Kind | None:
+    """What is known of a parameter with an override: of a name, that alone; else what was found, for another reason."""
+    if isinstance(change, str):
+        return Kind(change, why)
+    return kind and replace(kind, why=f"{why}, a function of what was found: {kind.why}" if callable(change) else why)
 
 
 def describe_unplaced(model: nn.Module, names: list[str]) -> str:
@@ -173,7 +182,7 @@ def _resolve_uses(
         kind = candidates[0]
         return replace(kind, why=f"{kind.why}; shared by {names}") if kind and len(uses) > 1 else kind
     if {key[0] if key else None for key in kinds} == {"embedding", "head"}:
-        return _tied_kind(model, names, None if overridden else tied)
+        return _tied_kind(model, names, tied)
     if overridden:
         return None
     described = ", ".join(f"{name}: {kind.name if kind else 'unknown'}" for name, kind in uses)

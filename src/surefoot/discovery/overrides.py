@@ -12,6 +12,7 @@ from torch import nn
 from surefoot.discovery.by_place import BesideValues, BesideValuesScale, queries_with_keys
 from surefoot.discovery.torch_layers import Heads, Kind
 from surefoot.recipes import Recipe
+from surefoot.recipes.depth import Branches
 from surefoot.roles import Role
 from surefoot.scaling import HeadScale, Scale
 from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
@@ -20,8 +21,10 @@ from surefoot.views import PerHead
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
-"""`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name,
-a `Role`, or a function from the discovered role to another."""
+"""`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name
+(the recipe's role, without a layout, heads or branches that were found), a `Role`, or a function of the role that all
+rules together give to another. No rule follows, and of other parameters' roles none changes, except those of what is
+added to a tied table: they follow its name."""
 
 _CHANGES = "a role's name, a Role, or a function of the role found: `lambda role: replace(role, stabiliser=...)`"
 
@@ -48,7 +51,18 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     """
     if type(head_dim) is not int or head_dim < 1:
         raise ValueError(f"head_dim is a positive whole number of rows, not {head_dim!r}")
-    return lambda role: replace(role, view=PerHead(head_dim, role.view.whole))
+    return lambda role: _rescaled(
+        replace(role, view=PerHead(head_dim, role.view.whole)),
+        lambda scale: replace(scale, head_dim=head_dim) if isinstance(scale, HeadScale) else scale,
+    )
+
+
+def _rescaled(role: Role, change: Callable[[Scale], Scale]) -> Role:
+    """The role with its rate's scale changed, and its decay's alike."""
+    stabiliser = role.stabiliser
+    if isinstance(stabiliser, DecoupledWeightDecay):
+        stabiliser = replace(stabiliser, lr_scale=change(stabiliser.lr_scale))
+    return replace(role, lr_scale=change(role.lr_scale), stabiliser=stabiliser)
 
 
 def _in_heads(role: Role, linear: Role, heads: Heads) -> Role:
@@ -58,11 +72,8 @@ def _in_heads(role: Role, linear: Role, heads: Heads) -> Role:
     if heads.apart:
         view, initial = queries_with_keys(view, heads.dim), BesideValues(initial, linear.initial)
         scale = BesideValuesScale(role.lr_scale, linear.lr_scale)
-    stabiliser = role.stabiliser
-    if isinstance(stabiliser, DecoupledWeightDecay):
-        stabiliser = replace(stabiliser, lr_scale=scale)
     view = PerHead(heads.dim, view, values=False)
-    return replace(role, view=view, lr_scale=scale, initial=initial, stabiliser=stabiliser)
+    return _rescaled(replace(role, view=view, initial=initial), lambda _: scale)
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
@@ -117,14 +128,14 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 
 
 def decide(
-    name: str, kind: Kind | None, change: Change | None, recipe: Recipe, stabiliser: Stabiliser | None
+    name: str, kind: Kind | None, override: tuple[Change, str] | None, recipe: Recipe, stabiliser: Stabiliser | None
 ) -> Role | None:
     """Role of a parameter from its kind and its override.
 
     Args:
         name: the parameter's name, for error messages.
         kind: the discovered kind, or that of an override, or None.
-        change: the override's change, or None.
+        override: the override's change and its reason, or None.
         recipe: role table.
         stabiliser: replaces the role's stabiliser; a `Role` given by an override keeps its own, and a function given by
             an override is applied after it.
@@ -136,6 +147,7 @@ def decide(
         ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
             the recipe has no such role.
     """
+    change, label = override or (None, "")
     if isinstance(change, Role):
         return change
     if kind is None and callable(change):
@@ -148,11 +160,11 @@ def decide(
             role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.heads)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if kind.branches and recipe.depth:
+    if kind.branches and recipe.depth and not isinstance(change, Branches):
         role = recipe.depth.of(kind.branches)(role)
     role = replace(role, stabiliser=stabiliser) if stabiliser else role
     if not callable(change):
         return role
     if not isinstance(changed := change(role), Role):
-        raise ValueError(f"{name}: the function of {kind.why} returned {changed!r}: give {_CHANGES}")
+        raise ValueError(f"{name}: the function of {label} returned {changed!r}: give {_CHANGES}")
     return changed

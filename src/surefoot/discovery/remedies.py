@@ -53,8 +53,10 @@ def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
             f"torch.nn.utils.{remove}: a stabiliser, PostClip for one, bounds the weight itself; or {frozen}, or say "
             f"overrides=[({name!r}, 'scalar')]"
         )
-    hints = {2: "'linear' for an (out, in) matrix, 'positions' for a table of rows"}
-    hint = hints.get(parameter.ndim, "'experts' for a stack (E, out, in), 'positions' for tables of rows")
+    rows = "rows, 'tied_positions' if they are added to those of a table that is the head, too"
+    hints = {2: f"'linear' for an (out, in) matrix, 'positions' for a table of {rows}"}
+    stack = "'experts' for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
+    hint = hints.get(parameter.ndim, f"{stack}; 'positions' for tables of {rows}")
     return (
         f"no rule knows the module. Say what it is, overrides=[({name!r}, {hint.split()[0]})] for"
         f"{hint.partition('for')[2]}, a Role with a view for other layouts; or {frozen}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from surefoot.initialise import AsBuilt, Scaled
@@ -51,11 +50,11 @@ class DepthRule:
         part = min(1.0, self.base / branches)
         return math.pow(part, self.rate), math.pow(part, self.initial)
 
-    def of(self, branches: int) -> Callable[[Role], Role]:
+    def of(self, branches: int) -> Branches:
         """Change for the `overrides` of `Plan.of`: this parameter writes into a stream of so many branches.
 
         Args:
-            branches: number of branches that add up in the stream.
+            branches: number of branches that add up in the stream, whatever number was found.
 
         Returns:
             A function from a role to the same role with its rate, decay and initial values times the factors.
@@ -69,8 +68,24 @@ class DepthRule:
         """
         if type(branches) is not int or branches < 1:
             raise ValueError(f"branches is a positive whole number, not {branches!r}")
-        rate, initial = self.factors(branches)
-        return lambda role: _slower(_smaller(role, initial), rate)
+        return Branches(*self.factors(branches))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A change of a role by the factors of a `DepthRule`; in an override it stands for the rule, not behind it.
+
+    Args:
+        rate: factor on rate and decay.
+        initial: factor on initial values.
+    """
+
+    rate: float
+    initial: float
+
+    def __call__(self, role: Role) -> Role:
+        """The role times the factors."""
+        return _slower(_smaller(role, self.initial), self.rate)
 
 
 def _smaller(role: Role, factor: float) -> Role:
