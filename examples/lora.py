@@ -1,6 +1,6 @@
 """LoRA: a pretrained network stays as it is, and low-rank adapters beside its layers learn another task.
 
-You should see: only A and B are in the plan, as linear layers. B starts at zero, so training starts from the pretrained
+You should see: only A and B are trained, as linear layers. B starts at zero, so training starts from the pretrained
 network, at the same loss for both ranks, under one learning rate. No bit of the pretrained weights changes.
 """
 
@@ -53,7 +53,8 @@ for rank in (2, 8):
     curves[f"rank {rank}"] = train(model, plan, lr=2**-6, phase=1.0)
 for name, losses in curves.items():
     print(f"{name}: loss {losses[0]:.2f} -> {sum(losses[-10:]) / 10:.2f}")
-print("trained:", ", ".join(f"{name} ({plan[name].role.name})" for name in plan))
+trained = [name for name, p in model.named_parameters() if p.requires_grad]
+print("trained:", ", ".join(f"{name} ({plan[name].role.name})" for name in trained))
 same = all(torch.equal(x.base.weight, y.weight) for x, y in zip(model[::2], pretrained[::2], strict=True))
 print(f"pretrained weights unchanged: {same}")
 picture.draw("step", "squared error", {name: [losses] for name, losses in curves.items()})

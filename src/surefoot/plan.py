@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.discovery.find import describe_unplaced, find_kinds
+from surefoot.discovery.find import describe_unplaced, find_kinds, frozen_kinds
 from surefoot.discovery.overrides import Override, decide, match
+from surefoot.discovery.torch_layers import Kind
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
@@ -90,7 +92,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """The placements of a model's trainable parameters, in its order.
+    """The placements of a model's parameters, in its order, frozen ones included as far as a rule places them.
 
     Build one with `Plan.of`, read it with `print`, hand it to `SteepestDescent`.
 
@@ -116,9 +118,10 @@ class Plan:
         head: str | Sequence[str] | None = None,
         tied: Literal["head", "embedding", "error"] | None = None,
     ) -> Plan:
-        """Find every trainable parameter's role: by module type, by the model's wiring, then by overrides.
+        """Find every parameter's role: by module type, by the model's wiring, then by overrides.
 
-        `surefoot.discovery.find` says how the LM head is found, and why a tied table has these choices.
+        `surefoot.discovery.find` says how the LM head is found, and why a tied table has these choices. A frozen
+        parameter (`requires_grad=False`) has the role, if any, that it has once all are trained; its reason says so.
 
         Args:
             model: any module, on any device, the meta device included.
@@ -132,10 +135,10 @@ class Plan:
                 refuse. Default: embedding where the model has that attribute.
 
         Returns:
-            The plan of all trainable parameters, in the model's order.
+            The plan, in the model's order.
 
         Raises:
-            ValueError: a parameter that no rule places, two roles for one parameter, an override that matches
+            ValueError: a trainable parameter that no rule places, two roles for one parameter, an override that matches
                 nothing, a view that does not fit; the message names the parameter and the remedy.
 
         >>> plan = Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -145,18 +148,14 @@ class Plan:
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
         recipe, changes = recipe or steady(), match(model, overrides)
-        placements: dict[str, Placement] = {}
-        unplaced: list[str] = []
-        for name, kind in find_kinds(model, head, changes, tied).items():
-            override = changes.get(name)
-            if (role := decide(name, kind, override, recipe, stabiliser)) is None:
-                unplaced.append(name)
-            else:
-                why = kind.why if kind else override[1] if override else ""
-                placements[name] = _placed(name, role, why, model.get_parameter(name).shape)
-        if unplaced:
+        place = partial(_placed, model=model, changes=changes, recipe=recipe, stabiliser=stabiliser)
+        found = {name: place(name, kind) for name, kind in find_kinds(model, head, changes, tied).items()}
+        if unplaced := [name for name, placement in found.items() if placement is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        return cls(recipe.name, placements)
+        for name, kind in frozen_kinds(model, head, changes, tied).items():
+            with suppress(ValueError):  # no role takes its shape: left out
+                found[name] = place(name, kind)
+        return cls(recipe.name, {name: p for name, _ in model.named_parameters() if (p := found.get(name))})
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""
@@ -251,7 +250,7 @@ class Plan:
         """Write initial values: deterministic in (name without wrappers, seed), the same on every device and mesh.
 
         Args:
-            model: the model the plan was made of; parameters on the meta device are left alone.
+            model: the model the plan was made of; frozen parameters and those on the meta device are left alone.
             seed: any integer.
 
         Raises:
@@ -260,9 +259,11 @@ class Plan:
         split: dict[Tensor, Callable[[Tensor], None]] = {}
         for name, parameter in self._of(model).items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
-            if not hasattr(parameter, "device_mesh") and not parameter.is_meta:
+            if parameter.is_meta or not parameter.requires_grad:
+                continue
+            if not hasattr(parameter, "device_mesh"):
                 fill_(parameter)
-            elif not isinstance(self[name].role.initial, AsBuilt) and not parameter.is_meta:
+            elif not isinstance(self[name].role.initial, AsBuilt):
                 split[parameter] = fill_
         if split:
             from surefoot.mesh.scatter import scatter_  # imports torch.distributed
@@ -270,9 +271,20 @@ class Plan:
             scatter_(split)
 
 
-def _placed(name: str, role: Role, why: str, shape: torch.Size) -> Placement:
+def _placed(
+    name: str,
+    kind: Kind | None,
+    model: nn.Module,
+    changes: dict[str, Any],
+    recipe: Recipe,
+    stabiliser: Stabiliser | None,
+) -> Placement | None:
+    override, p = changes.get(name), model.get_parameter(name)
+    if (role := decide(name, kind, override, recipe, stabiliser)) is None:
+        return None
+    why = ("" if p.requires_grad else "frozen; ") + (kind.why if kind else override[1] if override else "")
     try:
-        return Placement(role, why, tuple(shape))
+        return Placement(role, why, tuple(p.shape))
     except ValueError as error:
         raise ValueError(f"{name} cannot be {role.name}: {error}") from None
 

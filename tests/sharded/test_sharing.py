@@ -5,9 +5,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_cases import alone, gradient, plan_of, weights
+from sharded_cases import alone, distribute, fsdp, gradient, plan_of, weights, whole
 from threads import run
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 
 import surefoot as sf
 from surefoot import recipes
@@ -85,3 +87,36 @@ def test_without_a_group_nothing_is_sent():
     plan = plan_of(recipes.steady(), None)
     with mock.patch.object(dist, "all_gather", side_effect=AssertionError):
         alone(plan, 2, F64, 0.05)
+
+
+def unfrozen(rank, plan, steps, late, mesh):
+    """Weights after steps in which some parameters are frozen at first; on a mesh, or on copies that share signs."""
+    params = {name: nn.Parameter(w.clone()) for name, w in weights(plan, F64).items()}
+    if mesh:
+        devices = init_device_mesh("cpu", mesh, mesh_dim_names=("a", "b")[: len(mesh)])
+        cut = {name: fsdp(name, w.shape) + (Replicate(),) * (len(mesh) - 1) for name, w in params.items()}
+        params = {name: nn.Parameter(distribute(w.detach(), devices, cut[name])) for name, w in params.items()}
+    for name in late:
+        params[name].requires_grad_(False)
+    options = {} if mesh or rank is None else {"replicas": dist.group.WORLD}
+    optimizer = SteepestDescent(list(params.items()), plan, lr=0.05, **options)
+    assert all(params[name] not in optimizer.state for name in late)
+    for step in range(steps):
+        for name, p in params.items():
+            p.requires_grad_(name not in late or step >= steps // 2)
+            g = gradient(name, p.shape, step, F64) if p.requires_grad else None
+            p.grad = g if g is None or not mesh else distribute(g, p.device_mesh, p.placements)
+        optimizer.stability()
+        optimizer.step()
+    return {name: whole(p) if mesh else p.detach() for name, p in params.items()}
+
+
+@pytest.mark.parametrize("mesh", [None, (2,), (2, 2)])
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_is_unfrozen_later_trains_as_on_one_process(mesh, everything):
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    late = [*plan] if everything else [*plan][::2]
+    want = unfrozen(None, plan, 6, late, None)
+    for got in run(4 if mesh == (2, 2) else 2, unfrozen, plan, 6, late, mesh):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)

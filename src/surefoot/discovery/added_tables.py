@@ -56,7 +56,7 @@ def _added_to(model: nn.Module, table: nn.Parameter, candidates: Mapping[nn.Para
     """The candidates that are added to the rows of a table."""
 
     def only_tables(module: nn.Module) -> bool:
-        own = [p for p in module.parameters() if p.requires_grad]
+        own = [p for p in module.parameters() if p.requires_grad or p is table or p in candidates]
         return bool(own) and all(p is table or p in candidates for p in own)
 
     for owner in model.modules():

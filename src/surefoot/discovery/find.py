@@ -35,8 +35,9 @@ def find_kinds(
     head: str | Sequence[str] | None = None,
     changes: Mapping[str, tuple[Change, str]] | None = None,
     tied: str | None = None,
+    frozen: bool = False,
 ) -> dict[str, Kind | None]:
-    """Kind of every trainable parameter.
+    """Kind of every trainable parameter, or of every one that could be trained.
 
     Args:
         model: any module, on any device.
@@ -44,6 +45,7 @@ def find_kinds(
         changes: parameter name -> an override's change and its reason; a change that is a name is the kind, a Role
             stands for itself: no rule follows. Any change resolves conflicting kinds.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
+        frozen: whether frozen parameters count as trainable.
 
     Returns:
         Name -> kind in the order of `model.named_parameters()`; None where no rule applies.
@@ -68,7 +70,8 @@ def find_kinds(
                 kind = Kind("head", heads[module])
             inside = path_of(module, name)
             uses[id(parameter)].append((f"{path}.{inside}" if path else inside, kind))
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad or (frozen and p.is_floating_point())}
+    changes = {name: change for name, change in changes.items() if name in trainable}
     _refuse_overlaps(trainable)
     settled = {name for name, (change, _) in changes.items() if not callable(change)}
     alone = {
@@ -82,6 +85,18 @@ def find_kinds(
     wired = {name: found[name] if name not in settled else kind or found[name] for name, kind in alone.items()}
     follows = added_kinds(model, tables, wired) | residual_kinds(model, wired)  # an override moves no other parameter
     return found | {name: kind for name, kind in follows.items() if name not in settled}
+
+
+def frozen_kinds(
+    model: nn.Module, head: str | Sequence[str] | None, changes: Mapping[str, tuple[Change, str]], tied: str | None
+) -> dict[str, Kind | None]:
+    """Kind that each frozen parameter has once all are trained, arguments as of `find_kinds`; none where that fails."""
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        kinds = find_kinds(model, head, changes, tied, frozen=True) if frozen else {}
+    except ValueError:  # of a parameter that need never be trained; the optimizer names it if it is
+        return {}
+    return {name: kinds[name] for name in frozen}
 
 
 def _overridden(kind: Kind | None, change: Change, why: str) -> Kind | None:

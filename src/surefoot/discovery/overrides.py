@@ -87,14 +87,14 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
         Parameter name -> (change, reason), for the parameters that an override matches.
 
     Raises:
-        ValueError: an override that is no such pair or matches no trainable parameter, a parameter that two match.
+        ValueError: an override that is no such pair or matches no parameter, a parameter that two match.
     """
     changes: dict[str, tuple[Change, str]] = {}
     for where, change in map(_pair, overrides):
         label = _label(where)
-        matched = [name for name, p in model.named_parameters() if p.requires_grad and _matches(where, name, p)]
+        matched = [name for name, p in model.named_parameters() if _matches(where, name, p)]
         if not matched:
-            raise ValueError(f"the override {label!r} matches no trainable parameter")
+            raise ValueError(f"the override {label!r} matches no parameter")
         for name in matched:
             if name in changes:
                 raise ValueError(f"{name} has two overrides: {changes[name][1]} and override {label!r}")

@@ -53,7 +53,8 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
     if missing := [name for name in plan if name not in parameters]:
         raise ValueError(f"{missing[0]} is missing in the model; make the plan of this model")
     placements = {id(parameters[name]): plan[name] for name in plan}
-    chosen = [name for name in plan if plan[name].role.weight_geometry.ndim == 2] if names is None else names
+    matrices = [name for name in plan if plan[name].role.weight_geometry.ndim == 2 and parameters[name].requires_grad]
+    chosen = matrices if names is None else names
     selected = {name: plan[name] for name in chosen}
     parts = {id(parameters[name]): _part(name, placement, radius) for name, placement in selected.items()}
     for module in list(model.modules()):

@@ -11,6 +11,7 @@ from torch import Tensor
 from surefoot.identity import plain_name
 from surefoot.momentum import State
 from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
+from surefoot.optim.param_groups import whole_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 
@@ -40,7 +41,7 @@ class Measuring:
         """The numbers of all parameters, with sharded ones a collective: each is sent whole to one process.
 
         Args:
-            parameters: by name, each with its placement, learning rate and state.
+            parameters: by name, each with its placement, learning rate and state; the next step leaves frozen ones.
             before: weights before the last step, of some of them, by these names or without what wrappers add; others
                 are left out.
             sharding: of those that are `DTensor`.
@@ -61,8 +62,9 @@ class Measuring:
                     continue
                 weight, kept, then = whole
             else:
-                weight, kept = p, _kept_norms(p, placement, state, self._bounds)
-            numbers, cache = stability(weight, placement, lr, self._vectors.get(p), kept)
+                weight, kept = whole_of(p), _kept_norms(p, placement, state, self._bounds)
+                then = None if then is None else whole_of(then)
+            numbers, cache = stability(weight, placement, lr * p.requires_grad, self._vectors.get(p), kept)
             self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
             found[name] = by_name(name, numbers)
             if then is not None:

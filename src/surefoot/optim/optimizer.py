@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.optim.batching import Leaf, batches, init_state, load, store
-from surefoot.optim.certify import STEPS, record, revalidate
+from surefoot.optim.batching import Leaf, batches, init_state
+from surefoot.optim.certify import STEPS
 from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
 from surefoot.optim.pieces import advance
@@ -76,8 +76,7 @@ class SteepestDescent(Optimizer):
         maximize: bool = False,
         replicas: ProcessGroup | None = None,
     ) -> None:
-        self._precision = precision or Precision()
-        self._step = step
+        self._precision, self._step = precision or Precision(), step
         self._placements: dict[Tensor, Placement] = {}
         self._names: dict[Tensor, str] = {}
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
@@ -86,7 +85,9 @@ class SteepestDescent(Optimizer):
         self._measuring = Measuring(self._bounds)
         self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
         self._sharing = None if replicas is None else Sharing(replicas)
-        super().__init__(grouped(params, plan), {"lr": lr, "maximize": maximize})
+        self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
+        groups, self._refuse_late = grouped(params, plan)
+        super().__init__(groups, {"lr": lr, "maximize": maximize})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""
@@ -107,33 +108,35 @@ class SteepestDescent(Optimizer):
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
             self._placements[p] = replace(placement, role=self._roles.setdefault(placement.role, placement.role))
-        self._add_sharded(group["params"])
-        if self._sharing:
-            self._sharing.divide(self._placements)
-            self.state.update({p: self._state(p) for p in group["params"]})  # complete, as it is exchanged
+        self._prepare(group["params"])
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
         group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
 
-    def _add_sharded(self, params: list[Tensor]) -> None:
-        """Find this process's part of each `DTensor`; all state, of the other parameters too, is there from here on."""
-        split = [p for p in params if is_dtensor(p)]
-        if not (split or self._sharding):
-            return
-        from surefoot.optim.sharding import Sharding
+    def _prepare(self, params: list[Tensor]) -> None:
+        """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
+        self._frozen |= dict.fromkeys(p for p in params if not p.requires_grad)
+        if self._sharing:
+            self._sharing.divide({p: x for p, x in self._placements.items() if p not in self._frozen})
+        split = [p for p in params if is_dtensor(p) and p.requires_grad]
+        if split and not self._sharding:
+            from surefoot.optim.sharding import Sharding
 
-        self._sharding = self._sharding or Sharding(self._precision, self._bounds, self._step is plain_step)
+            self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step)
         for p in split:
-            self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])  # type: ignore[arg-type]
-        for p in {*self._placements} - self._sharding.shards.keys():
-            self._state(p)
+            self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])  # type: ignore
+        if self._sharding or self._sharing:
+            for p in {*self._placements} - {*(self._sharding.shards if self._sharding else ()), *self._frozen}:
+                self._state(p)
 
     def _adopt(self) -> None:
-        """Know again, by name, what a wrapper has put in the place of parameters, as accelerate does under FSDP2."""
+        """Know by name what a wrapper has put in the place of parameters, as accelerate does; and what was unfrozen."""
         found = replaced(self.param_groups, self._names, self.state)
         for p, before in found.items():
             self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
-        if found:
-            self._add_sharded([*found])
+        frozen = [p for p in self._frozen if p in self._placements]
+        self._frozen = dict.fromkeys(p for p in frozen if not p.requires_grad)
+        if found or len(frozen) > len(self._frozen):
+            self._prepare([*found, *(p for p in frozen if p.requires_grad)])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -150,28 +153,19 @@ class SteepestDescent(Optimizer):
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
+        self._refuse_late()
         if self._sharding:
             self._sharding.agree()
         for group in self.param_groups:
-            self._advance(self._leaves(group), group)
+            for batch in batches(self._leaves(group), group, self._sharing.step_of if self._sharing else None):
+                step = self._sharing.step_of(batch.params[0]) if self._sharing else None
+                advance(batch, self._precision, self._bounds, step or self._step, elsewhere=step is not None)
             group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
         if self._sharding:
             self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
         if self._sharing:
             self._sharing.exchange(self.state, self._placements)
         return loss
-
-    def _advance(self, leaves: Iterable[Leaf], group: dict[str, Any]) -> None:
-        """Take the step of parameters that are whole here; where another process takes it, that of their momentum."""
-        for batch in batches(leaves, group, self._sharing.step_of if self._sharing else None):
-            step = self._sharing.step_of(batch.params[0]) if self._sharing else None
-            blocks = load(batch, self._precision)
-            if step is None:
-                revalidate(self._bounds, batch, blocks)
-            advance(batch, blocks, step or self._step)
-            store(batch, blocks, self._precision)
-            if step is None:
-                record(self._bounds, batch, blocks)
 
     def _leaves(self, group: dict[str, Any]) -> Iterator[Leaf]:
         """Those parameters of a group that this process steps by itself."""
@@ -235,7 +229,7 @@ class SteepestDescent(Optimizer):
 
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
         shards = self._sharding.shards.values() if self._sharding else ()
-        changed = {self: ("state", "param_groups", "_dtypes"), **dict.fromkeys(shards, ("kept",))}
+        changed: dict[Any, Any] = {self: ("state", "param_groups", "_dtypes"), **dict.fromkeys(shards, ("kept",))}
         with all_or_nothing(changed), first, self.register_load_state_dict_pre_hook(checked):
             super().load_state_dict(state_dict)
 
@@ -262,7 +256,7 @@ class SteepestDescent(Optimizer):
         Raises:
             ValueError: a parameter that is not this optimizer's.
         """
-        if foreign := [p for p in factors if p not in self._placements]:
+        if foreign := [p for p in factors if p not in self._placements or not p.requires_grad]:
             raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
         for p, factor in factors.items():
             p.mul_(self._sharding.cut_like(p, factor) if self._sharding else factor)
@@ -292,11 +286,12 @@ class SteepestDescent(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
-        own = {name: vars(self)[name] for name in ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step")}
+        names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_refuse_late")
+        own = {name: vars(self)[name] for name in names}
         empty = {"_bounds": (bounds := RunningBound()), "_measuring": Measuring(bounds)}
         return {**pickled, **own, **empty, "_sharding": None, "_sharing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups if self._sharding is None else ():
-            self._add_sharded(group["params"])
+            self._prepare(group["params"])

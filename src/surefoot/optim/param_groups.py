@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.identity import by_plain_name
 from surefoot.linalg import device
 from surefoot.optim.precision import Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 
 
-def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> Iterable[Any]:
-    """What torch's constructor takes: the parameters of a model or a plan by role, else the groups as they are."""
+def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Iterable[Any], Callable[[], None]]:
+    """What torch's constructor takes: the parameters of a model or a plan by role, else the groups as they are.
+
+    And what raises ValueError when a frozen parameter without a role, which is in no group, has a gradient.
+    """
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
     if isinstance(params, nn.Module):
         return by_role(params.named_parameters(), plan or Plan.of(params))
-    return params if plan is None else by_role(params, plan)
+    return (params, partial(_refuse_late, {})) if plan is None else by_role(params, plan)
 
 
-def by_role(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
-    """One group per role name, with each parameter's placement beside it."""
+def by_role(named: Iterable[Any], plan: Plan) -> tuple[list[dict[str, Any]], Callable[[], None]]:
+    """One group per role name, with each parameter's placement beside it; and what `grouped` returns as well."""
     groups: dict[str, dict[str, Any]] = {}
+    unplaced: dict[Tensor, str] = {}
     for entry in named:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
             raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
         name, p = entry
-        if not p.requires_grad:
+        if not p.requires_grad and by_plain_name(plan.placements, name) is None:
+            unplaced[p] = name
             continue
         placement = plan[name]
         if tuple(p.shape) != placement.shape:
@@ -39,7 +46,17 @@ def by_role(named: Iterable[Any], plan: Plan) -> list[dict[str, Any]]:
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(entry)
         group["placements"].append(placement)
-    return list(groups.values())
+    return list(groups.values()), partial(_refuse_late, unplaced)
+
+
+def _refuse_late(unplaced: Mapping[Tensor, str]) -> None:
+    """Raise ValueError for a parameter that was frozen when the optimizer was made, has no role, and a gradient."""
+    if late := [name for p, name in unplaced.items() if p.grad is not None]:
+        raise ValueError(
+            f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: no rule places it, so "
+            f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')]), or another role, or freeze "
+            "it again and set its grad to None"
+        )
 
 
 def with_names(params: Any, number: int) -> Any:

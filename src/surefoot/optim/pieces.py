@@ -10,10 +10,13 @@ from torch import Tensor
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Eta, Geometry
 from surefoot.momentum import State
-from surefoot.optim.batching import ELSEWHERE, Batch, Blocks
+from surefoot.optim.batching import ELSEWHERE, Batch, Blocks, load, store
+from surefoot.optim.certify import record, revalidate
 from surefoot.optim.param_groups import learning_rate
+from surefoot.optim.precision import Precision
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
+from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import Step
 
 PIECE_BYTES = {"cpu": 3 << 19}
@@ -61,7 +64,26 @@ def turned_by_row(geometry: Geometry) -> bool:
     return -geometry.ndim not in geometry.couples and all(change.apart for change in changes)
 
 
-def advance(batch: Batch, blocks: Blocks, step: Step) -> None:
+def advance(batch: Batch, precision: Precision, bounds: RunningBound, step: Step, elsewhere: bool) -> None:
+    """Take the step of a batch of parameters that are whole here; where another process takes it, that of momentum.
+
+    Args:
+        batch: like parameters of one group.
+        precision: in which numbers their weights and state are stored.
+        bounds: the optimizer's running bounds.
+        step: what takes the step of a block.
+        elsewhere: whether another process moves the weights.
+    """
+    blocks = load(batch, precision)
+    if not elsewhere:
+        revalidate(bounds, batch, blocks)
+    _step_blocks(batch, blocks, step)
+    store(batch, blocks, precision)
+    if not elsewhere:
+        record(bounds, batch, blocks)
+
+
+def _step_blocks(batch: Batch, blocks: Blocks, step: Step) -> None:
     """The step of each block of a batch, in place of what was loaded."""
     placement, lr, take = batch.placement, learning_rate(batch.group), in_pieces(step)
     for i, (stabiliser, shape) in enumerate(zip(placement.stabilisers, placement.blocks, strict=True)):

@@ -108,6 +108,8 @@ def test_lora_parameters_are_linear_and_b_starts_at_zero():
     model = Adapted()
     plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.5)).relative_to(model)
     assert {name: placement.role.name for name, placement in plan.placements.items()} == {
+        "base.weight": "linear",
+        "base.bias": "bias",
         "a.weight": "linear",
         "b.weight": "linear",
     }
@@ -124,3 +126,90 @@ def test_lora_parameters_are_linear_and_b_starts_at_zero():
     assert losses[-1] < 0.8 * losses[0]
     assert torch.equal(model.base.weight, frozen)
     assert 0 < norms(nn.Sequential(model.b))["0.weight"] <= 1.5 * 1.001
+
+
+def decoder():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+    return nn.Sequential(nn.Embedding(24, 16), body, nn.Linear(16, 24, bias=False))
+
+
+def fill(model, step):
+    for i, p in enumerate(model.parameters()):
+        generator = torch.Generator().manual_seed(100 * step + i)
+        p.grad = torch.randn(p.shape, generator=generator) if p.requires_grad else None
+
+
+@pytest.mark.parametrize("recipe", ["steady", "beyond_mup", "moonlight", "steady_soap"])
+def test_progressive_unfreezing_trains_as_if_gradients_had_only_come_later(recipe):
+    """Every four steps one layer more, from the head down; torch's optimizers do the same."""
+    model, other = decoder(), decoder()
+    layers = [model[2], model[1], model[0]]
+    model.requires_grad_(False)
+    model[2].requires_grad_(True)
+    ours = sf.SteepestDescent(model, sf.Plan.of(model, getattr(sf.recipes, recipe)()), lr=0.02)
+    theirs = sf.SteepestDescent(other, sf.Plan.of(other, getattr(sf.recipes, recipe)()), lr=0.02)
+    for step in range(12):
+        layers[step // 4].requires_grad_(True)
+        fill(model, step)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            q.grad = None if p.grad is None else p.grad.clone()
+        ours.step()
+        theirs.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(model[0].weight, decoder()[0].weight)
+
+
+@pytest.mark.parametrize("saved_frozen", [True, False])
+def test_a_state_saved_before_unfreezing_loads_after_it_and_the_other_way_round(saved_frozen):
+    first, second = decoder(), decoder()
+    for model, frozen in ((first, saved_frozen), (second, not saved_frozen)):
+        model[1][1].requires_grad_(not frozen)
+    saving, loading = sf.SteepestDescent(first, lr=0.02), sf.SteepestDescent(second, lr=0.02)
+    for step in range(3):
+        fill(first, step)
+        saving.step()
+    second.load_state_dict(first.state_dict())
+    loading.load_state_dict(saving.state_dict())
+    for model, optimizer in ((first, saving), (second, loading)):
+        model.requires_grad_(True)
+        for step in range(3, 6):
+            fill(model, step)
+            optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(first.parameters(), second.parameters(), strict=True))
+
+
+class Packed(nn.Module):
+    """A layer with a matrix of its own that no rule places, and numbers that are no weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = nn.Parameter(torch.eye(5, 7), requires_grad=False)
+        self.codes = nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), requires_grad=False)
+        self.linear = nn.Linear(7, 5)
+
+
+def test_a_frozen_parameter_without_a_rule_is_left_out_until_it_has_a_gradient_then_named():
+    model = nn.ModuleDict({"packed": Packed()})
+    assert list(sf.Plan.of(model)) == ["packed.linear.weight", "packed.linear.bias"]
+    optimizer = sf.SteepestDescent(model, lr=0.02)
+    fill(model, 0)
+    optimizer.step()
+    model["packed"].mixing.requires_grad_(True)
+    fill(model, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"packed\.mixing was frozen.*overrides=\[\('packed\.mixing', 'linear'\)\]"):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    plan = sf.Plan.of(model, overrides=[("packed.mixing", "linear")])
+    sf.SteepestDescent(model, plan, lr=0.02).step()
+
+
+def test_initial_values_leave_frozen_parameters_and_low_rank_training_may_become_full():
+    model = decoder()
+    model[1][1].requires_grad_(False)
+    kept = model[1][1].weight.clone()
+    plan = sf.Plan.of(model)
+    plan.initialise_(model, seed=1)
+    assert torch.equal(model[1][1].weight, kept)
+    assert "frozen; weight of Linear(16, 32)" in str(plan)

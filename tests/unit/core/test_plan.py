@@ -50,14 +50,16 @@ def test_parts_of_one_flat_buffer_are_separate_parameters():
     assert len(Plan.of(model)) == 2
 
 
-def test_every_trainable_parameter_exactly_once_in_the_models_order():
+def test_every_parameter_exactly_once_in_the_models_order_and_frozen_ones_say_so():
     model = nn.Sequential(nn.Embedding(9, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.Conv1d(4, 4, 3), nn.Linear(4, 9))
     model[1].linear1.weight.requires_grad_(False)
     model[2].bias.requires_grad_(False)
     plan = Plan.of(model)
-    assert list(plan) == [name for name, p in model.named_parameters() if p.requires_grad]
-    assert len(plan) == len(list(model.parameters())) - 2
+    assert list(plan) == [name for name, p in model.named_parameters()]
+    assert [name for name in plan if plan[name].why.startswith("frozen; ")] == ["1.linear1.weight", "2.bias"]
     assert all(plan[name].why for name in plan)
+    trained = Plan.of(model.requires_grad_(True))
+    assert trained.hash == plan.hash
 
 
 def test_a_name_that_the_plan_lacks_raises():
@@ -137,16 +139,16 @@ def test_override_pattern_matches_whole_names_only():
     ids=["pattern", "module", "function"],
 )
 def test_override_that_matches_nothing_raises(where, label):
-    with pytest.raises(ValueError, match="matches no trainable parameter") as error:
+    with pytest.raises(ValueError, match="matches no parameter") as error:
         Plan.of(nn.Linear(4, 4), overrides=[(where, "linear")])
     assert label in str(error.value)
 
 
-def test_override_of_a_frozen_parameter_matches_nothing():
+def test_a_frozen_parameter_may_have_an_override():
     model = nn.Linear(4, 4)
     model.bias.requires_grad_(False)
-    with pytest.raises(ValueError, match="'bias'"):
-        Plan.of(model, overrides=[("bias", "gain")])
+    placement = Plan.of(model, overrides=[("bias", "gain")])["bias"]
+    assert (placement.role.name, placement.why) == ("gain", "frozen; override 'bias'")
 
 
 def test_two_overrides_for_one_parameter_raise():

@@ -37,7 +37,7 @@ def test_low_rank_adapters_start_at_zero_and_the_frozen_base_is_left_alone():
     model = LoRA()
     frozen = {name: p.detach().clone() for name, p in model.base.named_parameters()}
     a = model.a.weight.detach().clone()
-    assert kinds(model) == {"a.weight": "linear", "b.weight": "linear"}
+    assert kinds(model) == {"base.weight": "linear", "base.bias": "bias", "a.weight": "linear", "b.weight": "linear"}
     optimizer = sf.SteepestDescent(model, lr=0.1)
     assert not model.b.weight.any()
     model(torch.randn(4, 8)).square().sum().backward()

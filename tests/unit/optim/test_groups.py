@@ -75,11 +75,18 @@ def test_options_of_a_group_override_the_defaults():
     assert b.tolist() == [0.25] * 3
 
 
-def test_frozen_parameters_are_left_out():
+def test_frozen_parameters_are_in_their_groups_as_torchs_are_without_state_or_step():
     model = small()
     model.up.weight.requires_grad_(False)
-    names = [n for g in SteepestDescent(model, lr=0.1).param_groups for n in g["param_names"]]
-    assert "up.weight" not in names
+    optimizer, before = SteepestDescent(model, lr=0.1), model.up.weight.clone()
+    groups = {n: g["role"] for g in optimizer.param_groups for n in g["param_names"]}
+    assert groups["up.weight"] == "linear"
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step()
+    assert torch.equal(model.up.weight, before)
+    assert model.up.weight not in optimizer.state
+    assert optimizer.stability()["up.weight"]["update_upper"] == 0.0
 
 
 def test_subclass_may_override_add_param_group():

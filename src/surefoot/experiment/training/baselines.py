@@ -108,7 +108,7 @@ def mup_(model: nn.Module, seed: int, base_width: int) -> None:
     """
     torch_(model, seed)
     for name, placement in _mup_plan(model).placements.items():
-        if placement.role.name == "head":
+        if placement.role.name == "head" and model.get_parameter(name).requires_grad:
             model.get_parameter(name).mul_(math.sqrt(base_width / width_of(model)))
 
 
