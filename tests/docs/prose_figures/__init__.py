@@ -1,0 +1,8 @@
+"""Every figure that the prose of the pages takes from a table: sentences and cells.
+
+CONTRIBUTING.md says how to add one.
+"""
+
+from prose_figures import measured, overview, transfer
+
+FIGURES = [*overview.FIGURES, *measured.FIGURES, *transfer.FIGURES]

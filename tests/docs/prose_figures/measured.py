@@ -1,0 +1,138 @@
+"""docs/stability.md and docs/performance.md: what a bound costs, and how long a step takes."""
+
+from figures import Value, at, beside, column, ends, halves, least, most, of
+
+TORCH = [f"{name} Muon{kind}" for name in ("torch", "pytorch_optimizer") for kind in ("", ", float32")]
+EXACTER = [f"{name} Muon{kind}" for name in ("heavyball", "emerging-optimizers") for kind in ("", ", float32")]
+OURS = [f"{model} | 1 | surefoot, linear" for model in ("GPT-2 Small, 1 layer", "LLaMA-130M, 1 layer")]
+SMALL = "d = 128, 24 layers | {} | surefoot, linear"
+STEPS = ("step_without_units", "step_with_units", "small_without_units", "small_with_units")
+BOUNDED = ("Post Clip, every step", "Post Clip", "Pre Decay", "Rescale")
+
+
+def step(mark: str, head: str = "/ torch Muon") -> list[Value]:
+    """Our optimizer's cells on matrices of 768, one thread."""
+    return column(mark, OURS, head)
+
+
+def rivals(head: str, *names: str) -> list[Value]:
+    """Cells of these optimizers in all tables of a step that have them."""
+    return [value for mark in STEPS for name in names for value in column(mark, [name], head)]
+
+
+def percent(values: list[Value]) -> list[Value]:
+    """Ratios as what is added."""
+    return [(value - 1) * 100 for value in values]
+
+
+def added(of: str, *marks: str) -> list[Value]:
+    """What Post Clip adds to a step, far from the bound or at it."""
+    return [value for mark in marks for value in column(mark, [f"Post Clip, {of}"], "on top of free")]
+
+
+FIGURES = [
+    *of(
+        "docs/stability.md",
+        {
+            "loss**: {} over five seeds. Weight decay with the same promise costs {}: it keeps norms at {}": lambda: [
+                *column("stabilisers", ["all roles: Post Clip", "all roles: weight decay"], "against free"),
+                at("stabilisers", "all roles: weight decay", "peak norm"),
+            ],
+            "alone are {} to {}, all roles {} to {} (": lambda: [
+                value
+                for rows in (BOUNDED, [f"all roles: {each}" for each in BOUNDED[:3]])
+                for value in ends(column("stabilisers", rows, "against free"))
+            ],
+            "Pre Decay's {} alone": lambda: [at("stabilisers", "Pre Decay", "against free")],
+            "the time is {} to {} % against {} to {} %": lambda: percent(
+                column(
+                    "stabilisers",
+                    [f"{roles}Post Clip{period}" for period in ("", ", every step") for roles in ("", "all roles: ")],
+                    "time of a step",
+                )
+            ),
+            "Spheres cost {}**": lambda: [at("stabilisers", "Normalise", "against free")],
+            "takes {} times its time": lambda: beside("stabilisers", "Spectral Sphere", "Normalise", "time of a step"),
+            "not better than Post Clip ({} and {} on": lambda: column(
+                "stabilisers", ["Pre Decay", "Post Clip"], "against free"
+            ),
+            "do not (up to {}), the": lambda: [at("coordinates", "beyond_mup | llama", "of the change")],
+            "each, up to {}; `tied`": lambda: [
+                most(column("coordinates", [f"steady | {m}" for m in ("llama", "qwen", "moe")], "of the change"))
+            ],
+        },
+    ),
+    *of(
+        "docs/performance.md",
+        {
+            "by {} to {} % with an alignment of {} to {}, the other coefficients by {} to {} % with {};": lambda: [
+                *ends(percent(rivals("largest s.v.", *TORCH))),
+                *ends(rivals("alignment", *TORCH)),
+                *ends(percent(rivals("largest s.v.", *EXACTER))),
+                least(rivals("alignment", *EXACTER)),
+            ],
+            "{} of torch's Muon on matrices of 768 where bfloat16 is emulated, {} to {} where the CPU multiplies it "
+            "natively, and {} to {} of the best rival in float32. On matrices of 128: {}, {} and {}": lambda: [
+                most(step("step_without_units")),
+                *ends(step("step_with_units")),
+                *ends(step("step_with_units", "/ best float32")),
+                at("small_without_units", SMALL.format(1), "/ torch Muon"),
+                at("small_with_units", SMALL.format(1), "/ torch Muon"),
+                at("small_without_units", SMALL.format(1), "/ best float32"),
+            ],
+            "({} at 768, {} at 128, there {} of the best rival in float32)": lambda: [
+                at("step_without_units", OURS[0].replace("| 1 |", "| 2 |"), "/ torch Muon"),
+                at("small_without_units", SMALL.format(2), "/ torch Muon"),
+                at("small_without_units", SMALL.format(2), "/ best float32"),
+            ],
+            "batches, with an alignment of {}, then": lambda: [
+                most(column("small_with_units", ["2 | pytorch_optimizer Muon"], "alignment"))
+            ],
+            "{} to {} of Newton-Schulz's time and `qdwh`, exact to 3e-5, {} to {}; `halley`, the default for "
+            "those, {} to {}": lambda: [
+                value
+                for row in ("qdwh2", "qdwh", "24 x 128 x 512 | halley")
+                for value in ends(column("msign", [row], "/ newton_schulz"))
+            ],
+            "eight seeds can see, {} to {} nats": lambda: ends(halves("directions", "against qdwh")),
+            "alignment of {} to {} where the default has {} to {} (the worst matrix {}), two keep {}, at": lambda: [
+                *(value for row in ("streaming", "auto") for value in ends(column("streaming", [row], "alignment"))),
+                at("streaming", "64 | streaming", "alignment, attention", "\\("),
+                least(column("streaming", ["streaming, 2 iterations"], "alignment")),
+            ],
+            "its norm reaches {},": lambda: [at("streaming", "64 | as published", "largest singular value")],
+            "it loses**: {} to {} times the time of `qdwh_2` and {} to {} of `halley`, which `auto` takes; {} "
+            "to {} of": lambda: [
+                value
+                for row in ("qdwh_2", "halley", "qdwh")
+                for value in ends(beside("msign_streaming", "streaming", row, "CPU ms"))
+            ],
+            "(decision 7): {} to {} times a fused AdamW": lambda: ends(
+                column("elementwise", ["row step (RowRMS)", "sign step (MaxAbs)"], "/ AdamW, fused")
+            ),
+            "Columns take {} to {} times:": lambda: ends(column("elementwise", ["column step..."], "/ AdamW, fused")),
+            "8192 tokens and {} % of one of half": lambda: [
+                at("share", "gpt, width 768, depth 2 | surefoot, beyond_mup", "share at 2^19")
+            ],
+            "The norm is {} to {} % of such a pair forward and {} to {} % with": lambda: [
+                end(column("layers", [f"2048 | {which} | nn.Linear alone"], "/ norm and linear")) * -100 + 100
+                for which in ("forward", "forward and backward")
+                for end in (most, least)
+            ],
+            "for {} to {} % where none is near ({} to {} % on matrices of 128), and {} to {} % where all are "
+            "({} to {} %);": lambda: [
+                value
+                for of in ("far", "at")
+                for mark in ("post_clip", "post_clip_small")
+                for value in ends(added(of, mark))
+            ],
+            "Pre Decay take {} to {} times the free step": lambda: [
+                end(column("bounds", ["Post Clip, at, period 1", "Pre Decay, at"], "on top of free")) / 100 + 1
+                for end in (least, most)
+            ],
+            "`PostClip` is {} to {} % ([stability])": lambda: percent(
+                column("stabilisers", ["Post Clip", "all roles: Post Clip"], "time of a step")
+            ),
+        },
+    ),
+]

@@ -1,0 +1,95 @@
+"""README, the explanations and the promises: what they say of transfer, bounds and speed."""
+
+from figures import at, column, ends, least, most, of
+
+from prose_figures.measured import added, step
+from prose_figures.transfer import NARROW, OWN, pretrained
+
+FIGURES = [
+    *of(
+        "README.md",
+        {
+            "Muon's by {}, and": lambda: [at("demo", "moonlight_tuned", "drift in octaves") / 2],
+            "tuned at width 32 costs them {} and {} nats at width 128": lambda: column(
+                "demo", ["adamw", "moonlight_tuned"], "regret at 128"
+            ),
+            "its best rate moves by {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
+            "all widths is {} nats better than the Muon that was tuned there, and {} better than that Muon "
+            "at": lambda: [
+                at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon"),
+                at("confirm_paired", f"moonlight_tuned | {NARROW}", "loss")
+                - at("confirm_paired", f"steady | {NARROW}", "loss"),
+            ],
+            "is tuned Muon's ({} of its": lambda: [at("beyond_final", "steady", "steps to its loss")],
+            "takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
+            "as published is {} nats ahead": lambda: [pretrained(1, "moonlight", 100)],
+            "moves by {} octave | width": lambda: [at("confirm_curves", "steady", "drift by the line")],
+            "stays | its power {} |": lambda: [at("sizes/2", "steady | 64", "power")],
+            "rises as its power {} | predicted at 4x the largest: {} octave": lambda: [
+                at("sizes/1", "steady", "power"),
+                at("sizes/1", "steady", "error in octaves"),
+            ],
+            "falls as their power {} | predicted at 4x the longest: {} octave": lambda: [
+                at("sizes/0", "steady", "power"),
+                at("sizes/0", "steady", "error in octaves"),
+            ],
+            "{} of its time on a CPU without bfloat16 units, {} to {} where bfloat16 is twice as fast as float32, **{} "
+            "where": lambda: [
+                most(step("step_without_units")),
+                least(step("step_with_units")),
+                most(step("step_with_units")),
+                most(step("step_with_fast_units")),
+            ],
+            "measured yet. {} bytes of state per": lambda: [most(step("step_with_units", "state B/param"))],
+        },
+    ),
+    *of(
+        "docs/explanation/bounds.md",
+        {
+            "the added time is {} to {} % of the optimizer's step, {} to {} % while": lambda: [
+                value for of in ("far", "at") for value in ends(added(of, "post_clip", "post_clip_small", "bounds"))
+            ],
+            "cost {} nats, Post Clip on the same matrices {}.": lambda: column(
+                "stabilisers", ["Normalise", "Post Clip"], "against free"
+            ),
+        },
+    ),
+    *of(
+        "docs/explanation/evidence.md",
+        {
+            "| the default | {} octave | {} nats better": lambda: [
+                at("confirm_curves", "steady", "drift by the line"),
+                at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon"),
+            ],
+            "(`moonlight_tuned`) | {} octaves | {} nats worse": lambda: [
+                at("confirm_curves", "moonlight_tuned", "drift by the line"),
+                at("confirm_paired", f"moonlight_tuned | {NARROW}", "minus tuned Muon"),
+            ],
+            "costs the default {} nats at width 256": lambda: [
+                at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
+                - at("confirm_paired", f"steady | {OWN}", "loss")
+            ],
+            "cost that recipe {} (": lambda: [at("stabilisers", "all roles: weight decay", "against free")],
+            "takes {} to {} of the time": lambda: [
+                least(step("step_without_units")),
+                most(step("step_with_fast_units")),
+            ],
+            "the embedding: {} octave in [Gemma], {} in the reference": lambda: [
+                at("wiring", "gemma | steady", "drift in octaves"),
+                at("confirm_others", "tied", "drift over 4x"),
+            ],
+        },
+    ),
+    *of(
+        "docs/promises.md",
+        {
+            "on every role costs it {} nats at width 256": lambda: [
+                at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
+                - at("confirm_paired", f"steady | {OWN}", "loss")
+            ],
+            "none ({}, where weight decay with the same promise cost {};": lambda: column(
+                "stabilisers", ["all roles: Post Clip", "all roles: weight decay"], "against free"
+            ),
+        },
+    ),
+]
