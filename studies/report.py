@@ -25,6 +25,7 @@ from coordinates import run as coordinates
 from defaults import gains
 from pretrain import tables as pretrain
 from sizes import tables as sizes
+from sources import tables as sources
 from stability import run as stability
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
@@ -194,16 +195,8 @@ def key_bias() -> str:
         ]
         for name, row in measured.items()
     ]
-    head = [
-        "recipe",
-        "rule",
-        "gradient rms, key",
-        "query",
-        "final rms, key",
-        "query",
-        "loss change if key biases are 0",
-    ]
-    return markdown(head, rows)
+    head = ["recipe", "rule", "gradient rms, key", "query", "final rms, key", "query"]
+    return markdown([*head, "loss change if key biases are 0"], rows)
 
 
 def choices(study: str) -> Callable[[], str]:
@@ -231,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tolerance": tolerance,
     "key_bias": key_bias,
     **confirmed.TABLES,
+    **sources.TABLES,
     "wiring": wiring.table,
     "stabilisers": stability.table,
     "coordinates": coordinates.table,

@@ -6,7 +6,10 @@
 
 150 steps of the demo's model and text, as in the transfer study, every curve with fresh seeds. `bounded`: the default
 under `PostClip(2)` in units of each role's factor, in place of its decay and beside it, on the rates and seeds of the
-default's own curves (`studies/confirm`), at widths 32 to 256.
+default's own curves (`studies/confirm`), at widths 32 to 256. `moonlight`: hidden matrices alone under Moonlight's
+scale, all else at its own rate in natural units, at widths 32 to 128. `heads`: the default at width 64 with heads of
+32, beside its curve with 16. `wion`: by how much the norms of hidden matrices exceed the radius of `recipes.wion` as
+the rate rises and falls.
 The tables are in docs/transfer.md and docs/stability.md, made by `python studies/report.py`.
 """
 
@@ -15,11 +18,14 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -29,6 +35,7 @@ from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Steepest
+from surefoot.experiment.training.run import Run
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # of its own variants
@@ -37,21 +44,25 @@ STEPS = 150
 SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}
 """By width, how many of the seeds 440 to 447, those of the default's curves."""
 RATES = (-3.75, -3.25, -3.0, -2.75, -2.25)
+FRESH = (1500, 1501, 1502)
+WION_RADIUS = 2.0
+WION_VECTORS = (1, 4)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One method at one width."""
+    """One method at one width; `settings` are fields of `TrainConfig`."""
 
     recipe: str
     width: int
     rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = FRESH
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
         """Directory of its results."""
-        return HERE / f"{self.recipe}_{self.width}"
+        return HERE / "_".join([self.recipe, str(self.width), *(f"{k}_{v}" for k, v in self.settings.items())])
 
     @property
     def finished(self) -> bool:
@@ -60,7 +71,7 @@ class Part:
 
     def measure(self, workers: int | None) -> None:
         """Run what is missing."""
-        config = SweepConfig((self.recipe,), (self.width,), self.seeds, STEPS, Grid(self.rates))
+        config = SweepConfig((self.recipe,), (self.width,), self.seeds, STEPS, Grid(self.rates), self.settings)
         sweep.run(config, self.directory, run_trial, executor=Pool(workers))
         best = fit.optimum(self.points())
         print(f"{self.directory.name}: {best.status} {best.log2_lr} {best.interval} {best.best_loss}", flush=True)
@@ -75,21 +86,48 @@ def bounded(recipe: str, width: int) -> Part:
     return Part(recipe, width, RATES, tuple(range(440, 440 + SEEDS[width])))
 
 
+def moonlight(width: int) -> Part:
+    """Moonlight's hidden matrices alone: half octaves around `1/sqrt(width)`."""
+    centre = -3.25 - 0.5 * (width.bit_length() - 6)
+    return Part("moonlight_hidden", width, tuple(centre + 0.5 * k for k in range(-2, 3)))
+
+
 BOUNDED = ("bounded", "bounded_beside_decay")
 PARTS: dict[str, list[Part]] = {
     "bounded": [bounded(recipe, width) for recipe in reversed(BOUNDED) for width in (64, 256, 128, 32)],
+    "moonlight": [moonlight(width) for width in (32, 64, 128)],
+    "heads": [Part("steady", 64, RATES[::2], (440, 441, 442), {"head_dim": 32})],
+    "wion": [Part(f"wion_{vectors}", 64, (-3.5, -2.5)) for vectors in WION_VECTORS],
 }
 
 
-def run_trial(trial: Trial) -> TrialResult:
-    """Train one model on one thread."""
+def chosen(recipe: str, log2_lr: float) -> recipes.Recipe:
+    """A recipe by its name here."""
     import variants
 
+    if recipe.startswith("wion"):
+        return recipes.wion(WION_RADIUS, int(recipe.removeprefix("wion_")))
+    if recipe == "moonlight_hidden":
+        return variants.moonlight_hidden(log2_lr)
+    return variants.bounded(decays=recipe == BOUNDED[1]) if recipe in BOUNDED else recipes.steady()
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Train one model on one thread; the facts have the largest norm of a hidden matrix every fifth step."""
     torch.set_num_threads(1)
-    chosen = Steepest(variants.bounded(decays=trial.recipe == BOUNDED[1]))
-    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
-    result = train(config, corpus(), method=chosen)
-    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+    rate, settings, norms = trial.log2_lr, dict(trial.settings), {}
+    config = TrainConfig.of(width=trial.width, lr=2.0**rate, seed=trial.seed, steps=trial.steps, **settings)
+
+    def observe(run: Run) -> None:
+        matrices = [p for name, p in run.model.named_parameters() if p.ndim == 2 and "blocks" in name]
+        natural = [(p.shape[1] / p.shape[0]) ** 0.5 * float(torch.linalg.matrix_norm(p.detach(), 2)) for p in matrices]
+        norms[str(run.step)] = round(max(natural), 4)
+
+    watched = observe if trial.recipe.startswith("wion") else None
+    result = train(config, corpus(), method=Steepest(chosen(trial.recipe, rate)), observe=watched, log_every=5)
+    return TrialResult(
+        result.train_loss, result.val_loss, result.seconds, result.diverged, {"norms": norms} if norms else {}
+    )
 
 
 @functools.cache

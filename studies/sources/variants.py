@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from surefoot import recipes
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.recipes.steady import DECAY
-from surefoot.scaling import Constant, Scale
-from surefoot.stabilise import PostClip
+from surefoot.scaling import Constant, Moonlight, Scale, Times
+from surefoot.stabilise import DecoupledWeightDecay, PostClip
 from surefoot.stabilise.base import Moved, Stabiliser
 
 HIDDEN, TABLES = ("linear", "heads", "conv"), ("embedding", "head")
 RADIUS = 2.0
+OTHERS_RATE = -3.125
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class DecayedClip(PostClip):
         lr_scale: the role's, by which `eta` is divided for the rate that decay goes by.
     """
 
-    lr_scale: Scale = Constant()
+    lr_scale: Scale = field(default_factory=Constant)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """The radius in its unit, the scale of this shape."""
@@ -56,3 +57,25 @@ def bounded(decays: bool = False) -> recipes.Recipe:
         for kind in (*HIDDEN, *TABLES):
             table[kind] = replace(table[kind], stabiliser=DecayedClip(RADIUS, lr_scale=table[kind].lr_scale))
     return replace(base, name="bounded_beside_decay" if decays else "bounded", table=table)
+
+
+def moonlight_hidden(log2_lr: float) -> recipes.Recipe:
+    """The default under one rate of hidden matrices, in Moonlight's convention; all else stays at `OTHERS_RATE`.
+
+    Moonlight's step is `0.2 sqrt(max(d_out, d_in)) msign`. The parameters beside the hidden matrices keep their natural
+    units and the default's best rate, whatever the group's is.
+
+    Args:
+        log2_lr: log2 of the group's learning rate.
+
+    Returns:
+        The recipe.
+    """
+    base, others = recipes.steady(per_head=False), 2.0 ** (OTHERS_RATE - log2_lr)
+    table = {kind: replace(role, lr_scale=Times(others, role.lr_scale)) for kind, role in base.table.items()}
+    for kind in TABLES:
+        decay = DecoupledWeightDecay(others * DECAY, table[kind].lr_scale)
+        table[kind] = replace(table[kind], stabiliser=decay)
+    decay = DecoupledWeightDecay(DECAY, Moonlight())
+    table["linear"] = replace(base.table["linear"], lr_scale=Moonlight(), stabiliser=decay)
+    return replace(base, name="moonlight_hidden", table=table)
