@@ -1,6 +1,7 @@
 """Directions that are rescaled and momenta that are preconditioned: their laws on every kind of data."""
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 
@@ -116,11 +117,15 @@ def test_the_brake_takes_from_what_lengthens_the_weight_only():
 
 
 def test_the_floor_is_relative_to_the_weight():
-    floor, m = sf.UpdateFloor(sf.Spectral("svd"), 0.5), normal((1, 5, 4))
-    for size, length in ((1e-3, 1.0), (1.0, 1.0), (8.0, 4.0)):
-        w = normal((1, 5, 4), 1)
-        w = w / sf.Spectral().norm(w)[:, None, None] * size
-        assert float(sf.Spectral().norm(floor.take(w, m, 1.0, {})[0])) == pytest.approx(length, rel=1e-9)
+    """A direction is that long, and a weight grows by no more: attained where the direction is along it (seed 0)."""
+    eye, eta, ratio, norm = torch.eye(5, dtype=torch.float64)[None], 0.2, 0.1, sf.Spectral("svd")
+    for size, seed, inner in itertools.product((1e-3, 0.5, 10.0, 1e3), range(3), (norm, sf.RMSScaled(norm))):
+        m = (seed * normal((1, 5, 5), seed) - eye) * size
+        plain = inner.take(size * eye, m, 1.0, {})[0] if isinstance(inner, sf.RMSScaled) else inner.direction(m)
+        d = sf.UpdateFloor(inner, ratio).take(size * eye, m, 1.0, {})[0]
+        assert float(norm.norm(d)) == pytest.approx(longest := max(ratio * size, float(norm.norm(plain))), rel=1e-9)
+        grown = float(norm.norm(size * eye - eta * d))
+        assert grown == pytest.approx(size + eta * longest) if seed == 0 else grown <= (size + eta * longest) * 1.000001
 
 
 def history(momentum, gradients):

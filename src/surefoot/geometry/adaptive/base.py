@@ -251,7 +251,8 @@ class UpdateFloor(Adaptive):
     """The direction, longer where the weight is large: its norm is at least `ratio` times the weight's.
 
     A step then changes the weight by `eta ratio` of its norm at least, however large it has grown; the norm of a step
-    has no bound beforehand, but the weight's grows by a factor of `1 + eta ratio` a step at most.
+    has no bound beforehand. The weight's grows to `|w| + eta max(ratio |w|, |d|)` in a step at most, d the direction
+    of `norm_of` (norm 1 unless that is adaptive): by a factor of `1 + eta ratio` only once `ratio |w|` is the larger.
 
     Args:
         norm_of: the norm.
