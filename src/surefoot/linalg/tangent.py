@@ -52,12 +52,12 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
         m: `(..., out, in)`, float32 or float64.
         u: `(..., out)`, the leading left singular vector of the weight, a unit vector.
         v: `(..., in)`, the leading right one.
-        start: `(...)`, the first x, in units of `|m|_F`: 0, or the x returned for a similar m.
+        start: `(...)`, the first x, in units of `|m - (uᵀ m v) u vᵀ|_F`: 0, or the x returned for a similar m.
         method: of `msign`.
 
     Returns:
         `(d, x)`: `|uᵀ d v| <= 0.01`, `<m, d>` at least 99.5 % of the best that the method's msign reaches; d = 0 where
-        m is 0. x is the `start` for the next call.
+        m has no tangent part. x is the `start` for the next call.
 
     Source: "Spectral Sphere", 2026; the mixture and the bracket are ours.
 
@@ -68,7 +68,8 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
     """
     if m.numel() == 0:
         return m.clone(), start
-    a = m / max_abs_or_one(m)
+    a, pair = m / max_abs_or_one(m), u[..., :, None] * v[..., None, :]
+    a = _cleared(a - (u[..., None, :] @ a @ v[..., :, None]) * pair, a, (-2, -1))  # <m, d> does not depend on that part
     size = torch.linalg.matrix_norm(a, keepdim=True)
     a = a / torch.where(size == 0, 1, size)
     return _search(a, u, v, torch.where(size[..., 0, 0] == 0, 0, start), method)
@@ -173,8 +174,8 @@ def rows_msign(m: Tensor, unit: Tensor, start: Tensor, method: str = "qdwh") -> 
         method: of `msign`.
 
     Returns:
-        `(d, x)`: d tangent to rounding, of norm at most 1.001, `<m, d>` within 3 % of the best; 0 where m is radial. x
-        is the `start` for the next call.
+        `(d, x)`: d tangent to rounding, of norm at most 1.001; 0 where m is radial. x is the `start` for the next call.
+        `<m, d>` is within 3 % of the best in our tests of small problems, which is no bound: 92.8 % has been seen.
 
     Source: iteratively reweighted least squares, K. Mohan and M. Fazel, "Iterative reweighted algorithms for
     matrix rank minimization", 2012; the tangent d is ours.

@@ -77,6 +77,21 @@ def test_low_rank_gradients_take_the_mixture(method, share):
     assert np.linalg.norm(exact(d), 2) <= 1.001
 
 
+@each_shape
+@each_method
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-4])
+def test_what_is_along_the_weight_hides_nothing(shape, method, share, size):
+    """The best direction depends on the tangent part of m alone, however small it is beside the rest."""
+    for seed in range(3):
+        m, u, v = problem(shape, seed, 0.0)
+        pair = u[..., :, None] * v[..., None, :]
+        rest = m.double() - (u[..., None, :].double() @ m.double() @ v[..., :, None].double()) * pair.double()
+        d, _ = tangent_msign(pair + size * m, u, v, torch.zeros(shape[:-2]), method)
+        for d_i, m_i, u_i, v_i in flat(d, rest, u, v):
+            assert abs(u_i @ d_i @ v_i) <= TOLERANCE * 1.01
+            assert (d_i * m_i).sum() >= share * best(m_i, u_i, v_i)
+
+
 def test_zero_and_empty_gradients_take_no_step():
     u, v = leading(gaussian((5, 4), 1))
     d, x = tangent_msign(torch.zeros(5, 4), u, v, torch.tensor(2.0))
