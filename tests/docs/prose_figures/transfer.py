@@ -94,6 +94,23 @@ FIGURES = [
     *of(
         "docs/transfer.md",
         {
+            "the bound beside the decay costs at most {} nats at any width": lambda: [
+                most(column("sources_cost", ["bounded_beside_decay..."], "at the best rates"))
+            ],
+            "In place of the decay it costs {} at width 32. Whether": lambda: [
+                at("sources_cost", "bounded | 32", "at the best rates")
+            ],
+            "three seeds do not say ({}; both at 2^-3.25: {})": lambda: [
+                at("sources_cost", "bounded_beside_decay | 256", head)
+                for head in ("at the best rates", "both at 2^-3.25")
+            ],
+            "The best rate of the hidden matrices moves by {} octaves over 4x": lambda: [
+                at("sources_moonlight", "...", "drift over 4x")
+            ],
+            "so the same runs say that those would drift by {} in": lambda: [
+                at("sources_moonlight", "...", "drift over 4x") + Value(1)
+            ],
+            "Taking the rate of 16 costs {} nats": lambda: [at("sources_heads", "...", "regret at 32")],
             "but it costs {} nats against the default": lambda: [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
