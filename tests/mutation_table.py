@@ -204,7 +204,7 @@ MUTATIONS = (
     Mutation(
         "orthogonal by a fast one", "stabilise/manifolds.py", "ball.retract(along(", "ball.direction(along(", PROMISES
     ),
-    Mutation("positions keep RMS 1", "discovery/find.py", "found | added_kinds(model, tables, found)", "found", ADDED),
+    Mutation("positions keep RMS 1", "discovery/find.py", "added_kinds(model, tables, wired) | ", "", ADDED),
     Mutation(
         "margin of one step too few",
         "stabilise/running_bound.py",

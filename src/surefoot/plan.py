@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds, frozen_kinds
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.discovery.torch_layers import Kind
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
@@ -126,8 +124,7 @@ class Plan:
         Args:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.steady()`.
-            stabiliser: for every role, its radius in the role's unit (log V for the head); a Role or a function
-                given in an override keeps its own.
+            stabiliser: for every role but a Role or function of an override; its radius in the role's unit (log V: head).
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
             tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule, right
@@ -141,20 +138,21 @@ class Plan:
             ValueError: a trainable parameter that no rule places, two roles for one parameter, an override that matches
                 nothing, a view that does not fit; the message names the parameter and the remedy.
 
-        >>> plan = Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
-        >>> [placement.role.name for placement in plan.placements.values()]
-        ['linear', 'bias', 'linear', 'bias']
+        >>> [each.role.name for each in Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).placements.values()]
+        ['linear', 'bias']
         """
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
         recipe, changes = recipe or steady(), match(model, overrides)
-        place = partial(_placed, model=model, changes=changes, recipe=recipe, stabiliser=stabiliser)
-        found = {name: place(name, kind) for name, kind in find_kinds(model, head, changes, tied).items()}
-        if unplaced := [name for name, placement in found.items() if placement is None]:
+        kinds, found = find_kinds(model, head, changes, tied), dict[str, Placement | None]()
+        for name, kind in (kinds | frozen_kinds(model, head, changes, tied)).items():
+            try:
+                found[name] = _placed(model, name, decide(name, kind, changes.get(name), recipe, stabiliser))
+            except ValueError:  # of a frozen one, whose shape no role takes: left out
+                if name in kinds:
+                    raise
+        if unplaced := [name for name in kinds if found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        for name, kind in frozen_kinds(model, head, changes, tied).items():
-            with suppress(ValueError):  # no role takes its shape: left out
-                found[name] = place(name, kind)
         return cls(recipe.name, {name: p for name, _ in model.named_parameters() if (p := found.get(name))})
 
     def __getitem__(self, name: str) -> Placement:
@@ -228,9 +226,9 @@ class Plan:
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             placement = self.placements[name]
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
-            norm = max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0)
-            unit = role.radius_unit if norm == 0 else Constant(float(f"{norm:.4g}"))
-            placements[name] = replace(placement, role=replace(role, radius_unit=unit))
+            if norm := max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0):
+                role = replace(role, radius_unit=Constant(float(f"{norm:.4g}")))
+            placements[name] = replace(placement, role=role)
         return Plan(f"{self.recipe}, relative", placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -271,20 +269,12 @@ class Plan:
             scatter_(split)
 
 
-def _placed(
-    name: str,
-    kind: Kind | None,
-    model: nn.Module,
-    changes: dict[str, Any],
-    recipe: Recipe,
-    stabiliser: Stabiliser | None,
-) -> Placement | None:
-    override, p = changes.get(name), model.get_parameter(name)
-    if (role := decide(name, kind, override, recipe, stabiliser)) is None:
+def _placed(model: nn.Module, name: str, decided: tuple[Role, str] | None) -> Placement | None:
+    if decided is None:
         return None
-    why = ("" if p.requires_grad else "frozen; ") + (kind.why if kind else override[1] if override else "")
+    (role, why), p = decided, model.get_parameter(name)
     try:
-        return Placement(role, why, tuple(p.shape))
+        return Placement(role, why if p.requires_grad else f"frozen; {why}", tuple(p.shape))
     except ValueError as error:
         raise ValueError(f"{name} cannot be {role.name}: {error}") from None
 

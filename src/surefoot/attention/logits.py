@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,53 @@ def largest_logits(
         if logits.numel():
             largest = torch.maximum(largest, logits.amax((0, 2, 3)))
     return largest
+
+
+@torch.no_grad()
+def multihead_logits(query: Tensor, key: Tensor, num_heads: int, **given: Any) -> Tensor:
+    """Exact largest logits per head of `nn.MultiheadAttention`, from the arguments of torch's function for it.
+
+    Args:
+        query: `(T, B, width)`, or without B.
+        key: `(S, B, width)`, or without B.
+        num_heads: number of heads.
+        **given: the other arguments of `torch.nn.functional.multi_head_attention_forward`.
+
+    Returns:
+        `(heads,)` in float32.
+
+    >>> called = dict(num_heads=2, in_proj_weight=torch.eye(4).repeat(3, 1), in_proj_bias=None)
+    >>> multihead_logits(torch.ones(1, 4), torch.ones(1, 4), **called)
+    tensor([1.4142, 1.4142])
+    """
+    weights = given["in_proj_weight"].chunk(3) if not given.get("use_separate_proj_weight") else ()
+    weights = weights or (given["q_proj_weight"], given["k_proj_weight"])
+    biases = (None, None) if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
+    size = len(weights[0]) // num_heads
+    q, k = (
+        torch.nn.functional.linear(x if x.ndim == 3 else x[:, None], weight, bias).reshape(len(x), -1, num_heads, size)
+        for x, weight, bias in zip((query, key), weights[:2], biases[:2], strict=True)
+    )
+    if (extra := given.get("bias_k")) is not None:
+        k = torch.cat([k, extra.view(1, 1, *k.shape[2:]).expand(-1, k.shape[1], -1, -1)])
+    q, k = q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3)  # (B, heads, T, d)
+    allowed = torch.ones(len(q), 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
+    if (mask := given.get("attn_mask")) is not None:
+        mask = mask.view(len(q), num_heads, *mask.shape[1:]) if mask.ndim == 3 and len(mask) > 1 else mask
+        allowed = allowed & _room_for(k, _allowed(mask))
+    if (mask := given.get("key_padding_mask")) is not None:
+        allowed = allowed & _room_for(k, _allowed(mask).view(-1, 1, 1, mask.shape[-1]))
+    return largest_logits(q, k, q.shape[-1] ** -0.5, allowed)
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """True where attention is allowed, of a mask of `nn.MultiheadAttention`: True, or -inf, where it is not."""
+    return ~mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+
+
+def _room_for(key: Tensor, allowed: Tensor) -> Tensor:
+    """The mask with True for the extra key that the layer adds."""
+    return torch.nn.functional.pad(allowed, (0, key.shape[2] - allowed.shape[-1]), value=True)
 
 
 def head_norm_bound(weight: Tensor, bias: Tensor | None, head_dim: int, input_rms: float = 1.0) -> Tensor:

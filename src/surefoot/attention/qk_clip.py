@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from surefoot.attention.logits import largest_logits
-from surefoot.attention.qk_pairs import QueryKey, find_pairs
+from surefoot.attention.logits import largest_logits, multihead_logits
+from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
+
+_MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 class LogitControl:
@@ -32,10 +35,12 @@ class LogitControl:
 
     Args:
         model: its attention must call `torch.nn.functional.scaled_dot_product_attention` (transformers:
-            `attn_implementation="sdpa"`), uncompiled, for logits to be measured.
+            `attn_implementation="sdpa"`) or be `nn.MultiheadAttention`, uncompiled, for logits to be measured.
         threshold: upper limit of the logits after rescaling; the published value is 100.
-        pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model)`.
+        pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model, scale)`.
         group: processes with replicas, or parts, of these layers; default: all.
+        scale: factor on the products of queries and keys, for `bounds` of layers without an attribute `scaling`;
+            measured logits need none.
 
     Attributes:
         threshold: the argument of this name.
@@ -66,6 +71,7 @@ class LogitControl:
         threshold: float = 100.0,
         pairs: Mapping[str, QueryKey] | None = None,
         group: dist.ProcessGroup | None = None,
+        scale: float | None = None,
     ) -> None:
         if not 0 < threshold < math.inf:
             raise ValueError(f"the threshold of attention logits must be positive and finite, not {threshold}")
@@ -73,7 +79,7 @@ class LogitControl:
             raise ValueError("no pairs, nothing to control: omit the argument for those that find_pairs(model) gives")
         self.threshold: float = threshold
         self._group = group
-        self.pairs: dict[str, QueryKey] = dict(find_pairs(model) if pairs is None else pairs)
+        self.pairs: dict[str, QueryKey] = dict(find_pairs(model, scale) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
 
@@ -85,7 +91,12 @@ class LogitControl:
 
         Returns:
             Attention layer -> bound per head, `(heads,)`.
+
+        Raises:
+            ValueError: a layer does not say the scale of its logits.
         """
+        if unknown := [name for name, pair in self.pairs.items() if pair.scale is None]:
+            raise ValueError(f"{unknown[0]}: {UNKNOWN_SCALE}")
         return {name: pair.bound(input_rms) for name, pair in self.pairs.items()}
 
     @torch.no_grad()
@@ -124,7 +135,7 @@ class LogitControl:
         """
         optimized = {p for group in optimizer.param_groups for p in group["params"]}
         for name, pair in self.pairs.items():
-            if not {p for side in (pair.query, pair.key) for p in side.layer.parameters(recurse=False)} <= optimized:
+            if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
                 raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
@@ -148,7 +159,7 @@ class LogitControl:
             return self.largest
         per_layer = []
         for name, pair in self.pairs.items():
-            heads, weight = pair.query.count // pair.head_dim, pair.query.layer.get_parameter("weight")
+            heads, weight = pair.query.count // pair.head_dim, pair.query.parameters["weight"]
             own = self.largest.get(name, torch.zeros(heads, device=weight.device)).float()
             per_layer.append(own if len(own) == heads else _among_all(own, heads, name, pair))
         reduced = torch.cat(per_layer)
@@ -158,7 +169,7 @@ class LogitControl:
 
 def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
     """Logits of the heads that tensor parallelism computes here, at their places among those of all; 0 elsewhere."""
-    weight, rows = pair.query.layer.get_parameter("weight"), len(own) * pair.head_dim
+    weight, rows = pair.query.parameters["weight"], len(own) * pair.head_dim
     if not is_dtensor(weight) or len(weight) != heads * pair.head_dim or heads % len(own):
         raise ValueError(f"{name} computes {len(own)} of {heads} heads, and its W_q does not tell which: leave it out")
     from surefoot.optim.sharding import slab_of
@@ -188,7 +199,8 @@ class _LogitRecorder(TorchFunctionMode):
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(
                 f"the attention logits of {self.name} cannot be measured: it does not call "
-                "scaled_dot_product_attention. Use that implementation (transformers: attn_implementation='sdpa'), or "
+                "scaled_dot_product_attention. Use that implementation (transformers: attn_implementation='sdpa'), "
+                "name the module around it that calls it, pairs={name: QueryKey(...)}, or "
                 "measure them yourself and call optimizer.scale_(control.factors({name: largest}))"
             )
 
@@ -198,6 +210,10 @@ class _LogitRecorder(TorchFunctionMode):
             self.calls += 1
             if self.measures:
                 self._measure(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            self.calls += 1
+            if self.measures:
+                self.record(self.name, multihead_logits(**_MULTIHEAD.bind(*args, **kwargs).arguments))
         return func(*args, **kwargs)
 
     @torch.no_grad()

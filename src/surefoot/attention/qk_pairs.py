@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
-from surefoot.discovery.heads import head_dim_of
-from surefoot.discovery.known_classes import kinds_by_class, layouts_of
+from surefoot.discovery.heads import QK_NORMS, Part, attention_by, head_dim_of, parts, scale_of
+from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.torch_layers import kinds_by_type
 from surefoot.views import Matrix, Transposed, Vector, View
 
-_SEPARATE = (("q_proj", "k_proj"), ("query", "key"))
-_FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv")
-"""Attributes of attention modules whose layers are W_q and W_k; a fused layer has queries first, then keys."""
+UNKNOWN_SCALE = (
+    "no attribute `scaling` says by which factor logits are multiplied: give LogitControl(model, scale=...), which is "
+    "head_dim ** -0.5 where scaled_dot_product_attention gets no scale"
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,11 @@ class Projection:
     """W_q or W_k and its bias: a linear layer, or one of the projections fused in one.
 
     Args:
-        layer: module with `weight` and possibly `bias`.
+        layer: module with the weight and possibly a bias.
         view: layout of its weight.
         part: index of the projection among the view's matrices, counted over its blocks.
+        weight: the layer's attribute for the weight.
+        bias: that for the bias.
 
     >>> Projection(nn.Linear(4, 8)).rows()["weight"].shape
     torch.Size([8, 4])
@@ -36,6 +38,14 @@ class Projection:
     layer: nn.Module
     view: View = field(default_factory=Matrix)
     part: int = 0
+    weight: str = "weight"
+    bias: str = "bias"
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The layer's "weight", and its "bias" if it has one."""
+        found = {"weight": self.layer.get_parameter(self.weight), "bias": self.layer._parameters.get(self.bias)}
+        return {name: p for name, p in found.items() if p is not None}
 
     def rows(self) -> dict[str, Tensor]:
         """Rows of the projection, at least in float32.
@@ -45,7 +55,7 @@ class Projection:
             are `DTensor`, by a collective.
         """
         rows = {}
-        for name, p in self.layer.named_parameters(recurse=False):
+        for name, p in self.parameters.items():
             whole = p.full_tensor() if hasattr(p, "full_tensor") else p
             wide = whole.detach().to(torch.promote_types(p.dtype, torch.float32))
             rows[name] = self._select(self._view_of(p).split(wide))
@@ -54,8 +64,8 @@ class Projection:
     @property
     def count(self) -> int:
         """Number of rows, from shapes alone."""
-        weight = self.layer.get_parameter("weight")
-        return len(self._select(self.view.split(torch.empty(weight.shape, device="meta"))))
+        shape = self.parameters["weight"].shape
+        return len(self._select(self.view.split(torch.empty(shape, device="meta"))))
 
     def expand(self, factors: Tensor) -> dict[Tensor, Tensor]:
         """Expand factors per row to factors per entry of the layer's parameters.
@@ -67,7 +77,7 @@ class Projection:
             Parameter -> factors of its shape, 1 in the rows of other projections.
         """
         expanded: dict[Tensor, Tensor] = {}
-        for p in self.layer.parameters(recurse=False):
+        for p in self.parameters.values():
             view = self._view_of(p)
             blocks = [block.clone() for block in view.split(torch.ones(p.shape, dtype=p.dtype, device=p.device))]
             rows = self._select(blocks)
@@ -95,7 +105,7 @@ class QueryKey:
         query: W_q, its rows ordered by head.
         key: W_k, its rows ordered by head; consecutive query heads share a key.
         head_dim: number of rows of a head.
-        scale: factor on the products.
+        scale: factor on the products; None where it is not known, and there is no bound.
 
     >>> pair = QueryKey(Projection(nn.Linear(8, 8)), Projection(nn.Linear(8, 4)), head_dim=4, scale=0.5)
     >>> pair.bound().shape
@@ -105,7 +115,7 @@ class QueryKey:
     query: Projection
     key: Projection
     head_dim: int
-    scale: float
+    scale: float | None = None
 
     def bound(self, input_rms: float = 1.0) -> Tensor:
         """Upper bound on the absolute value of each head's logits.
@@ -115,7 +125,12 @@ class QueryKey:
 
         Returns:
             `(heads,)`, see `logit_bound`.
+
+        Raises:
+            ValueError: the scale is not known.
         """
+        if self.scale is None:
+            raise ValueError(UNKNOWN_SCALE)
         rows = self.query.rows(), self.key.rows()
         norms = [head_norm_bound(x["weight"], x.get("bias"), self.head_dim, input_rms) for x in rows]
         return logit_bound(norms[0], norms[1], self.scale)
@@ -138,63 +153,71 @@ class QueryKey:
         return factors
 
 
-def find_pairs(model: nn.Module) -> dict[str, QueryKey]:
-    """Find the query-key pairs of a model's attention layers; layers with a norm layer (QK-norm) are left out.
+def find_pairs(model: nn.Module, scale: float | None = None) -> dict[str, QueryKey]:
+    """Find the query-key pairs of a model's attention layers; layers with a norm on their queries are left out.
 
-    An attention layer is a module with the attributes `q_proj` and `k_proj`, or `query` and `key`, or a fused
-    projection of a class that discovery lists, and with attributes for head size and scale as transformers' layers and
-    the reference models have them.
+    The layers are those whose heads the plan finds: `nn.MultiheadAttention`, and modules with a size of heads whose
+    queries and keys have names of the table in `surefoot.discovery.heads`, or a fused projection of a listed class.
 
     Args:
         model: any module.
+        scale: factor on the products, for layers without an attribute `scaling` or `heads.scale`.
 
     Returns:
         Name of the attention layer -> pair.
 
     Raises:
-        ValueError: there is no such layer, or one without attributes for head size and scale.
+        ValueError: there is no such layer, or one whose queries, keys, size of heads or norms are not known.
     """
-    pairs = {}
+    pairs, normed = {}, 0
     for name, owner in model.named_modules():
-        projections, heads = _projections_of(owner), head_scale(owner)
-        if projections is None or any(_is_norm(child) for child in owner.children()):
+        if not (known := parts(owner)) and not attention_by(owner):
             continue
-        if heads is None:
+        if any(not isinstance(owner._modules.get(norm) or nn.Identity(), nn.Identity) for norm in QK_NORMS):
+            normed += 1
+            continue
+        try:
+            pairs[name] = _pair(owner, known, scale)
+        except ValueError as error:
             raise ValueError(
-                f"{name} ({type(owner).__name__}) has W_q and W_k, but no attributes for the size and scale of its "
-                f"heads; give pairs={{{name!r}: QueryKey(...), ...}}"
-            )
-        pairs[name] = QueryKey(*projections, *heads)
+                f"{name or 'the model'} ({type(owner).__name__}) {error}; give pairs={{{name!r}: QueryKey(...), ...}}"
+            ) from None
     if not pairs:
         raise ValueError(
-            f"{type(model).__name__} has no attention layer with W_q and W_k that this finds (layers with a norm on "
+            f"{type(model).__name__} has no attention layer with W_q and W_k that this finds ({normed} with a norm on "
             "their queries need no control: the norm's gain bounds their logits); give pairs={name: QueryKey(...)}"
         )
     return pairs
 
 
-def _projections_of(owner: nn.Module) -> tuple[Projection, Projection] | None:
-    """(W_q, W_k) of a module, or None."""
-    for names in _SEPARATE:
-        layers = [getattr(owner, name, None) for name in names]
-        if all(isinstance(layer, nn.Linear) for layer in layers):
-            return Projection(layers[0]), Projection(layers[1])  # type: ignore[arg-type]
-    for name, view in layouts_of(owner).items():
-        layer = getattr(owner, name, None)
-        if name in _FUSED and view is not None and isinstance(layer, nn.Module):
-            view = view if isinstance(layer, nn.Linear) else Transposed(view)
-            if sum(block[0] for block in view.blocks(tuple(layer.get_parameter("weight").shape))) >= 3:
-                return Projection(layer, view, 0), Projection(layer, view, 1)
-    return None
+def _pair(owner: nn.Module, known: Mapping[str, Part], scale: float | None) -> QueryKey:
+    """The pair of an attention layer; ValueError says what of it is not known."""
+    size, own = head_dim_of(owner), scale_of(owner)
+    if not {"query", "key"} <= known.keys():
+        raise ValueError(f"has {', '.join(known) or attention_by(owner)}, but no W_q and W_k by a name that is known")
+    if size is None:
+        raise ValueError("has W_q and W_k, but no attribute head_dim for the size of its heads: set it")
+    query, key = (_projection(known[what]) for what in ("query", "key"))
+    if query.count % size or key.count % size:
+        raise ValueError(f"has {query.count} and {key.count} rows of queries and keys, no whole heads of {size}")
+    for name, child in owner.named_children():
+        vectors = {p.numel() for p in child.parameters(recurse=False)} if _is_norm(child) else set()
+        if vectors & {size, query.count, key.count}:
+            raise ValueError(f"has a norm {name!r}, and it is not known whether that is of its queries")
+    return QueryKey(query, key, size, scale if own is None else own)
 
 
-def head_scale(owner: Any) -> tuple[int, float] | None:
-    """(head_dim, scale) of an attention module, or None."""
-    heads: Any = getattr(owner, "heads", None)
-    if hasattr(heads, "dim") and hasattr(heads, "scale"):
-        return heads.dim, heads.scale
-    size, scale = head_dim_of(owner), getattr(owner, "scaling", None)
-    return (size, scale) if size is not None and isinstance(scale, float) else None
+def _projection(part: Part) -> Projection:
+    """W_q or W_k as it is in its layer."""
+    layer, view = part.layer, part.view or Matrix()
+    if isinstance(layer, nn.MultiheadAttention):
+        if part.view is None and layer.in_proj_bias is not None:
+            raise ValueError("has keys or values of another width, and a bias for all in one: make it with bias=False")
+        return Projection(layer, view, part.index, part.name, "in_proj_bias")
+    transposed = "weight" in (kinds := kinds_by_class(layer)) and kinds["weight"].name == "linear"
+    if layer._parameters.get("weight") is None or not (transposed or isinstance(layer, nn.Linear)):
+        raise ValueError(f"has {part.name!r}, which is no linear layer with a weight of its own but a wrapper")
+    return Projection(layer, Transposed(view) if transposed else view, part.index)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from surefoot.attention.qk_pairs import head_scale
+from surefoot.discovery.heads import head_dim_of
 
 
 def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
@@ -49,6 +49,9 @@ def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
 
 def usually_scaled(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     """Modules whose attribute `scaling` is `1/sqrt(d_head)`: name -> module and head dimension."""
-    sizes = {name: (module, head_scale(module)) for name, module in model.named_modules()}
-    usual = {name: (m, x[0]) for name, (m, x) in sizes.items() if x and math.isclose(x[1], x[0] ** -0.5, rel_tol=1e-6)}
-    return {name: found for name, found in usual.items() if isinstance(getattr(found[0], "scaling", None), float)}
+    found: dict[str, tuple[nn.Module, int]] = {}
+    for name, module in model.named_modules():
+        size, scale = head_dim_of(module), getattr(module, "scaling", None)
+        if size and isinstance(scale, float) and math.isclose(scale, size**-0.5, rel_tol=1e-6):
+            found[name] = module, size
+    return found

@@ -1,4 +1,7 @@
-"""The kind of every parameter of a model: by module type, class and wiring, never by a parameter's name.
+"""The kind of every parameter of a model: by module type, class, wiring and shape; by names where these are silent.
+
+Names of attributes decide which layers give queries and keys (`discovery.heads`), what is the gain of a norm of another
+library, and the layout of stacked experts. Wherever they do, the reason in the plan says so.
 
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d), else what the user names; a model whose `get_output_embeddings()`
@@ -19,14 +22,13 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.added_tables import added_kinds
-from surefoot.discovery.heads import queries_and_keys
+from surefoot.discovery.heads import found_heads
 from surefoot.discovery.known_classes import descendant_kinds, kinds_by_class, layouts_of
 from surefoot.discovery.normalised import own_parameters, path_of
 from surefoot.discovery.overrides import Change
 from surefoot.discovery.remedies import made_by_hooks, remedy
 from surefoot.discovery.residual import residual_kinds
 from surefoot.discovery.torch_layers import Heads, Kind, kind_by_shape, kinds_by_type, linear
-from surefoot.roles import Role
 from surefoot.views import Matrix, View
 
 
@@ -74,14 +76,11 @@ def find_kinds(
     changes = {name: change for name, change in changes.items() if name in trainable}
     _refuse_overlaps(trainable)
     settled = {name for name, (change, _) in changes.items() if not callable(change)}
-    alone = {
-        name: _resolve_uses(model, uses[id(p)], name in changes, None if name in settled else tied)
-        for name, p in trainable.items()
-    }
+    policies = {name: None if name in settled else tied for name in trainable}
+    alone = {n: _resolve_uses(model, uses[id(p)], n in changes, policies[n]) for n, p in trainable.items()}
     found = alone | {name: _overridden(alone[name], *override) for name, override in changes.items()}
-    own = {name for name, (change, _) in changes.items() if isinstance(change, Role)}
-    both = {name: p for name, p in trainable.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
-    tables = {name: p for name, p in both.items() if name not in own and (k := found[name]) and k.name == "head"}
+    heads_of = {name: p for name, p in trainable.items() if (kind := found[name]) and kind.name == "head"}
+    tables = {n: p for n, p in heads_of.items() if {"embedding", "head"} <= {k.name for _, k in uses[id(p)] if k}}
     wired = {name: found[name] if name not in settled else kind or found[name] for name, kind in alone.items()}
     follows = added_kinds(model, tables, wired) | residual_kinds(model, wired)  # an override moves no other parameter
     return found | {name: kind for name, kind in follows.items() if name not in settled}
@@ -100,10 +99,10 @@ def frozen_kinds(
 
 
 def _overridden(kind: Kind | None, change: Change, why: str) -> Kind | None:
-    """What is known of a parameter with an override: of a name, that alone; else what was found, for another reason."""
-    if isinstance(change, str):
-        return Kind(change, why)
-    return kind and replace(kind, why=f"{why}, a function of what was found: {kind.why}" if callable(change) else why)
+    """The kind of a parameter with an override: its name, or none of the rules' for a Role; else the one found."""
+    if not callable(change):
+        return Kind(change if isinstance(change, str) else "given", why)
+    return kind and replace(kind, why=f"{why}, a function of what was found: {kind.why}")
 
 
 def describe_unplaced(model: nn.Module, names: list[str]) -> str:
@@ -118,40 +117,47 @@ class _Wiring:
     """Kinds and layouts that a module determines for its descendants; owners are registered before their children."""
 
     def __init__(self) -> None:
-        self._layouts: dict[nn.Module, View | None] = {}
+        self._layouts: dict[nn.Module, tuple[View | None, str]] = {}
         self._assigned: dict[nn.Module, dict[str, Kind]] = defaultdict(dict)
-        self._heads: dict[nn.Module, int] = {}
+        self._heads: dict[nn.Module, tuple[int | None, str]] = {}
 
     def register(self, owner: nn.Module) -> None:
         """Record the kinds and layouts that a module determines for its descendants."""
         for attribute, view in layouts_of(owner).items():
             child = getattr(owner, attribute, None)
             if isinstance(child, nn.Module):
-                self._layouts[child] = view
+                self._layouts[child] = view, f"by the class {type(owner).__name__} and the name `{attribute}`"
         for path, kind in descendant_kinds(owner):
             child_name, _, name = path.rpartition(".")
             module = getattr(owner, child_name, None) if child_name else owner
             if isinstance(module, nn.Module):
-                self._assigned[module][name] = kind
+                why = f"{kind.why}, by the class {type(owner).__name__} and the name `{path}`"
+                self._assigned[module][name] = replace(kind, why=why)
         for module, kind in _routers(owner):
             self._assigned[module]["weight"] = kind
-        self._heads |= queries_and_keys(owner)
+        self._heads |= found_heads(owner)
 
     def kinds_of(self, module: nn.Module) -> dict[str, Kind | None]:
         """Parameter name -> kind for one module; a parameter that is absent is to be judged by its shape."""
-        layout = self._layouts.get(module)
+        layout, how = self._layouts.get(module, (None, ""))
         if module in self._layouts and layout is None:
             return {"weight": None, "bias": None}
         if isinstance(module, nn.Linear) and layout:
             kinds = linear(module, layout)
         else:
             kinds = kinds_by_class(module, layout) or kinds_by_type(module)
+        if layout:
+            kinds = {name: replace(kind, why=f"{kind.why}, {how}") for name, kind in kinds.items()}
         if "weight" in self._assigned[module] and "bias" not in kinds:
             kinds = {**kinds, "bias": Kind("bias", f"bias of {type(module).__name__}")}
         found: dict[str, Kind | None] = {**kinds, **self._assigned[module]}
-        kind, size, weight = found.get("weight"), self._heads.get(module), own_parameters(module).get("weight")
-        if kind and size and weight is not None and kind.name == "linear":
-            found["weight"] = replace(kind, heads=_heads(kind, weight, size))
+        kind, weight = found.get("weight"), own_parameters(module).get("weight")
+        if kind and kind.name == "linear" and weight is not None and module in self._heads:
+            size, how = self._heads[module]
+            heads = size and _heads(kind, weight, size)
+            how += f", whose rows are no whole number of heads of {size}" if size and not heads else ""
+            known = replace(kind, heads=replace(heads, why=how)) if heads else None
+            found["weight"] = known or replace(kind, why=f"{kind.why}; {how}")
         return found
 
 

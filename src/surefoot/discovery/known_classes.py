@@ -212,6 +212,12 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
     return views
 
 
+def order_of(owner: nn.Module) -> tuple[str, ...]:
+    """The order of queries, keys and values in a fused projection."""
+    values_first = _full("codegen.CodeGenAttention") in _names(owner)
+    return ("query", "value", "key") if values_first else ("query", "key", "value")
+
+
 def descendant_kinds(owner: nn.Module) -> list[tuple[str, Kind]]:
     """Kinds of parameters below a module of a listed class, as (path below the module, kind)."""
     return next((_KINDS_OF[name] for name in _names(owner) if name in _KINDS_OF), [])

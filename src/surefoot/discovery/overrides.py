@@ -129,7 +129,7 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 
 def decide(
     name: str, kind: Kind | None, override: tuple[Change, str] | None, recipe: Recipe, stabiliser: Stabiliser | None
-) -> Role | None:
+) -> tuple[Role, str] | None:
     """Role of a parameter from its kind and its override.
 
     Args:
@@ -141,7 +141,7 @@ def decide(
             an override is applied after it.
 
     Returns:
-        The role; None if there is neither a kind nor an override.
+        The role and the reason; None if there is neither a kind nor an override.
 
     Raises:
         ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
@@ -149,14 +149,16 @@ def decide(
     """
     change, label = override or (None, "")
     if isinstance(change, Role):
-        return change
+        return change, label
     if kind is None and callable(change):
         raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
     if kind is None:
         return None
+    why = kind.why
     try:
         role = kind.adapt(recipe.role(kind.name))
         if kind.heads and "heads" in recipe.table:
+            why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
             role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.heads)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -164,7 +166,7 @@ def decide(
         role = recipe.depth.of(kind.branches)(role)
     role = replace(role, stabiliser=stabiliser) if stabiliser else role
     if not callable(change):
-        return role
+        return role, why
     if not isinstance(changed := change(role), Role):
         raise ValueError(f"{name}: the function of {label} returned {changed!r}: give {_CHANGES}")
-    return changed
+    return changed, why

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.discovery.heads import queries_keys_values
+from surefoot.discovery.heads import parts
 from surefoot.discovery.normalised import own_parameters
 from surefoot.discovery.torch_layers import Kind
 from surefoot.views import Matrix, Stack, View
@@ -47,22 +47,32 @@ def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[s
     {'0.3.weight': 3, '0.3.bias': 3}
     """
     parameters = dict(model.named_parameters())
-    inside = {id(p) for owner in model.modules() for layer in queries_keys_values(owner) for p in layer.parameters()}
+    named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
+    inside = {id(p) for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
         if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
-            out, width = _sides(kind, p)
-            matrices[id(p)] = (0 if id(p) in inside else out), width
+            matrices[id(p)] = _sides(kind, p)
+    without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
+    counted, unnamed = _counted(model, without), _counted(model, matrices)
+    found = {}
+    for name, kind in kinds.items():
+        count, other = (x.get(id(parameters[name]), 0) for x in (counted, unnamed))
+        if kind and (count or other):
+            why = f"adds to a residual stream, one of {count} branches" if count else "adds to no residual stream"
+            names = "" if count == other else f", by the names of queries, keys and values; without them {other}"
+            found[name] = replace(kind, branches=count or None, why=f"{kind.why}; {why}{names}")
+    return found
+
+
+def _counted(model: nn.Module, matrices: Matrices) -> dict[int, int]:
+    """Identity of a parameter that writes -> number of branches of its stream."""
     branches: dict[int, int] = {}
     for blocks, width in _stacks(model, matrices):
         written = [_branches(block, matrices, width) for block in blocks]
         total = sum(map(len, written))
         branches |= {parameter: total for block in written for branch in block for parameter in branch}
-    return {
-        name: replace(kind, branches=count, why=f"{kind.why}; adds to a residual stream, one of {count} branches")
-        for name, kind in kinds.items()
-        if kind and (count := branches.get(id(parameters[name]), 0))
-    }
+    return branches
 
 
 def _sides(kind: Kind, parameter: nn.Parameter) -> tuple[int, int]:

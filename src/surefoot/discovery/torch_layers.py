@@ -36,13 +36,15 @@ class Heads:
         dim: rows of a head.
         apart: values are fused with two heads or more, and their size does not tell their rate and initial values from
             those of the heads: they are no square matrix, or have the rows of a single head.
+        why: how it is known.
 
-    >>> Heads(64)
-    Heads(dim=64, apart=False)
+    >>> Heads(64).dim
+    64
     """
 
     dim: int
     apart: bool = False
+    why: str = "queries and keys by type"
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,9 @@ def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
     ):
         return {}
     name = type(module).__name__
-    gain = Kind("gain", f"gain of {name}, a norm by its structure: as built, it may be centred on 0", initial=AsBuilt())
-    return {gains[0]: gain} | {n: Kind("bias", f"bias of {name}") for n in biases}
+    how = f"gain of {name}, a norm by its structure and the name `{gains[0]}`: as built, it may be centred on 0"
+    gain = Kind("gain", how, initial=AsBuilt())
+    return {gains[0]: gain} | {n: Kind("bias", f"bias of {name} by the name `{n}`") for n in biases}
 
 
 def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[str, Kind]:
@@ -262,7 +265,8 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
     if layout is None and not all(isinstance(vars(module).get(flag), bool) for flag in flags):
         return {}
     gated, transposed, concatenated = layout or tuple(getattr(module, flag) for flag in flags)
-    why = f"experts of {type(module).__name__}, a norm each"
+    how = "attributes' names" if layout is None else "class and attributes' names"
+    why = f"experts of {type(module).__name__} by its {how}, a norm each"
     pair: View = FusedStack(2) if concatenated else AlternatingStack(2)
     up = "gate_up_proj" if gated else "up_proj"
     views: dict[str, View] = {up: pair if gated else Stack(), "down_proj": Stack()}
@@ -285,7 +289,9 @@ def kind_by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
     if isinstance(module, ParametrizationList) or (isinstance(module, nn.Bilinear) and parameter.ndim > 1):
         return None
     if parameter.ndim <= 1:
-        return Kind("scalar", f"{parameter.ndim}-D parameter of {owner}", low_confidence=True)
+        alone = parameter.ndim and not any(True for _ in module.children())
+        why = f"{parameter.ndim}-D parameter of {owner}" + (", no norm by its attributes' names" if alone else "")
+        return Kind("scalar", why, low_confidence=True)
     if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
         return Kind("scalar", f"one entry per channel of {owner}", low_confidence=True)
     if parameter.ndim >= 3 and shape[0] == 1:

@@ -7,19 +7,10 @@ import math
 import torch
 from torch import nn
 
-from surefoot.discovery.heads import head_dim_of
-from surefoot.discovery.known_classes import layouts_of
+from surefoot.discovery.heads import QK_NORMS, Part, head_dim_of, parts
 from surefoot.geometry import Spectral
 from surefoot.monitor.linear_layers import Linear, linear
 from surefoot.monitor.maxima import rms
-
-_QUERY_KEY_VALUE = (("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("q_lin", "k_lin", "v_lin"))
-_FUSED = (("c_attn",), ("query_key_value",), ("Wqkv",), ("qkv",), ("qkv_proj",))
-_VALUES = (*_QUERY_KEY_VALUE, *_FUSED)
-"""Names of the layers of queries, keys and values, or of the one for all."""
-
-_QK_NORMS = ("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_layernorm")
-"""Names of the norms of queries and keys."""
 
 _PACKAGES = ("surefoot", "transformers")
 _NO_MEANS = (".nystromformer.", ".yoso.", ".mra.", ".informer.", ".bloom.", ".blt.")
@@ -69,11 +60,12 @@ def _of_attributes(module: nn.Module) -> tuple[Linear, Linear | None, int] | Non
     path = type(module).__module__
     if head_dim is None or path.split(".")[0] not in _PACKAGES or any(name in path for name in _NO_MEANS):
         return None
-    first = next((names for names in _VALUES if all(linear(getattr(module, name, None)) for name in names)), ())
-    known = {*first, *_QK_NORMS}
+    found = parts(module)
+    if set(found) != {"query", "key", "value"} or not all(linear(part.layer) for part in found.values()):
+        return None
+    known = {*(part.name for part in found.values()), *QK_NORMS}
     others = [x for name, x in module.named_children() if name not in known and any(True for _ in x.parameters())]
-    output = linear(others[0]) if others else None
-    value = _value(module, first) if first else None
+    output, value = linear(others[0]) if others else None, _value(found["value"])
     unknown = len(others) > 1 or (others and output is None) or any(True for _ in module.parameters(recurse=False))
     if value is None or unknown or len(value.weight) % head_dim:
         return None
@@ -81,13 +73,10 @@ def _of_attributes(module: nn.Module) -> tuple[Linear, Linear | None, int] | Non
     return (value, output, head_dim) if shared else None
 
 
-def _value(module: nn.Module, names: tuple[str, ...]) -> Linear | None:
-    """W_v: the last layer of three, or the last of the three matrices of one."""
-    layer = linear(getattr(module, names[-1]))
-    if layer is None or len(names) > 1:
+def _value(part: Part) -> Linear | None:
+    """W_v: a layer, or one of three matrices in one."""
+    layer = linear(part.layer)
+    if layer is None or part.view is None:
         return layer
-    view = layouts_of(module).get(names[0])
-    if view is None or sum(block[0] for block in view.blocks(tuple(layer.weight.shape))) != 3:
-        return None
-    weights, biases = ([part for block in view.split(x) for part in block] for x in (layer.weight, layer.bias))
-    return Linear(weights[2], biases[2])
+    weights, biases = ([x for block in part.view.split(y) for x in block] for y in (layer.weight, layer.bias))
+    return Linear(weights[part.index], biases[part.index])

@@ -34,8 +34,8 @@ FIGURES = [
     *of(
         "docs/stability.md",
         {
-            "exceeds the radius by {} of it after a third to a half of a run at 2^-3.5, by {} at 2^-2.5, and by {} and {} "
-            "at the end": lambda: [
+            "exceeds the radius by {} of it after a third to a half of a run at 2^-3.5, by {} at 2^-2.5, and by {} "
+            "and {} at the end": lambda: [
                 at("sources_wion", f"1 | 2^-{rate}", head)
                 for head in ("largest norm / radius - 1", "after 150")
                 for rate in ("3.5", "2.5")

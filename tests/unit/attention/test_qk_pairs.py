@@ -63,6 +63,16 @@ def test_layers_are_discovered_by_their_attributes():
 
 def test_a_layer_that_does_not_declare_its_heads_raises():
     model = nn.ModuleDict({"known": Eager(), "unknown": Eager()})
-    del model["unknown"].scaling
-    with pytest.raises(ValueError, match=r"unknown \(Eager\) has W_q and W_k"):
+    del model["unknown"].head_dim
+    with pytest.raises(ValueError, match=r"unknown \(Eager\) has W_q and W_k, but no attribute head_dim"):
         LogitControl(model)
+
+
+def test_bounds_need_the_scale_of_the_logits_and_measuring_does_not():
+    model = nn.ModuleDict({"known": Eager(), "unknown": Eager()})
+    del model["unknown"].scaling
+    with pytest.raises(ValueError, match=r"unknown: no attribute `scaling` .* LogitControl\(model, scale="):
+        LogitControl(model).bounds()
+    control = LogitControl(model, scale=0.25)
+    assert [pair.scale for pair in control.pairs.values()] == [0.5, 0.25]
+    assert control.bounds().keys() == {"known", "unknown"}

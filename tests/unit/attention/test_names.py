@@ -1,0 +1,155 @@
+"""One table of names: the plan, QK-clip and the monitor find the same queries, keys and values in every row of it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_helpers import random
+from torch import nn
+
+import surefoot as sf
+from surefoot.attention.logits import largest_logits
+from surefoot.attention.qk_clip import LogitControl
+from surefoot.attention.qk_pairs import find_pairs
+from surefoot.discovery import heads
+from surefoot.monitor.attention_bound import forward_bound
+
+D, SIZE = 16, 4
+
+
+class Attention(nn.Module):
+    """Attention whose layers have any names; nothing says its scale."""
+
+    def __init__(self, names=("wq", "wk", "wv"), out="wo", keys=2):
+        super().__init__()
+        self.names, self.out, self.head_dim = names, out, SIZE
+        for name, rows in zip(names, (D, keys * SIZE, keys * SIZE), strict=True):
+            setattr(self, name, nn.Linear(D, rows))
+        setattr(self, out, nn.Linear(D, D))
+
+    def forward(self, x):
+        q, k, v = (getattr(self, n)(x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for n in self.names)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return getattr(self, self.out)(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("names", heads._SEPARATE, ids=str)
+def test_a_plain_module_is_the_same_to_all_three(names, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": Attention(names)})
+    plan = sf.Plan.of(model)
+    pair = find_pairs(model)["a"]
+    for projection, name in ((pair.query, names[0]), (pair.key, names[1])):
+        assert projection.layer is model["a"].get_submodule(name)
+        placed = plan[f"a.{name}.weight"]
+        assert placed.blocks == ((projection.count // SIZE, SIZE, D),)
+        assert f"by the name `{name}`: heads of {SIZE} rows, a norm each" in placed.why
+    assert plan[f"a.{names[2]}.weight"].blocks == ((1, 8, D),)
+    monkeypatch.setattr(Attention, "__module__", "transformers.models.own")  # bounds are for known packages only
+    bound = forward_bound(model["a"])
+    with torch.no_grad():
+        for name in names[:2]:
+            model["a"].get_submodule(name).weight.mul_(100)
+    assert forward_bound(model["a"]) == bound
+    with torch.no_grad():
+        model["a"].get_submodule(names[2]).weight.mul_(100)
+    assert forward_bound(model["a"]) > 5 * bound
+
+
+@pytest.mark.parametrize("names", heads._SEPARATE, ids=str)
+def test_logits_of_a_plain_module_are_measured_and_come_back_to_the_threshold(names):
+    torch.manual_seed(0)
+    model, x = nn.ModuleDict({"a": Attention(names)}), random(2, 6, D)
+    control = LogitControl(model, threshold=1e9)
+    optimizer = sf.SteepestDescent(model, lr=0.0)
+    control.hold(optimizer)
+    model["a"](x)
+    before = control.largest.pop("a")
+    control.threshold = float(before.median())
+    optimizer.scale_(control.factors({"a": before}))
+    model["a"](x)
+    torch.testing.assert_close(control.largest["a"], before.clamp(max=control.threshold), rtol=1e-4, atol=0)
+    assert (before > 1.01 * control.threshold).any()
+    bound = LogitControl(model, scale=SIZE**-0.5).bounds(float(x.square().mean(-1).max().sqrt()))["a"]
+    assert (control.largest["a"] <= bound).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False, "kdim": 5, "vdim": 3}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_torchs_own_attention_is_measured_bounded_and_rescaled(options, weights, masked):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(D, D // SIZE, batch_first=True, **options)
+    x, y = random(2, 6, D), random(2, 5, options.get("kdim", D), seed=1)
+    given = {"need_weights": weights}
+    causal, padded = torch.ones(6, 5, dtype=torch.bool).triu(1), torch.arange(5).expand(2, 5) > 3
+    if masked:
+        given |= {"attn_mask": causal, "key_padding_mask": padded}
+    control = LogitControl(nn.ModuleDict({"a": layer}))
+    pair = control.pairs["a"]
+    q, k = (rows["weight"].split(SIZE) for rows in (pair.query.rows(), pair.key.rows()))
+    placed = sf.Plan.of(layer)
+    assert {b[:2] for name in placed for b in placed[name].blocks if "k_proj" in name or "in_proj_w" in name} <= {
+        (4, SIZE), (8, SIZE), (1, D)
+    }  # fmt: skip
+    assert len(q) == len(k) == 4
+    control.hold(sf.SteepestDescent(layer, lr=0.0))
+    layer(x, y, random(2, 5, options.get("vdim", D), seed=2), **given)
+    q, k = (p.rows()["weight"] @ z.mT for p, z in ((pair.query, x), (pair.key, y)))
+    biases = [p.rows().get("bias", torch.zeros(D)) for p in (pair.query, pair.key)]
+    q, k = ((z + b[:, None]).unflatten(1, (4, SIZE)).mT for z, b in zip((q, k), biases, strict=True))
+    allowed = ~(causal | padded[:, None, None]) if masked else torch.ones(2, 1, 6, 5, dtype=torch.bool)
+    if "add_bias_kv" in options:
+        k = torch.cat([k, layer.bias_k.detach().view(1, 4, 1, SIZE).expand(2, -1, -1, -1)], 2)
+        allowed = F.pad(allowed, (0, 1), value=True)
+    torch.testing.assert_close(control.largest["a"], largest_logits(q, k, SIZE**-0.5, allowed))
+    if not options.get("add_bias_kv"):
+        r = float(torch.cat([x.square().mean(-1).flatten(), y.square().mean(-1).flatten()]).max().sqrt())
+        assert (control.largest["a"] <= control.bounds(r)["a"]).all()
+
+
+def test_torchs_transformer_trains_under_control():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 32, batch_first=True), 2, enable_nested_tensor=False)
+    control = LogitControl(model, threshold=0.05)
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, head=()), lr=0.01)
+    control.hold(optimizer)
+    for _ in range(3):
+        model(random(2, 6, D)).square().mean().backward()
+        assert list(control.largest) == ["layers.0.self_attn", "layers.1.self_attn"]
+        optimizer.step()
+
+
+class Normed(Attention):
+    def __init__(self, name, norm):
+        super().__init__()
+        self.add_module(name, norm)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Attention(("a", "b", "c")), r"bad \(Attention\) has head_dim, but no W_q and W_k by a name that is known"),
+        (Normed("norm", nn.LayerNorm(D)), "has a norm 'norm', and it is not known whether"),
+        (Normed("inner", nn.LayerNorm(SIZE)), "has a norm 'inner'"),
+        (nn.MultiheadAttention(D, 4, kdim=5), "make it with bias=False"),
+        (Normed("wq", nn.Sequential(nn.Linear(D, D))), "has 'wq', which is no linear layer"),
+    ],
+    ids=["names", "a norm before", "a norm of heads", "torch, other keys", "a wrapper"],
+)
+def test_a_layer_that_is_not_understood_is_named_with_the_remedy(layer, message):
+    good = Attention()
+    with pytest.raises(ValueError, match=message) as error:
+        LogitControl(nn.ModuleDict({"good": good, "bad": layer}))
+    assert "pairs={'bad': QueryKey(" in str(error.value)
+    pairs = find_pairs(nn.ModuleDict({"good": good}))
+    assert LogitControl(nn.ModuleDict({"good": good, "bad": copy.deepcopy(layer)}), pairs=pairs).pairs == pairs
+
+
+@pytest.mark.parametrize("name", heads.QK_NORMS)
+def test_a_layer_with_a_norm_on_its_queries_is_left_out(name):
+    model = nn.ModuleDict({"normed": Normed(name, nn.RMSNorm(SIZE)), "plain": Attention()})
+    assert list(find_pairs(model)) == ["plain"]
+    model = nn.ModuleDict({"none": Normed(name, nn.Identity()), "wide": Normed("before", nn.LayerNorm(3))})
+    assert list(find_pairs(model)) == ["none", "wide"]
