@@ -124,7 +124,7 @@ class Plan:
         Args:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.steady()`.
-            stabiliser: for every role but a Role or function of an override; its radius in the role's unit (log V: head).
+            stabiliser: for every role but an override's Role or function; its radius in the role's unit (log V: head).
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
             tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule, right
@@ -182,8 +182,7 @@ class Plan:
         return [_row(name, placement) for name, placement in self.placements.items()]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        if not rows:
+        if not (rows := self.rows()):
             return f"plan {self.recipe}: no trainable parameters"
         table = [dict(zip(rows[0], rows[0], strict=True)), *rows]
         width = {column: max(len(row[column]) for row in table) for column in rows[0]}

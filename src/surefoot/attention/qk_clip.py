@@ -133,7 +133,7 @@ class LogitControl:
         Raises:
             ValueError: W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen.
         """
-        optimized = {p for group in optimizer.param_groups for p in group["params"]}
+        optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
                 raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
