@@ -53,8 +53,7 @@ def find_kinds(
         Name -> kind in the order of `model.named_parameters()`; None where no rule applies.
 
     Raises:
-        ValueError: a parameter with two kinds and no override, two parameters that share memory, an ambiguous or
-            missing head, an unknown policy for tied matrices.
+        ValueError: two kinds for one parameter and no override, two parameters over one memory, an unclear head.
 
     >>> {name: kind.name for name, kind in find_kinds(nn.LayerNorm(4)).items()}
     {'weight': 'gain', 'bias': 'bias'}
@@ -70,8 +69,7 @@ def find_kinds(
             kind = kinds[name] if name in kinds else kind_by_shape(module, parameter)
             if name == "weight" and module in heads:
                 kind = Kind("head", heads[module])
-            inside = path_of(module, name)
-            uses[id(parameter)].append((f"{path}.{inside}" if path else inside, kind))
+            uses[id(parameter)].append((f"{path}.{path_of(module, name)}".removeprefix("."), kind))
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad or (frozen and p.is_floating_point())}
     changes = {name: change for name, change in changes.items() if name in trainable}
     _refuse_overlaps(trainable)

@@ -54,8 +54,7 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
         raise ValueError(f"{missing[0]} is missing in the model; make the plan of this model")
     placements = {id(parameters[name]): plan[name] for name in plan}
     matrices = [name for name in plan if plan[name].role.weight_geometry.ndim == 2 and parameters[name].requires_grad]
-    chosen = matrices if names is None else names
-    selected = {name: plan[name] for name in chosen}
+    selected = {name: plan[name] for name in (matrices if names is None else names)}
     parts = {id(parameters[name]): _part(name, placement, radius) for name, placement in selected.items()}
     for module in list(model.modules()):
         for attribute, parameter in list(module.named_parameters(recurse=False)):
