@@ -15,9 +15,9 @@ Upper bounds from the weights, for inputs of RMS at most 1:
 
 - forward_bound, dependency_bound, update_bound: of linear layers, sequences, MLPs, gated ones, attention, as far as
   `surefoot.monitor.block_bounds` knows them.
-- loss_forward_bound `log V + 2 r`, loss_dependency_bound `4 r` and loss_update_bound `2 r'`: of the cross entropy over
-  V classes behind an LM head without bias; r is the head's norm and r' that of its increment, both times the model's
-  `output_multiplier` if it has one.
+- loss_forward_bound `log V + 2 s`, loss_dependency_bound `4 s` and loss_update_bound `2 s'`: of the cross entropy over
+  V classes behind an LM head without bias; s is the spread of the head's rows, at most its norm, and s' that of its
+  increment, both times the model's `output_multiplier` if it has one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.discovery.normalised import own_parameters
-from surefoot.geometry import HeadRMS
 from surefoot.monitor.block_bounds import block_bounds
+from surefoot.monitor.head_loss import spread
 from surefoot.monitor.maxima import larger, largest_ratio, largest_rms, over_vectors
 from surefoot.plan import Plan
 
@@ -264,9 +264,9 @@ def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) ->
     if getattr(module, "bias", None) is not None:
         return {}
     weight: Tensor = module.weight  # type: ignore[assignment]
-    r = multiplier * float(HeadRMS().norm(weight))
-    bounds = {"loss_forward_bound": math.log(len(weight)) + 2 * r, "loss_dependency_bound": 4 * r}
+    s = abs(multiplier) * float(spread(weight))
+    bounds = {"loss_forward_bound": math.log(len(weight)) + 2 * s, "loss_dependency_bound": 4 * s}
     if old is not None:
-        step = weight - old.weight  # type: ignore[operator]
-        bounds["loss_update_bound"] = 2 * multiplier * float(HeadRMS().norm(step))
+        before: Tensor = old.weight  # type: ignore[assignment]
+        bounds["loss_update_bound"] = 2 * abs(multiplier) * float(spread(weight.double() - before.double()))
     return bounds

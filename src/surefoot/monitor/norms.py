@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from surefoot.geometry import HeadRMS
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.linalg import device
-from surefoot.monitor.head_loss import loss_bound
+from surefoot.monitor.head_loss import loss_bound, spread
 from surefoot.plan import Placement
 from surefoot.roles import Role
+from surefoot.stabilise import DecoupledWeightDecay, IndependentDecay, WeightDecay
 from surefoot.stabilise.base import Known, Stabiliser
 from surefoot.views import Shape
 
@@ -22,6 +24,9 @@ TIGHT = 0.02
 
 VECTORS, FIRST_ITERATIONS = 4, 4
 """Ritz vectors of a matrix, and the power iterations that give the first ones."""
+
+_SHRINKING = (WeightDecay, DecoupledWeightDecay, IndependentDecay)
+"""They take one part of all rows, and with it the same part of what rows have in common and of what they differ by."""
 
 _NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
 
@@ -39,7 +44,8 @@ def stability(
     of zero.
 
     Of an LM head also loss_forward, bounds on the largest loss (`head_loss.loss_bound`); loss_dependency, at most 4
-    times the norm; loss_update, at most twice the update.
+    times the `head_loss.spread` of its rows, which a vector added to all of them does not change; loss_update, at most
+    twice the update, and under weight decay twice the step and what decay takes of the spread.
 
     Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
     cache's vectors give the lower bounds, and one Cholesky factor proves that the upper ones are 2 % above them; where
@@ -168,10 +174,14 @@ def _of_block(
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
-        for own, weight in zip(numbers, w, strict=True):
+        apart = spread(w)
+        if eta > 0 and isinstance(stabiliser, _SHRINKING):
+            rounded = torch.finfo(w.dtype).eps * upper  # of the rows, which may be far larger than what they differ by
+            change = change.minimum(stabiliser.largest_change(w, eta, geometry, replace(known, upper=apart)) + rounded)
+        for own, weight, s, moved in zip(numbers, w, apart.tolist(), change.tolist(), strict=True):
             low, high = loss_bound(weight)
             own |= {"loss_forward_lower": low, "loss_forward_upper": high}
-            own |= {"loss_dependency_upper": 4 * own["forward_upper"], "loss_update_upper": 2 * own["update_upper"]}
+            own |= {"loss_dependency_upper": 4 * s, "loss_update_upper": 2 * moved}
     return numbers, new or {}
 
 
