@@ -38,7 +38,7 @@ class PostClip(Ball):
     Source: "Beyond MuP 4", Post Clip.
 
     >>> PostClip(2.0).promise
-    'norm <= 2 at every step, certified'
+    'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
     """
 
     norms_only: ClassVar[bool] = True
@@ -83,8 +83,8 @@ class PostClip(Ball):
         return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm <= radius`."""
-        return f"{norm} <= {self.radius:.4g} at every step, certified"
+        """`norm <= radius`, and where not by projection."""
+        return f"{norm} <= {self.radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def test_the_promise_names_the_weights_norm_where_steps_are_of_another():
         row["name"]: row["promise"]
         for row in Plan.of(Language(), sf.recipes.moga_row(), stabiliser=sf.PostClip(2)).rows()
     }
-    assert rows["hidden.weight"] == "Spectral norm <= 2 at every step, certified"
+    assert rows["hidden.weight"] == f"Spectral {sf.PostClip(2.0).promise}"
     assert rows["out.weight"].startswith("norm <= ")  # its steps are of its own norm
 
 
