@@ -1,10 +1,19 @@
-"""Attention control on layouts of transformers: the logits of a batch come back to the threshold, head by head."""
+"""Attention control on layouts of transformers: the logits of a batch come back to the threshold, head by head.
+
+And the plan, QK-clip and the monitor agree on every family's queries, keys and values.
+"""
 
 import pytest
 import torch
+from families_llama import LLAMA_FAMILIES
+from families_other import OTHER_FAMILIES
+from test_layouts import FUSED, built
 
 import surefoot as sf
 from surefoot.attention.qk_clip import LogitControl
+from surefoot.attention.qk_pairs import find_pairs
+from surefoot.discovery.heads import head_dim_of, parts
+from surefoot.monitor.attention_bound import forward_bound
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -70,3 +79,68 @@ def test_normalised_queries_need_no_control():
     model = build("Qwen3", {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8})
     with pytest.raises(ValueError, match="need no control"):
         LogitControl(model)
+
+
+FAMILIES = {name: (kind, config) for name, (kind, config, _) in (LLAMA_FAMILIES | OTHER_FAMILIES).items()}
+DISTILBERT = transformers.DistilBertConfig(vocab_size=32, dim=32, n_layers=1, n_heads=4, hidden_dim=48)
+FAMILIES["distilbert"] = ("DistilBertForMaskedLM", DISTILBERT)
+
+NORMED, NO_SIZE = {"qwen3", "gemma3", "qwen3_moe"}, {"deepseek_v3", "t5", "mamba", "mamba2", "openai"}
+"""Families without pairs: with norms on their queries; without attention, or a size of heads that it says."""
+
+
+def model_of(family):
+    if family in FAMILIES:
+        torch.manual_seed(0)
+        return getattr(transformers, FAMILIES[family][0])(FAMILIES[family][1]).eval()
+    return built(*FUSED[family][:3])
+
+
+def heads_of(placed):
+    """Rows of the heads that the plan has in a matrix, or None."""
+    size = getattr(placed.role.view, "head_dim", None)
+    blocks = [block for block in placed.blocks for _ in range(block[0])]
+    return size if size and blocks[0][1] == size else None
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *FUSED])
+def test_all_three_find_the_same_heads(family):
+    model = model_of(family)
+    plan, names = sf.Plan.of(model), {id(module): name for name, module in model.named_modules()}
+    pairs = {}
+    if family in NORMED | NO_SIZE:
+        with pytest.raises(ValueError, match="give pairs="):
+            find_pairs(model)
+    else:
+        pairs = find_pairs(model)
+    planned = {}
+    for name, owner in model.named_modules():
+        found, size = parts(owner), head_dim_of(owner)
+        if size and {"query", "key"} <= found.keys():
+            planned[name] = {what: names[id(part.layer)] + ".weight" for what, part in found.items()}
+            cut = heads_of(plan[planned[name]["query"]])
+            assert cut == (None if family == "codegen" else size), name
+        if name in pairs:
+            assert pairs[name].head_dim == size
+            for side, what in ((pairs[name].query, "query"), (pairs[name].key, "key")):
+                assert side.layer is found[what].layer
+                assert side.part == found[what].index
+        if (before := forward_bound(owner)) is not None and "value" in found:
+            check_values(owner, found["value"], before)
+    assert pairs.keys() == ({} if family in NORMED else planned).keys()
+    assert bool(planned) == (family not in NO_SIZE)
+
+
+def check_values(owner, value, before):
+    """The bound is of the values: it follows them, and not the other matrices of a fused layer."""
+    p = value.layer.weight
+    transposed = not isinstance(value.layer, torch.nn.Linear)
+    rows = p.detach().mT.clone() if transposed else p.detach().clone()
+    blocks = [rows[None]] if value.view is None else [block.clone() for block in value.view.split(rows)]
+    matrices = [matrix for block in blocks for matrix in block]
+    for i, matrix in enumerate(matrices):
+        matrix.mul_(1 if i == value.index else 100)
+    changed = rows if value.view is None else value.view.join(blocks, tuple(rows.shape))
+    with torch.no_grad():
+        p.copy_(changed.mT if transposed else changed)
+    assert forward_bound(owner) == pytest.approx(before)

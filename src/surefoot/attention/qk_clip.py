@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,6 +83,7 @@ class LogitControl:
         self.pairs: dict[str, QueryKey] = dict(find_pairs(model, scale) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
+        self._unseen = list(self.pairs)
 
     def bounds(self, input_rms: float = 1.0) -> dict[str, Tensor]:
         """Upper bounds on the logits from the norms of W_q and W_k.
@@ -150,7 +152,15 @@ class LogitControl:
 
     def _rescale(self, optimizer: SteepestDescent) -> None:
         """Rescale the heads above the threshold and start new maxima."""
-        optimizer.scale_(self.factors(self._global_largest()))
+        largest = self._global_largest()
+        if unseen := [name for name in self._unseen if name not in largest or not largest[name].any()]:
+            warnings.warn(
+                f"the attention logits of {', '.join(unseen)} were not measured before this step: the module's forward "
+                "method was not called in training; name the one around it that is, pairs={name: QueryKey(...)}",
+                stacklevel=2,
+            )
+        self._unseen = []  # warned once
+        optimizer.scale_(self.factors(largest))
         self.largest = {}
 
     def _global_largest(self) -> dict[str, Tensor]:

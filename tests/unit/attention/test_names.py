@@ -9,13 +9,21 @@ from attention_helpers import random
 from torch import nn
 
 import surefoot as sf
-from surefoot.attention.logits import largest_logits
+from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.qk_pairs import find_pairs
 from surefoot.discovery import heads
 from surefoot.monitor.attention_bound import forward_bound
 
 D, SIZE = 16, 4
+NAMES = [
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("to_q", "to_k", "to_v"),
+    ("wq", "wk", "wv"),
+    ("q", "k", "v"),
+    ("q_lin", "k_lin", "v_lin"),
+]
 
 
 class Attention(nn.Module):
@@ -34,7 +42,7 @@ class Attention(nn.Module):
         return getattr(self, self.out)(y.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("names", heads._SEPARATE, ids=str)
+@pytest.mark.parametrize("names", NAMES, ids=str)
 def test_a_plain_module_is_the_same_to_all_three(names, monkeypatch):
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": Attention(names)})
@@ -57,7 +65,7 @@ def test_a_plain_module_is_the_same_to_all_three(names, monkeypatch):
     assert forward_bound(model["a"]) > 5 * bound
 
 
-@pytest.mark.parametrize("names", heads._SEPARATE, ids=str)
+@pytest.mark.parametrize("names", NAMES, ids=str)
 def test_logits_of_a_plain_module_are_measured_and_come_back_to_the_threshold(names):
     torch.manual_seed(0)
     model, x = nn.ModuleDict({"a": Attention(names)}), random(2, 6, D)
@@ -109,6 +117,21 @@ def test_torchs_own_attention_is_measured_bounded_and_rescaled(options, weights,
         assert (control.largest["a"] <= control.bounds(r)["a"]).all()
 
 
+def test_torchs_function_may_be_called_with_masks_of_either_kind():
+    q, k, weight = random(4, 2, D), random(3, 2, D, seed=1), random(3 * D, D, seed=2)
+    blocked = torch.tensor([False, True, True]).expand(4, 3)
+    given = {"num_heads": 4, "in_proj_weight": weight, "in_proj_bias": None}
+    as_numbers = torch.zeros(4, 3).masked_fill(blocked, -torch.inf)
+    wanted = multihead_logits(q, k[:1], **given)
+    for mask in (blocked, as_numbers, blocked.expand(8, 4, 3)):
+        torch.testing.assert_close(multihead_logits(q, k, attn_mask=mask, **given), wanted)
+    torch.testing.assert_close(multihead_logits(q, k, key_padding_mask=blocked[:2], **given), wanted)
+
+
+def test_the_table_has_these_rows():
+    assert set(heads._SEPARATE) == set(NAMES)
+
+
 def test_torchs_transformer_trains_under_control():
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 32, batch_first=True), 2, enable_nested_tensor=False)
@@ -153,3 +176,32 @@ def test_a_layer_with_a_norm_on_its_queries_is_left_out(name):
     assert list(find_pairs(model)) == ["plain"]
     model = nn.ModuleDict({"none": Normed(name, nn.Identity()), "wide": Normed("before", nn.LayerNorm(3))})
     assert list(find_pairs(model)) == ["none", "wide"]
+
+
+class Around(nn.Module):
+    """torchtitan's way: the module with the projections does not compute attention, the one around it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.wo = nn.Module(), nn.Linear(D, D)
+        self.qkv.wq, self.qkv.wk, self.qkv.wv, self.qkv.head_dim = *(nn.Linear(D, D) for _ in "qkv"), SIZE
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for layer in self.qkv.children())
+        return self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_module_whose_forward_is_not_called_warns_and_the_remedy_works():
+    model = nn.ModuleDict({"a": Around()})
+    pairs = find_pairs(model)
+    assert list(pairs) == ["a.qkv"]
+    for name, given in (("a.qkv", None), ("a", {"a": pairs["a.qkv"]})):
+        control, optimizer = LogitControl(model, pairs=given), sf.SteepestDescent(model, lr=0.0)
+        control.hold(optimizer)
+        model["a"](random(2, 6, D)).square().mean().backward()
+        if given:
+            assert control.largest[name].shape == (4,)
+            optimizer.step()
+        else:
+            with pytest.warns(UserWarning, match=r"the attention logits of a\.qkv were not measured"):
+                optimizer.step()

@@ -97,5 +97,6 @@ def test_the_pages_examples_are_right():
     for code in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(code, scope)
     assert scope["heads"]["query.weight"].blocks == ((4, 16, 64),)
+    assert scope["renamed"]["a.weight"].blocks == ((4, 16, 64),)
     assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
     assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))

@@ -118,6 +118,11 @@ def test_known_names_without_a_size_of_heads_say_what_is_missing(size):
     assert "name `query`" in why
 
 
+def test_experts_say_that_their_attributes_names_were_used():
+    plan = Plan.of(mixture())
+    assert all("by its attributes' names" in plan[name].why for name in plan if name.startswith("experts."))
+
+
 def test_a_recipe_without_heads_does_not_speak_of_them():
     assert "heads" not in Plan.of(attention(head_dim=16), sf.recipes.muon())["query.weight"].why
     assert "queries and keys by type: heads of 16 rows" in Plan.of(nn.MultiheadAttention(D, 4))["in_proj_weight"].why
