@@ -111,6 +111,10 @@ class Geometry(ABC):
         """The nearest point all of whose rows, or singular values, have norm 1; accurate where `direction` is fast."""
         return self.direction(w)
 
+    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the most of what `retract` brings to 1: norms of rows, singular values; 0 if unknown."""
+        return torch.zeros_like(norm := self.norm(w)), norm
+
     def certificate(self, w: Tensor) -> Tensor:
         """Upper bound on `norm(w)` that no rounding invalidates, computed without a device synchronisation."""
         return self.norm(w)

@@ -82,6 +82,21 @@ class VectorGeometry(Geometry):
         radial = self.exponent in (2, math.inf)
         return clipped_change(excess, reach) if radial else super().clip_change_bound(excess, reach)
 
+    def retract(self, w: Tensor) -> Tensor:
+        """Each vector over its own norm, as the direction is for exponent 2 alone; of entries the sign."""
+        if math.isinf(self.exponent):
+            return self.direction(w)
+        size = lp_balls.length(w, self.exponent, self.dim)
+        return w / torch.where(size == 0, 1, size * self.scale(w.shape))
+
+    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Norms of vectors; sizes of entries."""
+        if not w.numel():
+            return super().spread(w)
+        sizes = w.abs() if math.isinf(self.exponent) else lp_balls.length(w, self.exponent, self.dim)
+        least, most = torch.aminmax(sizes.flatten(-self.ndim) * self.scale(w.shape), dim=-1)
+        return least, most
+
     def tangent(
         self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:

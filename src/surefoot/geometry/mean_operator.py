@@ -115,6 +115,14 @@ class MeanOperator(Geometry):
         """The form's."""
         return self._form.root_square(shape)
 
+    def retract(self, w: Tensor) -> Tensor:
+        """The form's."""
+        return self._form.retract(w)
+
+    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The form's."""
+        return self._form.spread(w)
+
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """The form's."""
         return self._form.clip_change_bound(excess, reach)

@@ -86,6 +86,13 @@ class ScaledSpectral(Geometry):
             cubic = near @ (near.mT @ near) if tall else (near @ near.mT) @ near
         return torch.add(1.5 * near, cubic, alpha=-0.5).mul_(self.unit(w.shape))
 
+    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Singular values over `unit`."""
+        if not w.numel():
+            return super().spread(w)
+        least, most = torch.aminmax(finite_only(torch.linalg.svdvals, w) / self.unit(w.shape), dim=-1)
+        return least, most
+
     def certificate(self, w: Tensor) -> Tensor:
         """From float32 products, at most 1.5 % above the norm for 2048 rows, rounding aside."""
         return upper_bound(w, SQUARINGS) * ((1 + 1e-6) / self.unit(w.shape))

@@ -146,7 +146,8 @@ class Stiefel(Ball):
     The step maximises `<m, d>` over `norm(d) <= 1` with `wᵀ d` skew, or `w dᵀ` for a wide w. Under the spectral norm it
     is `msign(m wᵀ - w mᵀ) w`, for rectangular w too (`linalg.tangent.stiefel_msign`); under others the tangent part of
     the plain direction, which is not the best. The rows of a table have norm radius instead; a vector is one row, under
-    its own norm: `Normalise`. A singular value of 0 stays 0: start from full rank, as `Plan.initialise_` does.
+    its own norm: `Normalise`. A singular value of 0 stays 0 under spectral steps, and becomes radius at once under those of
+    other norms: start from full rank, as `Plan.initialise_` does.
 
     Cost: about 3 directions a step: an msign of the skew matrix, at most twice the smaller side, and one of the result.
 
@@ -178,9 +179,14 @@ class Stiefel(Ball):
         return type(self)(self.radius * unit) if len(shape) > 2 else Normalise(self.radius * unit)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step and the way back, which is the shortest one; at most both norms together."""
-        away = ball.norm(ball.retract(w) * self.radius - w)
-        reach = eta * known.longest(ball) * (1 + away / self.radius)  # the closed form turns w as it is
+        """The step and the way back, which is the shortest one; at most both norms together.
+
+        The way is as long as the singular value (the row) that is furthest from the radius after the step is from it: a
+        step lifts those that are 0, too, and then they become the radius at once.
+        """
+        least, most = ball.spread(w)
+        away = torch.maximum(most - self.radius, self.radius - least)
+        reach = eta * known.longest(ball) * (most / self.radius).clamp_min(1)  # the closed form turns w as it is
         change = torch.minimum(2 * reach + away, known.upper + self.radius * (1 + 1e-4))
         return torch.where(known.upper == 0, 0, change)
 

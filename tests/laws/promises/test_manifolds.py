@@ -214,3 +214,59 @@ def test_problems_that_rest_do_not_bend_the_step_of_the_others(geometry, scheme)
     step, dim = (new - w) / 1e-4, -1 if isinstance(scheme, sf.RowSphere) else -2
     assert float((step * w).sum(dim).abs().max()) <= 1e-3
     assert float(step[eta == 0].abs().max()) <= 1e-3 < 0.1 < float(step[eta > 0].abs().mean())
+
+
+def unevenly(shape):
+    """Weights of every rank, of singular values down to nothing, of rows and columns that are zero or nearly so."""
+    rows, columns = shape
+    u, v = (torch.linalg.qr(gaussian((n, min(shape)), 5)).Q for n in shape)
+    for rank in range(1, min(shape) + 1):
+        yield u[:, :rank] @ v[:, :rank].mT
+    for least in (1e-8, 1e-4, 0.3):
+        for values in ([1.0] * (min(shape) - 1) + [least], [1.0] + [least] * (min(shape) - 1)):
+            yield u * torch.tensor(values) @ v.mT
+    for factor in (0.0, 1e-7):
+        for axis in (torch.arange(rows)[:, None] == 0, torch.arange(columns) == 0):
+            yield torch.where(axis, factor, 1.0) * gaussian(shape, 6)
+    for size in (1.0, 1e-12, 1e-41):
+        yield size * gaussian(shape, 7)
+        yield size * torch.eye(rows, columns).cumprod(0)
+
+
+BALLS = (Spectral(), RowRMS(), HeadRMS(), sf.RowMean(3.0), sf.MeanOperator(1.0, 1.5), sf.MeanOperator(1.0, math.inf))
+LENGTHS = (sf.RowSphere(), sf.RowSphere(0.7), sf.ColumnSphere(), sf.ColumnSphere(0.7))
+ROUND = (sf.SpectralSphere(0.7), sf.Normalise(), sf.Normalise(0.7), sf.Normalise(0.7, sf.Frobenius()), sf.Hyperball())
+
+
+@combinations(
+    lambda scheme, ball, step, shape: (
+        scheme == sf.Stiefel(0.7) and step == BALLS[-1] and (ball == BALLS[0] or shape[0] > 4)
+    ),
+    scheme=[sf.Stiefel(0.7), sf.Stiefel(3.0), *LENGTHS, *ROUND],
+    ball=BALLS,
+    step=[*BALLS, sf.Frobenius()],
+    shape=[(6, 4), (4, 9)],
+)
+def test_from_weights_of_every_rank_no_step_moves_further_than_was_reported(scheme, ball, step, shape):
+    """Some of which are far from the manifold: the first step goes to it, where there is a way, at any rate."""
+    role = sf.Role("any", step, weight_norm=ball, stabiliser=scheme)
+    for i, start in enumerate(unevenly(shape)):
+        for lr in (4e-4, 0.3):
+            p = nn.Parameter(start.clone())
+            optimizer = sf.SteepestDescent([{"params": [("w", p)], "role": role}], lr=lr)
+            for seed in (i, -i):
+                before, bound = p.detach().double(), optimizer.stability()["w"]["update_upper"]
+                p.grad = gaussian(shape, 100 + seed) if seed > 0 else gaussian((shape[0], 1), 9).expand(shape).clone()
+                optimizer.step()
+                assert p.isfinite().all()
+                assert float(ball.norm(p.detach().double() - before)) <= 1.01 * bound + 1e-12
+
+
+@pytest.mark.parametrize("ball", BALLS[1:-1], ids=repr)
+def test_a_tables_rows_keep_their_shape_on_the_way_to_the_radius(ball):
+    """Under norms of every exponent: the way there is radial."""
+    w = gaussian((6, 4), 1)
+    dim = -2 if ball == BALLS[4] else -1
+    there = ball.retract(w)
+    torch.testing.assert_close(ball.spread(there), (torch.tensor(1.0), torch.tensor(1.0)))
+    torch.testing.assert_close((there * w).sum(dim), there.norm(dim=dim) * w.norm(dim=dim))
