@@ -43,6 +43,27 @@ MUTATIONS = (
     ),
     Mutation("decay without caution", "stabilise/decay_variants.py", "d * w >= 0", "d * w <= 0", DECAYS),
     Mutation("a block's bound without biases", "monitor/linear_layers.py", " + rms(self.bias)\n", "\n", BLOCKS),
+    Mutation(
+        "the rows of a head with their mean",
+        "monitor/head_loss.py",
+        "else w\n    return",
+        "else w; centred = w\n    return",
+        "tests/unit/monitor/test_head_loss.py",
+    ),
+    Mutation(
+        "a dependency of rounding",
+        "monitor/maxima.py",
+        " - error * rounding[differ])",
+        ")",
+        "tests/unit/monitor/test_rounding.py",
+    ),
+    Mutation(
+        "an MLP that writes to what it reads",
+        "monitor/block_bounds.py",
+        "not all(node.users for node in calls) or ",
+        "",
+        "tests/unit/monitor/test_activation_slopes.py",
+    ),
     Mutation("the bound of one head", "monitor/attention_bound.py", ".square().mean())", ".square().amin())", BLOCKS),
     Mutation(
         "an epsilon in In Norm",

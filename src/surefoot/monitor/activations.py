@@ -263,7 +263,7 @@ def _observe(
     if x is not None and (ratio := largest_ratio(x, y, by_vector, dtypes[name])) is not None:
         values["dependency"] = ratio
     unknown = bounded and "forward_bound" not in largest
-    bounds = block_bounds(module, old_modules.get(name), x, y) if unknown else {}
+    bounds = block_bounds(module, old_modules.get(name)) if unknown else {}
     if name in old_modules:  # last, as it may write to the inputs
         old = first_output(old_modules[name](*args, **kwargs))
         assert old is not None

@@ -1,8 +1,10 @@
 """Upper bounds on the stability numbers of whole blocks, from their weights: MLPs, gated ones, attention, sequences.
 
-A block is recognised by the layers that it consists of, and an MLP by what it does: its output for the batch at hand
-must be that of the formula, else it has no bound. With `|W|` the norm of a matrix and `|W|_max` its largest
-output entry, both for inputs of RMS 1, and L the activation's largest slope, over inputs of RMS at most 1:
+A sequence is recognised by its layers, an MLP by the code of its `forward`, which `torch.fx` follows without data: it
+must consist of linear layers and of activations that are known, by their class or function, else it has no bound. No
+batch can show an activation's slope. Hooks that change what a layer returns are not seen, nor is rounding in half
+precision. With `|W|` the norm of a matrix and `|W|_max` its largest output entry, both for inputs of RMS 1, and L the
+activation's largest slope, over inputs of RMS at most 1:
 
 - `f = W x + b`: forward `|W| + rms(b)`, dependency `|W|`, update `|dW| + rms(db)`.
 - `down act(up x)`: the products. The update adds one term for each layer's change, the other at its norm.
@@ -10,8 +12,8 @@ output entry, both for inputs of RMS 1, and L the activation's largest slope, ov
   other: `forward = L |down| min(|gate| |up|_max, |gate|_max |up|)`, dependency twice that. They grow as the root of the
   width, and so does the maximum itself: an input may be aligned with a row of both. Measured numbers are Theta(1).
 - attention: each head's output is a mean of values, so that forward is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` a
-  head's rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. Its dependency grows with the logits and with the
-  number of positions, and has no bound here.
+  head's rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. The largest dependency at matrices of norm 1
+  grows as the largest logit, and as the root of the number of positions that look at one: it has no bound here.
 - RMSNorm, LayerNorm over one dimension: forward `max |gain| + rms(b)`, update `max |dgain| + rms(db)`, whatever the
   input; no dependency.
 - `surefoot.layers`: In Norm is a norm without a gain and a linear layer; Out Norm and Post Norm have forward 1; the
@@ -22,55 +24,53 @@ Source: "Beyond MuP" 1 to 3, whose bounds of linear layers these are, composed.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+import operator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
 from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.linear_layers import Linear, linear
 from surefoot.monitor.maxima import over_vectors, rms
 
-GELU_SLOPE, SILU_SLOPE = 1.129, 1.100
+GELU_SLOPE, SILU_SLOPE, MISH_SLOPE, HARDSWISH_SLOPE = 1.129, 1.100, 1.089, 1.5
 
 LIPSCHITZ: dict[type[nn.Module], float] = {
     nn.ReLU: 1.0,
     nn.GELU: GELU_SLOPE,
     nn.SiLU: SILU_SLOPE,
+    nn.Mish: MISH_SLOPE,
+    nn.Hardswish: HARDSWISH_SLOPE,
+    **dict.fromkeys((nn.ReLU6, nn.Tanh, nn.Softsign), 1.0),
     nn.Identity: 1.0,
     nn.Dropout: 1.0,  # in eval mode
 }
 """Largest slope of an activation function that is 0 at 0."""
 
-ACTIVATIONS: tuple[tuple[Callable[[Tensor], Tensor], float], ...] = (
-    (F.gelu, GELU_SLOPE),
-    (lambda x: F.gelu(x, approximate="tanh"), GELU_SLOPE),
-    (F.silu, SILU_SLOPE),
-    (F.relu, 1.0),
-    (lambda x: x * torch.sigmoid(1.702 * x), SILU_SLOPE),
-    (torch.tanh, 1.0),
-)
-"""Activation functions of MLPs, with their largest slopes."""
+_FUNCTIONS: dict[object, float] = {
+    F.gelu: GELU_SLOPE,
+    F.silu: SILU_SLOPE,
+    F.mish: MISH_SLOPE,
+    F.hardswish: HARDSWISH_SLOPE,
+    **dict.fromkeys((F.relu, torch.relu, F.relu6, F.tanh, torch.tanh, F.softsign, "relu", "tanh"), 1.0),
+}
+"""The same of functions, and of methods of tensors by name."""
 
-_PLAIN = (
-    *(("up", "down"), ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"), ("fc_in", "fc_out")),
-    *(("wi", "wo"), ("linear1", "linear2"), ("linear_fc1", "linear_fc2"), ("lin1", "lin2")),
-    *(("dense_h_to_4h", "dense_4h_to_h"), ("intermediate_dense", "output_dense")),
-)
-_TWO_IN_ONE = (("gate_up_proj", "down_proj"), ("Wi", "Wo"))
-_GATED = (("gate", "up", "down"), ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo"))
-"""Names of the layers of MLPs."""
-
-_COMPARED = 256
-"""Vectors, at most, for which an MLP is compared with its formula."""
-
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
-_LOOSE = 0.03
-"""How far an MLP's output may be from its formula's, relatively: by dtype, and for all others."""
+_GELUS = ("GELUActivation", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
+_FOREIGN = {
+    **dict.fromkeys(_GELUS, GELU_SLOPE),
+    "QuickGELUActivation": SILU_SLOPE,
+    "SiLUActivation": SILU_SLOPE,
+    "MishActivation": MISH_SLOPE,
+    "LinearActivation": 1.0,
+}
+"""The same of classes of `transformers.activations`."""
 
 
 @dataclass(frozen=True)
@@ -112,29 +112,26 @@ def _times(slope: float, bound: float) -> float:
     return slope * bound if slope and bound else 0.0
 
 
-MLP = tuple[Linear | None, Linear, Linear]
-"""The gate, or None; up; down."""
-
-
-def block_bounds(module: nn.Module, old: nn.Module | None, x: Tensor | None, y: Tensor | None) -> dict[str, float]:
-    """The bounds of a block whose formula is known.
+def block_bounds(module: nn.Module, old: nn.Module | None = None) -> dict[str, float]:
+    """The bounds of a block whose formula is known, in eval mode.
 
     Args:
         module: any module.
         old: a copy from before some steps; adds the bound on the update.
-        x: an input of the module.
-        y: the output for it; an MLP has no bounds without them, nor if y is not what its formula gives.
 
     Returns:
-        "forward_bound", "dependency_bound" and "update_bound", as far as they are known.
+        "forward_bound", "dependency_bound" and "update_bound", as far as they are known. None if a weight is not
+        finite, or if the `forward` of a module inside is not that of its class.
 
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> _ = block[0].weight.data.copy_(torch.eye(2) * 3), block[0].bias.data.fill_(1.0)
-    >>> {name: round(bound, 4) for name, bound in block_bounds(block, None, None, None).items()}
+    >>> {name: round(bound, 4) for name, bound in block_bounds(block).items()}
     {'forward_bound': 4.0, 'dependency_bound': 3.0}
     """
     before = module if old is None else old
-    bounds = _sequence(Bounds(), module, before) or _mlp(module, before, x, y)
+    if not all(_as_its_class(part) for root in (module, before) for part in root.modules()):
+        return {}
+    bounds = _sequence(Bounds(), module, before) or _mlp(module, before)
     if bounds is None:
         forward = forward_bound(module)
         return {} if forward is None else {"forward_bound": forward}
@@ -163,7 +160,19 @@ def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | Non
         inside = _sequence(bounds.normed(1.0, 1.0, 0.0), module.block, old.block)
         skip = bounds if isinstance(module, PreNorm) else bounds.normed(1.0, 1.0, 0.0)
         return None if inside is None else skip.added(inside)
-    return bounds.times(LIPSCHITZ[type(module)]) if type(module) in LIPSCHITZ else None
+    slope = _slope(module)
+    return None if slope is None or repr(module) != repr(old) else bounds.times(slope)
+
+
+def _as_its_class(module: nn.Module) -> bool:
+    """Whether a module computes what its class does, with finite numbers."""
+    return "forward" not in vars(module) and all(bool(p.isfinite().all()) for p in module.parameters(recurse=False))
+
+
+def _slope(module: nn.Module) -> float | None:
+    """The largest slope of an activation function; None of any other module."""
+    foreign = type(module).__module__ == "transformers.activations"
+    return _FOREIGN.get(type(module).__name__) if foreign else LIPSCHITZ.get(type(module))
 
 
 def _largest_normed(norm: nn.Module, old: nn.Module | None = None) -> float:
@@ -171,27 +180,109 @@ def _largest_normed(norm: nn.Module, old: nn.Module | None = None) -> float:
 
     def of(name: str, missing: float) -> Tensor:
         values = [getattr(module, name, None) for module in (norm, old) if module is not None]
-        new, *before = [torch.tensor([missing]) if x is None else x.detach() for x in values]
+        new, *before = [torch.tensor([missing]) if x is None else x.detach().double() for x in values]
         return new - before[0] if before else new
 
     return float(of("weight", 1.0).abs().max()) + rms(of("bias", 0.0))
 
 
-def _mlp(module: nn.Module, old: nn.Module, x: Tensor | None, y: Tensor | None) -> Bounds | None:
-    """The bounds of an MLP."""
-    new, before = _layers(module), _layers(old)
-    slope = None if new is None or before is None else _slope(new, x, y)
-    if new is None or before is None or slope is None:
+class _Tracer(fx.Tracer):
+    """Follows a module's code down to the layers and the activations that are known."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        parts = module.modules()
+        self._known = {id(part) for part in parts if linear(part) is not None or _slope(part) is not None}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is not looked into."""
+        return id(m) in self._known or super().is_leaf_module(m, module_qualified_name)
+
+
+def _mlp(module: nn.Module, old: nn.Module) -> Bounds | None:
+    """The bounds of an MLP, a module of two or three linear layers whose code is one of the formulas."""
+    layers = [part for part in module.children() if linear(part) is not None]
+    others = [part for part in module.children() if linear(part) is None]
+    if len(layers) not in (2, 3) or any(True for part in others for _ in part.parameters()):
         return None
-    bounds = Bounds().then(new[1], before[1]) if new[0] is None else _product(new, before)
-    return bounds.times(slope).then(new[2], before[2])
+    graphs: list[fx.Graph] = []
+    with suppress(Exception):  # of any code that asks for values or shapes
+        graphs = [_Tracer(part).trace(copy.copy(part)) for part in (module, old)]
+    if not graphs or str(graphs[0]) != str(graphs[1]) or _overwrites(module, graphs[0]):
+        return None
+    (output,) = (node for node in graphs[0].nodes if node.op == "output")
+    return _traced(output.args[0], module, old)
 
 
-def _product(new: MLP, old: MLP) -> Bounds:
-    """The bounds of `gate(x) * up(x)`."""
-    (gate, up, _), (old_gate, old_up, _) = new, old
-    assert gate is not None
-    assert old_gate is not None
+def _overwrites(module: nn.Module, graph: fx.Graph) -> bool:
+    """Whether a tensor may be written to: by a call whose result is not used, or by a layer where others read it."""
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    shared = any(len(node.users) > 1 for node in graph.nodes)
+    in_place = any(getattr(part, "inplace", False) for part in module.modules())
+    return not all(node.users for node in calls) or (shared and in_place)
+
+
+def _traced(node: object, module: nn.Module, old: nn.Module) -> Bounds | None:
+    """The bounds of a value in a module's code; None where it is not known how it comes from the input."""
+    if not isinstance(node, fx.Node):
+        return None
+    if _is_input(node):
+        return Bounds()
+    if node.target in (operator.mul, torch.mul) and len(node.args) == 2:
+        a, b = (_factor(factor, module, old) for factor in node.args)
+        return None if a is None or b is None else _product(a[1:], b[1:]).times(a[0] * b[0])
+    if len(node.args) != 1 or (inner := _traced(node.args[0], module, old)) is None:
+        return None
+    if node.op == "call_module" and not node.kwargs:
+        return _sequence(inner, module.get_submodule(str(node.target)), old.get_submodule(str(node.target)))
+    slope = _function_slope(node)
+    return None if slope is None else inner.times(slope)
+
+
+def _function_slope(node: fx.Node) -> float | None:
+    """The largest slope of a call of an activation function."""
+    plain = node.op in ("call_function", "call_method") and len(node.args) == 1 and not node.kwargs.get("inplace")
+    return _FUNCTIONS.get(node.target) if plain and not node.kwargs.keys() - {"approximate", "inplace"} else None
+
+
+def _factor(node: object, module: nn.Module, old: nn.Module) -> tuple[float, Linear, Linear] | None:
+    """A factor of a gated MLP: the slope of its activation, 1 without one, and the linear layer of the input."""
+    if not isinstance(node, fx.Node) or not node.args:
+        return None
+    if node.op == "call_module" and not node.kwargs and len(node.args) == 1:
+        part, before = (m.get_submodule(str(node.target)) for m in (module, old))
+        layer, old_layer, slope = linear(part), linear(before), _slope(part) if repr(part) == repr(before) else None
+        if layer is not None and old_layer is not None:
+            return (1.0, layer, old_layer) if _is_input(node.args[0]) else None
+    else:
+        slope = _function_slope(node)
+    if slope is not None:
+        inner = _factor(node.args[0], module, old)
+        return None if inner is None else (slope * inner[0], *inner[1:])
+    return _half(node, module, old)
+
+
+def _half(node: fx.Node, module: nn.Module, old: nn.Module) -> tuple[float, Linear, Linear] | None:
+    """One of the two halves of a linear layer's output."""
+    halves, index = node.args if node.target is operator.getitem else (None, None)
+    if not isinstance(halves, fx.Node) or halves.target not in ("chunk", torch.chunk) or not isinstance(index, int):
+        return None
+    if (*halves.args[1:], *halves.kwargs.values()) != (2, -1) or halves.kwargs.keys() - {"dim"}:
+        return None
+    whole = _factor(halves.args[0], module, old)
+    if whole is None or len(whole[1].weight) % 2:
+        return None
+    new, before = (Linear(x.weight.chunk(2)[int(index)], x.bias.chunk(2)[int(index)], x.normed) for x in whole[1:])
+    return whole[0], new, before
+
+
+def _is_input(node: object) -> bool:
+    return isinstance(node, fx.Node) and node is next(iter(node.graph.nodes))
+
+
+def _product(gates: tuple[Linear, Linear], ups: tuple[Linear, Linear]) -> Bounds:
+    """The bounds of `gate(x) * up(x)`, for each the present layer and the older one."""
+    (gate, old_gate), (up, old_up) = gates, ups
 
     def product(a: Linear, b: Linear) -> float:
         return min(a.rms() * b.largest(), a.largest() * b.rms())
@@ -201,32 +292,3 @@ def _product(new: MLP, old: MLP) -> Bounds:
     dependency = math.inf if normed else product(gate, up_alone) + product(gate_alone, up)
     update = product(gate, up - old_up) + product(gate - old_gate, old_up)
     return Bounds(product(gate, up), product(old_gate, old_up), dependency, update)
-
-
-def _layers(module: nn.Module) -> MLP | None:
-    """The layers of an MLP, by their names."""
-    for names in (*_GATED, *_PLAIN, *_TWO_IN_ONE):
-        layers = [linear(getattr(module, name, None)) for name in names]
-        if len(found := [layer for layer in layers if layer is not None]) == len(names):
-            *gate, up, down = found
-            if names in _TWO_IN_ONE:
-                halves = zip(up.weight.chunk(2), up.bias.chunk(2), strict=True)
-                gated, up = (Linear(*half, up.normed) for half in halves)
-                return gated, up, down
-            return gate[0] if gate else None, up, down
-    return None
-
-
-def _slope(mlp: MLP, x: Tensor | None, y: Tensor | None) -> float | None:
-    """The slope of the activation function with which the formula of an MLP gives y; None if there is none."""
-    gate, up, down = mlp
-    fits = x is not None and y is not None and x.shape[:-1] == y.shape[:-1] and x.shape[-1] == up.weight.shape[1]
-    if x is None or y is None or not fits or not x.numel() or y.shape[-1] != len(down.weight):
-        return None
-    tolerance = _TOLERANCES.get(x.dtype, _LOOSE)
-    x, y = (z.flatten(0, -2)[:_COMPARED].to(up.weight.dtype) if z.ndim > 1 else z[None] for z in (x, y))
-    for act, slope in ACTIVATIONS:
-        expected = down(act(up(x)) if gate is None else act(gate(x)) * up(x))
-        if rms(y - expected) <= tolerance * rms(expected):
-            return slope
-    return None

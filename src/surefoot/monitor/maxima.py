@@ -99,7 +99,7 @@ def largest_ratio(x: Tensor, y: Tensor, by_vector: bool, rounded: torch.dtype = 
         The ratio; None where x and y have no pairs in common, or no two inputs differ by more than rounding.
 
     >>> x = torch.tensor([[1.0], [2.0], [4.0]])
-    >>> round(largest_ratio(x, x.square(), by_vector=True), 4)  # (16 - 4) / (4 - 2)
+    >>> round(largest_ratio(x, x.square(), by_vector=True), 3)  # (16 - 4) / (4 - 2)
     6.0
     """
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
@@ -116,7 +116,7 @@ def largest_ratio(x: Tensor, y: Tensor, by_vector: bool, rounded: torch.dtype = 
     differ = apart > max(APART, error) * size if continuous else apart > 0.5
     if not bool(differ.any()):
         return None
-    changed = (changed[differ] - error * rounding[differ]).clamp_min(0) / math.sqrt(y.shape[1])
+    changed = (changed[differ] - error * rounding[differ]).clamp_min(0) / math.sqrt(max(1, y.shape[1]))
     if continuous:
         changed = changed * math.sqrt(x.shape[1]) / (apart[differ] + error * size[differ])
     return float(changed.max())

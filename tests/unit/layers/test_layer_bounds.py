@@ -41,7 +41,7 @@ def test_the_numbers_of_an_in_norm_layer_are_those_of_the_source(shape):
     torch.manual_seed(0)
     old = InNormLinear(*shape, bias=True, dtype=torch.float64)
     new = changed(old)
-    bounds, factor = block_bounds(new, old, None, None), math.sqrt(shape[0] / shape[1])
+    bounds, factor = block_bounds(new, old), math.sqrt(shape[0] / shape[1])
     weight, bias = new.weight.detach(), new.bias.detach()
     step, bias_step = weight - old.weight.detach(), bias - old.bias.detach()
     assert bounds.keys() == {"forward_bound", "update_bound"}
@@ -91,7 +91,7 @@ def test_a_block_is_bounded_whatever_the_length_of_its_input(name):
     torch.manual_seed(0)
     old = BLOCKS[name]().double()
     new = changed(old)
-    bounds = block_bounds(new, old, None, None)
+    bounds = block_bounds(new, old)
     assert bounds.keys() == {"forward_bound", *([] if name in NO_UPDATE else ["update_bound"])}
     forward, update = measured(new, old, 6)
     assert forward <= bounds["forward_bound"] * (1 + 1e-9) <= 6 * forward
@@ -104,7 +104,7 @@ def test_what_stands_before_an_in_norm_layer_changes_nothing(factor):
     torch.manual_seed(0)
     first, layer = nn.Linear(6, 9), InNormLinear(9, 4, bias=True)
     first.weight.data *= factor
-    alone, behind = (block_bounds(f, None, None, None)["forward_bound"] for f in (layer, nn.Sequential(first, layer)))
+    alone, behind = (block_bounds(f)["forward_bound"] for f in (layer, nn.Sequential(first, layer)))
     assert behind == alone
 
 
@@ -112,12 +112,12 @@ def test_a_pre_norm_block_adds_the_skip_connection():
     torch.manual_seed(0)
     old = PreNorm(nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 6))).double()
     new = changed(old)
-    inside, bounds = block_bounds(new.block, old.block, None, None), block_bounds(new, old, None, None)
+    inside, bounds = block_bounds(new.block, old.block), block_bounds(new, old)
     assert bounds == {"forward_bound": 1 + inside["forward_bound"], "update_bound": inside["update_bound"]}
     forward, update = measured(new, old, 6, sizes=(0.01, 0.1))
     assert forward <= bounds["forward_bound"]
     assert update <= bounds["update_bound"]
-    assert block_bounds(PreNorm(nn.Bilinear(2, 2, 2)), None, None, None) == {}
+    assert block_bounds(PreNorm(nn.Bilinear(2, 2, 2))) == {}
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

@@ -115,3 +115,28 @@ def test_a_norm_over_two_dimensions_couples_their_vectors(kind):
     assert measured["dependency"] == pytest.approx(max(ratios), rel=1e-5)
     assert measured["forward"] > 1  # of one of five vectors, which share an RMS of 1
     assert "forward_bound" not in measured
+
+
+def single(d: int, row: int, column: int) -> Tensor:
+    weight = torch.zeros(d, d)
+    weight[row, column] = 1
+    return weight
+
+
+@pytest.mark.parametrize(("d", "positions"), [(64, 3), (1024, 3), (64, 64), (256, 256)])
+def test_the_dependency_of_attention_grows_with_its_logits_and_positions_at_norms_of_one(d, positions):
+    """Inputs of RMS at most 1, all matrices of norm 1: why there is no bound that the width or the length leaves."""
+    layer = nn.MultiheadAttention(d, 1, bias=False, batch_first=True)
+    x, step, few = torch.zeros(positions, d), torch.zeros(positions, d), positions == 3
+    # two positions pull a third one apart, or all look at the first one
+    x[0, 0], step[2 if few else 0, 1 if few else 2] = math.sqrt(d), 0.01
+    x[1:, 1] = 0 if few else math.sqrt(d)
+    x[1, 0] = -math.sqrt(d) if few else 0
+    matrices = [single(d, 0, 1), single(d, 0, 0), single(d, 2, 0 if few else 2)]
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.cat(matrices))
+        layer.out_proj.weight.copy_(torch.eye(d))
+    pair = torch.stack([x, x + step])
+    numbers = sf.measure(layer, (pair, pair, pair), plan=sf.Plan.of(layer))[""]
+    assert numbers["dependency"] > (0.6 * math.sqrt(d) if few else 0.9 * math.sqrt(positions - 1))
+    assert "dependency_bound" not in numbers
