@@ -146,8 +146,8 @@ class Stiefel(Ball):
     The step maximises `<m, d>` over `norm(d) <= 1` with `wᵀ d` skew, or `w dᵀ` for a wide w. Under the spectral norm it
     is `msign(m wᵀ - w mᵀ) w`, for rectangular w too (`linalg.tangent.stiefel_msign`); under others the tangent part of
     the plain direction, which is not the best. The rows of a table have norm radius instead; a vector is one row, under
-    its own norm: `Normalise`. A singular value of 0 stays 0 under spectral steps, and becomes radius at once under those of
-    other norms: start from full rank, as `Plan.initialise_` does.
+    its own norm: `Normalise`. A singular value of 0 stays 0 under spectral steps, and becomes radius at once under
+    those of other norms: start from full rank, as `Plan.initialise_` does.
 
     Cost: about 3 directions a step: an msign of the skew matrix, at most twice the smaller side, and one of the result.
 
