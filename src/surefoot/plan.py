@@ -19,6 +19,7 @@ from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
+from surefoot.stabilise.base import require_positive
 from surefoot.views import Shape
 
 
@@ -209,7 +210,7 @@ class Plan:
             A new plan; this one stays as it is.
 
         Raises:
-            ValueError: a parameter that the model lacks, that has another shape, or that has no values.
+            ValueError: a parameter that the model lacks, of another shape, without values, or of a norm above 1e15.
 
         >>> from surefoot.stabilise import PostClip
         >>> layer = nn.Linear(2, 2, bias=False)
@@ -226,6 +227,7 @@ class Plan:
             placement = self.placements[name]
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
             if norm := max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0):
+                require_positive(f"{name}'s norm", norm, 1)
                 role = replace(role, radius_unit=Constant(float(f"{norm:.4g}")))
             placements[name] = replace(placement, role=role)
         return Plan(f"{self.recipe}, relative", placements)
@@ -256,11 +258,10 @@ class Plan:
         split: dict[Tensor, Callable[[Tensor], None]] = {}
         for name, parameter in self._of(model).items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
-            if parameter.is_meta or not parameter.requires_grad:
-                continue
-            if not hasattr(parameter, "device_mesh"):
+            left = parameter.is_meta or not parameter.requires_grad
+            if not (left or hasattr(parameter, "device_mesh")):
                 fill_(parameter)
-            elif not isinstance(self[name].role.initial, AsBuilt):
+            elif not left and not isinstance(self[name].role.initial, AsBuilt):
                 split[parameter] = fill_
         if split:
             from surefoot.mesh.scatter import scatter_  # imports torch.distributed

@@ -170,6 +170,7 @@ def _of_block(
     known = Known(upper, {name: cache[name] for name in kept}, partial(role.step_norm_bound, block))
     eta = lr * role.lr_scale(block)
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else torch.zeros_like(upper)
+    change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     bounds = (lower, upper, *geometry.lipschitz(w, lower, upper), torch.zeros_like(upper), change)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]

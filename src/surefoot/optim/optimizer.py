@@ -181,7 +181,7 @@ class SteepestDescent(Optimizer):
         """The parameter's state, initialised at its first step, and that of another dtype converted."""
         state: State = self.state[p]
         if new := not state:
-            state.update(init_state(self._placements[p], p))
+            state.update(init_state(self._placements[p], p, self._names[p]))
         if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
         return state

@@ -14,6 +14,9 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.linalg import device
 
+LARGEST = 1e15
+"""Radii up to this, and products of them with the units of roles, have squares that a float32 holds."""
+
 Moved = tuple[Tensor, Cache]
 """The next weight, and what the scheme keeps for the next step."""
 
@@ -125,7 +128,7 @@ class Ball(Stabiliser):
     radius: float
 
     def __post_init__(self) -> None:
-        require_positive(f"{type(self).__name__}'s radius", self.radius)
+        require_positive(f"{type(self).__name__}'s radius", self.radius, 1)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """Radius times unit."""
@@ -151,7 +154,7 @@ class Decay(Stabiliser):
     rate: float
 
     def __post_init__(self) -> None:
-        require_positive(f"{type(self).__name__}'s rate", self.rate)
+        require_positive(f"{type(self).__name__}'s rate", self.rate, -1)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
         """Rate over unit."""
@@ -236,10 +239,15 @@ def remaining(eta: Eta, rate: float) -> Tensor | float:
     return 1 - (eta * rate).clamp(max=1) if isinstance(eta, Tensor) else 1 - min(1.0, eta * rate)
 
 
-def require_positive(name: str, value: float) -> None:
-    """Raise ValueError naming a radius or rate that is not positive and finite."""
+def require_positive(name: str, value: float, power: int = 0) -> None:
+    """Raise ValueError naming a radius or rate that is not positive and finite, or a power of it above LARGEST."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
+    if value**power > LARGEST:
+        raise ValueError(
+            f"{name}, {value:g}, stands for norms of {value**power:g}; squares of norms above {LARGEST:g} overflow: "
+            "scale it, or take Free(), which has no bound"
+        )
 
 
 def require_count(name: str, value: int) -> None:

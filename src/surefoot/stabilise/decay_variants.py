@@ -68,7 +68,7 @@ class CautiousDecay(Stabiliser):
         columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else math.inf
         whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
-        decayed = torch.full_like(change, ball.norm_bound(sizes, shape))
+        decayed = torch.full_like(change, min(ball.norm_bound(sizes, shape), torch.finfo(change.dtype).max))
         if isinstance(ball, ScaledSpectral):
             decayed = decayed.minimum((ball.bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)

@@ -28,7 +28,7 @@ class _Lengths(Stabiliser):
 
     def __post_init__(self) -> None:
         if self.radius is not None:
-            require_positive(f"{type(self).__name__}'s radius", self.radius)
+            require_positive(f"{type(self).__name__}'s radius", self.radius, 1)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """A multiplier for each vector where the step is spectral; else nothing."""

@@ -39,7 +39,7 @@ class Normalise(Stabiliser):
 
     def __post_init__(self) -> None:
         if self.radius is not None:
-            require_positive("Normalise's radius", self.radius)
+            require_positive("Normalise's radius", self.radius, 1)
 
     @property
     def norms_only(self) -> bool:  # type: ignore[override]

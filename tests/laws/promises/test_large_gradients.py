@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot.experiment.training.methods import METHODS, Steepest, method
+
+from .roles import SCHEMES
 
 RECIPES = [name for name in METHODS if isinstance(method(name), Steepest)]
 
@@ -52,3 +55,54 @@ def test_rows_whose_squares_lose_digits_step_no_further_than_they_may(scale):
         optimizer.step()
         assert optimizer.stability(before)["weight"]["update_measured"] <= bound * 1.001
     assert scale < 1e-17 or table.weight.abs().amax() > 0.5 * 60 * 0.01
+
+
+def sequences(scale, p):
+    """Of gradients of one size: alternating, long one way and back, of random signs, one column, between usual ones."""
+    ones, usual = torch.full_like(p, scale), torch.randn_like(p)
+    first = torch.zeros_like(p).index_fill_(-1, torch.tensor([0]), scale)
+    yield [ones, -ones] * 3
+    yield [ones] * 60 + [-ones] * 2
+    yield [scale * torch.randn_like(p).sign() for _ in range(6)]
+    yield [first] * 6 + [-first] * 2 + [usual]
+    yield [usual, ones, usual, -ones, usual]
+
+
+LARGEST = float(torch.finfo(torch.float32).max)
+
+
+@combinations(scheme=[None, *SCHEMES], name=RECIPES, scale=[LARGEST / 4, 3.4e38, 8e37, 1e36, 2e38])
+def test_averages_of_gradients_near_the_largest_float_are_finite(model, scheme, name, scale):
+    """Differences of averages, and of what is added to them, are: so are weights and state, whatever comes next."""
+    for turn in range(5):
+        plan = sf.Plan.of(model, method(name).recipe, stabiliser=scheme)
+        plan.initialise_(model)
+        optimizer = sf.SteepestDescent(model, plan, lr=1e-3, maximize=turn == 2)
+        pulls = [list(sequences(scale, p))[turn] for p in model.parameters()]
+        for step, gradients in enumerate(zip(*pulls, strict=True)):
+            measured = turn == 0 and step in (0, len(pulls[0]) - 1)
+            before = {weight: p.detach().clone() for weight, p in model.named_parameters()}
+            bounds = optimizer.stability() if measured else {}
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g
+            optimizer.step()
+            for weight, numbers in (optimizer.stability(before) if measured else {}).items():
+                assert numbers["update_measured"] <= bounds[weight]["update_upper"] * 1.01 + 1e-6, weight
+        for p in model.parameters():
+            tensors = {**optimizer.state[p], "weight": p}
+            assert all(x.isfinite().all() for key, x in tensors.items() if key != "upper" and x.is_floating_point())
+        momentum = {weight for weight, placement in plan.placements.items() if not placement.role.momentum.squares}
+        assert bool(optimizer.skipped().keys() & momentum) == (scale > LARGEST / 4 and bool(momentum))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_threshold_is_that_of_the_dtype_of_the_step(dtype):
+    """A quarter of the largest float32 for bfloat16 parameters, whose largest value is nearly as large."""
+    largest = float(torch.finfo(torch.promote_types(dtype, torch.float32)).max)
+    p = nn.Parameter(torch.zeros(4, 4, dtype=dtype))
+    optimizer = sf.SteepestDescent([{"params": [("w", p)], "role": "linear"}], lr=0.1)
+    for part, skipped in ((0.2, 0), (0.3, 1), (0.98, 2), (-0.98, 3)):
+        p.grad = torch.full((4, 4), part * largest, dtype=dtype)
+        optimizer.step()
+        assert optimizer.skipped().get("w", 0) == skipped
+    assert p.isfinite().all()
