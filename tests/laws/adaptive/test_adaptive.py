@@ -27,6 +27,8 @@ ADAPTIVE = (
     sf.MeanLookahead(sf.Spectral("svd"), 0.3, 0.5),
     sf.MeanLookahead(sf.UpdateFloor(sf.RadialBrake(sf.NormalisedRows(sf.Spectral("svd"), 0.5)), 0.5), 0.3, 0.5),
     sf.RMSScaled(sf.NormalisedRows(sf.Spectral("svd"), 0.5)),
+    sf.NormalisedRows(sf.Oblique()),
+    sf.MeanLookahead(sf.NormalisedRows(sf.StreamingSpectral())),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
 MOMENTA = (

@@ -93,7 +93,7 @@ class Oblique(Adaptive):
         """Both, and the one whose turn it is."""
         turn = memory["turn"][..., None, None]
         columns, rows = (_tangent(w, m, dim) for dim in (-2, -1))
-        return torch.where(turn % 2 == 0, columns, rows), {"turn": (turn + active)[..., 0, 0]}
+        return torch.where(turn % 2 == 0, columns, rows), {**memory, "turn": (turn + active)[..., 0, 0]}
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """From rows or columns of entries of RMS 0.2."""

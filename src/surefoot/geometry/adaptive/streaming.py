@@ -60,7 +60,7 @@ class StreamingSpectral(Adaptive):
         old = memory["basis"][..., :k, :k]
         d, new = streaming_msign(m, old, self.iterations)
         new = torch.where(device.scalar_like(active, m) > 0, new, old)
-        return d.mul_(self.norm_of.unit(m.shape)), {"basis": new}
+        return d.mul_(self.norm_of.unit(m.shape)), {**memory, "basis": new}
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the norm's own direction, which has as large a singular value or a larger one."""
