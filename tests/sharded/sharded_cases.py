@@ -60,7 +60,7 @@ def plan_of(recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None) -> Plan
 
 
 def gradient(name: str, shape: Sequence[int], step: int, dtype: torch.dtype) -> Tensor | None:
-    """Random; at some steps a zero one, absent rows, a resting expert, one that is not finite, none at all."""
+    """Random; at some steps a zero one, absent rows, a resting expert, one that is not finite, none, sparse entries."""
     g = torch.randn(
         tuple(shape), generator=torch.Generator().manual_seed(1000 * step + sum(map(ord, name))), dtype=dtype
     )
@@ -76,6 +76,8 @@ def gradient(name: str, shape: Sequence[int], step: int, dtype: torch.dtype) -> 
         g[:4] = 0
     if step == 5 and name in ("heads", "head", "gain", "conv"):
         return None
+    if step == 6:  # momentum is there; half of the entries rest
+        g.view(-1)[::2] = 0
     return g
 
 

@@ -1,15 +1,16 @@
-"""Training on a mesh: the losses and weights of one process, and checkpoints that go on on any mesh."""
+"""Training on a mesh, of a user's models too: the losses and weights of one process, checkpoints that go on on any."""
 
 import functools
 import shutil
 
+import mesh_runs
 import pytest
 import torch
 from mesh_runs import FIRST, close, text, trained
 from test_processes import spawn
 
 from surefoot.experiment.distributed.mesh import MeshShape, parse
-from surefoot.experiment.distributed.processes import Layout, Processes
+from surefoot.experiment.distributed.processes import Layout, Processes, blocks_of
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
@@ -142,3 +143,20 @@ def test_accumulated_passes_take_the_step_of_the_whole_batch():
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="8 sequences cannot be cut into 3 equal parts"):
         Run(config, text(), layout=Layout(accumulate=3))
+
+
+def test_blocks_are_what_a_forward_pass_calls_each_once():
+    model = mesh_runs.nested(4)
+    assert blocks_of(model) == [*(model.layers[i][0] for i in range(3)), model.heads[0]]
+    model = mesh_runs.repeated(4)
+    assert blocks_of(model) == [model.layers[0][0], model.heads[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nested", "repeated", "tied"])
+def test_models_of_a_users_own_train_as_in_one_process(tmp_path, name):
+    settings, folder = {"steps": 4, "model": f"mesh_runs:{name}"}, str(tmp_path)
+    want = trained(0, None, settings)
+    for got in spawn(2, trained, (1, 2, 1), settings, {"recompute": True}, folder):
+        close(got, want, 1e-11)
+    close(trained(0, None, settings, None, folder), want, 1e-11)

@@ -18,6 +18,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.mesh.schedule import Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
+from surefoot.optim.jobs import packed, unpacked
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
 CUTS = [
@@ -162,6 +163,17 @@ def test_counted_bytes_and_collectives_are_the_schedules(recipe, stabiliser, sha
         entries = sum(torch.Size(x.shape).numel() for x in plan.placements.values())
         tensors = 2 if stabiliser.entrywise else 3
         assert sum(found.sent_bytes) <= 1.02 * tensors * 0.75 * entries * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(0, 3), (1, 1), (4, 6), (5, 5), (7, 24)], ids=str)
+def test_a_mask_is_the_same_after_its_way(size, dtype):
+    for share in (0.0, 0.5, 1.0):
+        mask = (torch.rand(size, generator=torch.Generator().manual_seed(0)) < share).to(dtype)
+        numbers = packed(mask, dtype)
+        slab = Slab((0, 0), size)
+        assert [slab.numel, numbers.numel()] == Work("w", slab, (slab,), 1, masked=True).sizes(0)
+        assert torch.equal(unpacked(numbers, size), mask)
 
 
 def test_rows_entries_and_experts_send_nothing_but_flags():

@@ -151,6 +151,28 @@ def test_whatever_changes_a_direction(change):
         assert max(worst.values()) <= 1e-12, worst
 
 
+@pytest.mark.parametrize(
+    ("stabiliser", "change"),
+    [(sf.Hyperball(), None), (sf.Stiefel(1.0), None), (sf.PostClip(1.0), sf.RadialBrake),
+     (sf.WeightDecay(0.5), sf.MeanLookahead)],
+    ids=str,
+)  # fmt: skip
+def test_entries_at_rest_keep_their_part_in_what_couples_entries(stabiliser, change):
+    """Signs are taken entry by entry, lengths and what a direction remembers of all; half of the gradients are sparse."""
+    table = dict(recipes.lion().table)
+    if change:
+        table["linear"] = replace(table["linear"], geometry=change(table["linear"].geometry))
+    worst = differences(recipes.Recipe("signs", table), stabiliser, *MESHES["FSDP2 x TP"])
+    assert max(worst.values()) <= 1e-12, worst
+
+
+def test_the_row_of_a_vector_is_all_of_it():
+    table = dict(recipes.steady().table)
+    table["gain"] = replace(table["gain"], momentum=sf.RowAdam(), geometry=sf.Identity())
+    worst = differences(recipes.Recipe("rows", table), sf.Free(), (3,), fsdp)
+    assert max(worst.values()) <= 1e-12, worst
+
+
 def test_momentum_that_follows_the_steps():
     """Each parameter's own, which count no step for which there is no gradient."""
     warm = sf.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))

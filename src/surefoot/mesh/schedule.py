@@ -12,6 +12,9 @@ from surefoot.mesh.slabs import Slab, owners
 BUCKET_BYTES = 64 << 20
 """Bytes of whole matrices that one process computes between two exchanges, unless a single one has more."""
 
+PACKED = 24
+"""Entries of a mask that travel as one number: float32 holds every integer below 2^24."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -26,6 +29,7 @@ class Work:
         returned: tensors of the box that come back.
         numbers: further numbers that the owner sends to everybody, such as singular-vector estimates.
         itemsize: bytes of an entry.
+        masked: whether the owner is sent which entries move, too: `PACKED` of them a number.
     """
 
     name: str
@@ -36,11 +40,17 @@ class Work:
     returned: int = 1
     numbers: int = 0
     itemsize: int = 4
+    masked: bool = False
 
     @cached_property
     def parts(self) -> tuple[Slab, ...]:
         """What each process holds of the box."""
         return tuple(self.box.overlap(slab) for slab in self.holders)
+
+    def sizes(self, rank: int) -> list[int]:
+        """Numbers of each tensor that a process sends to the owner, its mask last."""
+        entries = self.parts[rank].numel
+        return [entries] * self.sent + [-(-entries // PACKED)] * self.masked
 
 
 @dataclass(frozen=True)
@@ -57,10 +67,10 @@ class Bucket:
         """Of each process: numbers that rank sends to it before its steps, and numbers that it sends to rank."""
         counts = [[0, 0] for _ in range(len(self.works[0][0].holders))]
         for work, owner in self.works:
-            counts[owner][0] += work.sent * work.parts[rank].numel
+            counts[owner][0] += sum(work.sizes(rank))
             if owner == rank:
-                for other, part in enumerate(work.parts):
-                    counts[other][1] += work.sent * part.numel
+                for other in range(len(work.parts)):
+                    counts[other][1] += sum(work.sizes(other))
         return [(sent, received) for sent, received in counts]
 
     def homeward(self, rank: int) -> list[tuple[int, int]]:
@@ -116,7 +126,7 @@ class Schedule:
             for work, owner in bucket.works:
                 for rank, part in enumerate(work.parts):
                     if rank != owner:
-                        sent[rank] += work.sent * part.numel * work.itemsize
+                        sent[rank] += sum(work.sizes(rank)) * work.itemsize
                         sent[owner] += (work.returned * part.numel + work.numbers) * work.itemsize
         return sent
 
@@ -127,7 +137,7 @@ class Schedule:
         for bucket in self.buckets:
             held = [0] * self.ranks
             for work, owner in bucket.works:
-                held[owner] += max(work.sent, work.returned) * work.box.numel * work.itemsize
+                held[owner] += max(work.sent + work.masked, work.returned) * work.box.numel * work.itemsize
             most = max(most, *held)
         return most
 

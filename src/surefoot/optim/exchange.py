@@ -16,7 +16,7 @@ from surefoot.mesh.schedule import Bucket, Schedule, schedule
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
-from surefoot.optim.jobs import Job, advance, jobs_of, rest_marked
+from surefoot.optim.jobs import Job, advance, jobs_of, packed, unpacked
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
@@ -97,6 +97,9 @@ class Exchange:
             for job in self._mine(bucket, owner):
                 prepared = self._prepare(job.shard, groups[job.shard.p])
                 pieces += [x[job.region].reshape(-1) for x in prepared.sent]
+                if job.work.masked:
+                    mask = torch.as_tensor(prepared.active, device=prepared.w.device).expand(prepared.w.shape)
+                    pieces.append(packed(mask[job.region], self._dtype))
                 prepared.waiting -= 1
                 if not prepared.waiting:
                     prepared.sent = []
@@ -138,10 +141,7 @@ class Exchange:
                     kept = torch.where(shard.known.there, kept, shard.state[name])
                 write_(shard.state[name], kept)
             active = active[0] if isinstance(active, Tensor) else active
-            if shard.way == "direction":
-                sent = [m[0]]
-            else:
-                sent = [rest_marked(m[0], active) if not shard.placement.role.geometry.couples else m[0], w]
+            sent = [m[0]] if shard.way == "direction" else [m[0], w]
         self._prepared[shard] = Prepared(sent, w, active, self._counts[shard], self._counts[shard])
         return self._prepared[shard]
 
@@ -150,14 +150,16 @@ class Exchange:
         (handle, _), incoming, received = arrived
         handle.wait()
         mine = self._mine(bucket, self._me)
-        whole = {job: [incoming.new_empty(job.work.box.size) for _ in range(job.work.sent)] for job in mine}
+        whole = {job: [incoming.new_empty(job.work.box.size) for _ in job.work.sizes(self._me)] for job in mine}
         for rank, chunk in enumerate(torch.split(incoming, received)):
             start = 0
             for job in mine:
                 part = job.work.parts[rank]
-                for x in whole[job]:
-                    x[part.within(job.work.box)] = chunk[start : start + part.numel].reshape(part.size)
-                    start += part.numel
+                for i, (x, size) in enumerate(zip(whole[job], job.work.sizes(rank), strict=True)):
+                    numbers = chunk[start : start + size]
+                    own = numbers.reshape(part.size) if i < job.work.sent else unpacked(numbers, part.size)
+                    x[part.within(job.work.box)] = own
+                    start += size
         return whole
 
     def _compute(

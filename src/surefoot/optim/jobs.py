@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.mesh.schedule import Work, cost
+from surefoot.mesh.schedule import PACKED, Work, cost
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.monitor.norms import entry
@@ -67,11 +68,9 @@ class Job:
         return x[each * self.only : each * (self.only + 1)]
 
     def masks(self) -> list[Tensor]:
-        """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries."""
-        if not self.shard.placement.role.geometry.couples:  # an entrywise direction needs none
-            one = torch.ones((), device=self.key.device)
-            return [one.reshape((1,) * len(block)) for block in self.placement.blocks]
-        return list(map(self._part, self.shard.masks()))
+        """The active mask of each block as the owner knows it, see `Shard.masks`."""
+        masks = self.shard.masks()
+        return masks if self.shard.problems is None else list(map(self._part, masks))
 
 
 def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
@@ -96,7 +95,7 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     return [
         Job(
             shard,
-            Work(str(shape), box, shard.cut.slabs, amount, sent[shard.way], returned, numbers, dtype.itemsize),
+            Work(str(shape), box, shard.cut.slabs, amount, sent[shard.way], returned, numbers, dtype.itemsize, shard.masked),
             placement,
             i if separate else None,
             torch.empty(0, device=shard.local.device),
@@ -105,15 +104,20 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     ]
 
 
-def rest_marked(m: Tensor, active: Tensor | float) -> Tensor:
-    """Smoothed gradients with NaN where an entry rests, so that its owner needs no mask; none that moves is NaN."""
-    return m if isinstance(active, float) else torch.where(active.bool(), m, torch.nan)
+def packed(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask, flat, `PACKED` entries a number.
+
+    >>> packed(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.float32)
+    tensor([13.])
+    """
+    bits = torch.nn.functional.pad(mask.reshape(-1).to(torch.int32), (0, -mask.numel() % PACKED))
+    return (bits.reshape(-1, PACKED) << torch.arange(PACKED, device=mask.device)).sum(1).to(dtype)
 
 
-def rest_unmarked(m: Tensor) -> tuple[Tensor, Tensor]:
-    """`(m with 0 where entries rest, their active mask)`."""
-    rests = m.isnan()
-    return m.masked_fill(rests, 0.0), (~rests).to(m.dtype)
+def unpacked(numbers: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The mask of this size again: the inverse of `packed`."""
+    bits = (numbers.to(torch.int32)[:, None] >> torch.arange(PACKED, device=numbers.device)) & 1
+    return bits.reshape(-1)[: math.prod(size)].reshape(size).to(numbers.dtype)
 
 
 def advance(
@@ -129,9 +133,7 @@ def advance(
         state = dict(zip(shard.shaped, states, strict=True)) | kept
         w, new = step(role, stabiliser, w, g, state, eta, finite)
         return [w, *(new[name] for name in shard.shaped)], new
-    mask = torch.stack([job.masks()[i] for job in jobs])
-    if shard.way == "weight" and not role.geometry.couples:
-        tensors[0], mask = rest_unmarked(tensors[0])
+    mask = tensors[-1] if shard.masked else torch.stack([job.masks()[i] for job in jobs])
     active = 1.0 if device.on_cpu(mask) and bool((mask == 1).all()) else mask
     if shard.way == "direction":
         geometry, m, new = turned(role, tensors[0], tensors[0], kept, active)

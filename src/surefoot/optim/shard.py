@@ -138,14 +138,25 @@ class Shard:
         own = {name for name in self.state if entry(name) not in others}
         return sorted(own if self.way == "all" else own - role.smoothed)
 
+    @property
+    def masked(self) -> bool:
+        """Whether an owner is sent the mask: where entries rest one by one, and more is read of them than m."""
+        role = self.placement.role
+        reads = self.way == "weight" or (self.way == "direction" and isinstance(role.geometry, Adaptive))
+        return reads and role.momentum.by_problem and not role.geometry.couples
+
     def masks(self) -> list[Tensor]:
-        """The active mask of each block, `(n, 1, 1)` or as the geometry couples entries, from what all agreed on."""
+        """The active mask of each block from what all agreed on: `(n, 1, 1)`, or as the geometry couples entries.
+
+        Where entries are not coupled, `(1, 1, 1)`: 1 unless the gradient is not finite.
+        """
         role, found, start = self.placement.role, [], 0
         for block in self.placement.blocks:
-            shape = [1 if i - len(block) in role.geometry.couples else n for i, n in enumerate(block)]
-            seen = self.known.active[start : start + math.prod(shape)].reshape(1, *shape)
-            start += math.prod(shape)
+            alike = self.problems is None
+            shape = [1 if alike or i - len(block) in role.geometry.couples else n for i, n in enumerate(block)]
             finite = self.known.finite.reshape(1, *(1,) * len(block))
+            seen = finite if alike else self.known.active[start : start + math.prod(shape)].reshape(1, *shape)
+            start += math.prod(shape)
             proxy = (seen.bool() & finite).to(torch.promote_types(self.local.dtype, torch.float32))
             mask = role.momentum.active(proxy, finite, role.geometry.couples)
             found.append(torch.as_tensor(mask, dtype=proxy.dtype, device=proxy.device).expand(1, *shape)[0])
@@ -201,7 +212,8 @@ def way_of(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) 
         columns = block[-1] if len(block) == 3 else 1
         first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
         rows = all(d < first for d in cut) and turned_by_row(role.geometry)
-        if rows and (momentum.entrywise or (momentum.rowwise and block[0] == 1 and cut == {0})):
+        own_rows = momentum.rowwise and len(block) == 3 and block[0] == 1 and cut == {0}  # a vector is one row
+        if rows and (momentum.entrywise or own_rows):
             lines = AsRows(columns) if len(block) == 3 else Vector()
             here = Placement(replace(own, view=lines), placement.why, local)
             if stabiliser.entrywise:

@@ -150,7 +150,7 @@ class Sharding:
     def leaves(self, p: Tensor) -> Iterator[Leaf]:
         """The parameter's part, if it takes its step by itself."""
         shard = self.shards[p]
-        if shard.way == "here":
+        if shard.way == "here" and p.numel():  # none of an empty one
             yield shard.leaf()
 
     def step(self, groups: dict[Tensor, dict[str, Any]]) -> None:
@@ -159,7 +159,8 @@ class Sharding:
         Args:
             groups: the parameter group of each parameter.
         """
-        step_by_rows([shard for shard in self.shards.values() if shard.way == "rows"], groups, self._precision)
+        by_rows = [shard for shard in self.shards.values() if shard.way == "rows" and shard.p.numel()]
+        step_by_rows(by_rows, groups, self._precision)
         for exchange in self.exchanges:
             exchange.step(groups)
 
@@ -167,7 +168,7 @@ class Sharding:
         """One for each group of processes, dtype and device."""
         found: dict[Any, list[Shard]] = {}
         for shard in self.shards.values():
-            if shard.way not in ("here", "rows"):
+            if shard.way not in ("here", "rows") and shard.p.numel():
                 found.setdefault((shard.cut.ranks, shard.local.dtype, shard.local.device), []).append(shard)
         return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
 
@@ -193,7 +194,7 @@ class Sharding:
                 finite = there & ~infinite
                 moves = finite & (some | (not shard.placement.role.momentum.by_problem))
                 shard.agreed = Agreed(there, finite, moves, own[FLAGS:])
-                shard.kept["skipped"] += infinite
+                shard.kept["skipped"] += infinite & there
 
     def _largest_groups(self) -> dict[tuple[int, ...], list[Shard]]:
         """The parameters by the largest group of processes that hold all of them: usually one."""
