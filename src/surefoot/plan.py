@@ -83,8 +83,7 @@ class Placement:
     def fill_(self, parameter: Tensor, name: str, seed: int) -> None:
         """Write the parameter's initial value: that of its role, deterministic in (name, seed)."""
         view, generator = self.role.view, generator_for(name, seed)
-        blocks = [block.clone() for block in view.split(parameter)]  # strides that a view cannot follow are copied
-        for block in blocks:
+        for block in (blocks := [block.clone() for block in view.split(parameter)]):  # also of strides no view follows
             self.role.initial.fill_(block, generator)
         parameter.copy_(view.join(blocks, self.shape))
 
@@ -191,8 +190,8 @@ class Plan:
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
         total = f"{len(rows)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
-        growth = {name: f"grows as width**{a:g}" if a else "does not grow" for name, a in self.smoothness().items()}
-        facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth.items()]
+        growth = ((name, f"grows as width**{a:g}" if a else "does not grow") for name, a in self.smoothness().items())
+        facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth]
         return "\n".join([lines[0], rule, *lines[1:], rule, *facts, total])
 
     @torch.no_grad()

@@ -158,7 +158,7 @@ def test_whatever_changes_a_direction(change):
     ids=str,
 )  # fmt: skip
 def test_entries_at_rest_keep_their_part_in_what_couples_entries(stabiliser, change):
-    """Signs are taken entry by entry, lengths and what a direction remembers of all; half of the gradients are sparse."""
+    """Signs are of entries, lengths and what a direction remembers of all; half of the gradients are sparse."""
     table = dict(recipes.lion().table)
     if change:
         table["linear"] = replace(table["linear"], geometry=change(table["linear"].geometry))

@@ -89,13 +89,13 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
         )
         placement = Placement(role, placement.why, (1, *shape[1:]))
     sent = {"direction": 1, "weight": 2, "all": 2 + len(shard.shaped)}
-    returned = 1 + (len(shard.shaped) if shard.way == "all" else 0)
+    traffic = sent[shard.way], 1 + (len(shard.shaped) if shard.way == "all" else 0)
     numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
     amount = sum(cost(*b) for b in placement.blocks)
     return [
         Job(
             shard,
-            Work(str(shape), box, shard.cut.slabs, amount, sent[shard.way], returned, numbers, dtype.itemsize, shard.masked),
+            Work(str(shape), box, shard.cut.slabs, amount, *traffic, numbers, dtype.itemsize, shard.masked),
             placement,
             i if separate else None,
             torch.empty(0, device=shard.local.device),
