@@ -53,8 +53,7 @@ for rank in (2, 8):
     curves[f"rank {rank}"] = train(model, plan, lr=2**-6, phase=1.0)
 for name, losses in curves.items():
     print(f"{name}: loss {losses[0]:.2f} -> {sum(losses[-10:]) / 10:.2f}")
-trained = [name for name, p in model.named_parameters() if p.requires_grad]
-print("trained:", ", ".join(f"{name} ({plan[name].role.name})" for name in trained))
+print("trained:", ", ".join(f"{n} ({plan[n].role.name})" for n, p in model.named_parameters() if p.requires_grad))
 same = all(torch.equal(x.base.weight, y.weight) for x, y in zip(model[::2], pretrained[::2], strict=True))
 print(f"pretrained weights unchanged: {same}")
 picture.draw("step", "squared error", {name: [losses] for name, losses in curves.items()})
