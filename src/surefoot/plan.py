@@ -183,7 +183,7 @@ class Plan:
 
     def __str__(self) -> str:
         if not (rows := self.rows()):
-            return f"plan {self.recipe}: no trainable parameters"
+            return f"plan {self.recipe}: no parameters that a rule places"
         table = [dict(zip(rows[0], rows[0], strict=True)), *rows]
         width = {column: max(len(row[column]) for row in table) for column in rows[0]}
         lines = ["  ".join(text.ljust(width[column]) for column, text in row.items()).rstrip() for row in table]

@@ -96,6 +96,15 @@ def test_a_state_of_no_parameter_is_refused():
         optimizer.load_state_dict(saved)
 
 
+def test_another_number_of_parameters_is_refused_by_the_name_that_one_of_both_lacks():
+    optimizer, larger = build()[1], build()[1].state_dict()
+    group, before = larger["param_groups"][0], copy.deepcopy(optimizer.state_dict())
+    group["params"], group["param_names"] = [*group["params"], 99], [*group["param_names"], "late"]
+    with pytest.raises(ValueError, match=r"1 in the optimizer; late is in one of them only.*weights alone"):
+        optimizer.load_state_dict(larger)
+    assert_same_state_dict(optimizer.state_dict(), before)
+
+
 def test_an_error_of_a_hook_leaves_nothing_half_loaded():
     model, optimizer = build()
     train(model, optimizer, range(3))

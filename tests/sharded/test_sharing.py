@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_cases import alone, distribute, fsdp, gradient, plan_of, weights, whole
+from test_sharded_state import advance, built
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -118,5 +119,31 @@ def test_what_is_unfrozen_later_trains_as_on_one_process(mesh, everything):
     late = [*plan] if everything else [*plan][::2]
     want = unfrozen(None, plan, 6, late, None)
     for got in run(4 if mesh == (2, 2) else 2, unfrozen, plan, 6, late, mesh):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)
+
+
+def test_a_state_saved_before_unfreezing_goes_on_as_one_process_would_have():
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    late = [*plan][::2]
+
+    def trained(_, mesh):
+        params, saving = built(plan, mesh, fsdp)
+        for name in late:
+            params[name].requires_grad_(False)
+        saving = sf.SteepestDescent(list(params.items()), plan, lr=0.05)
+        advance({name: p for name, p in params.items() if name not in late}, saving, range(2))
+        resumed, optimizer = built(plan, mesh, fsdp)
+        for name, p in resumed.items():
+            p.detach().copy_(params[name].detach())
+        optimizer.load_state_dict(saving.state_dict())
+        advance(resumed, optimizer, range(2, 4))
+        saved = optimizer.state_dict()["state"]
+        return {name: whole(p.detach()) for name, p in resumed.items()}, len(saved)
+
+    want, states = trained(None, None)
+    assert states == len(plan)
+    for got, count in run(2, trained, (2,)):
+        assert count == states
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)

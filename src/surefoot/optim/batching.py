@@ -108,27 +108,20 @@ class Blocks:
 
 
 @torch.no_grad()
-def init_state(placement: Placement, w: Tensor, name: str = "") -> State:
-    """What the optimizer keeps of weights w before their first step: momentum, stabiliser, count of skipped steps.
-
-    Args:
-        placement: their role and shape.
-        w: the parameter.
-        name: its name; on a CPU its weights are then looked at.
-
-    Returns:
-        The state.
-
-    Raises:
-        ValueError: weights, named, whose squares overflow.
-    """
+def init_state(placement: Placement, w: Tensor) -> State:
+    """What the optimizer keeps of weights w before their first step: momentum, stabiliser, count of skipped steps."""
     role, w = placement.role, w.detach().to(torch.promote_types(w.dtype, torch.float32))
-    if name and device.on_cpu(w) and not bool(is_finite(w.reshape(1, -1), squares=True)) and bool(w.isfinite().all()):
-        raise ValueError(f"{name} has weights up to {float(w.abs().max()):g}, whose squares overflow: scale them down")
     state = role.momentum.init_state(torch.zeros_like(w))
     pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
     state |= join_blocks([role.init_memory(block, scheme) for scheme, block in pairs], role.owned)
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
+
+
+def refuse_overflowing(name: str, w: Tensor) -> None:
+    """Raise ValueError, with their name, for finite weights on a CPU whose squares overflow."""
+    w = w.detach()
+    if device.on_cpu(w) and not bool(is_finite(w.reshape(1, -1), squares=True)) and bool(w.isfinite().all()):
+        raise ValueError(f"{name} has weights up to {float(w.abs().max()):g}, whose squares overflow: scale them down")
 
 
 def batches(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.optim.batching import Leaf, batches, init_state
+from surefoot.optim.batching import Leaf, batches, init_state, refuse_overflowing
 from surefoot.optim.certify import STEPS
 from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
@@ -181,7 +181,8 @@ class SteepestDescent(Optimizer):
         """The parameter's state, initialised at its first step, and that of another dtype converted."""
         state: State = self.state[p]
         if new := not state:
-            state.update(init_state(self._placements[p], p, self._names[p]))
+            refuse_overflowing(self._names[p], p)
+            state.update(init_state(self._placements[p], p))
         if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
         return state
@@ -243,6 +244,8 @@ class SteepestDescent(Optimizer):
                     self.state[p][key] = whole_of(value).detach().to(p.device, copy=True) if split is None else split
                 if self.state.get(p):
                     self._convert(p)
+                elif self._sharding and p in self._sharding.shards:  # unfrozen since
+                    self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], {})
 
     @torch.no_grad()
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:

@@ -20,13 +20,22 @@ FORMAT = 2
 
 
 def refuse_other(saved: list[dict[str, Any]], present: list[dict[str, Any]], names: Mapping[Tensor, str]) -> None:
-    """Raise ValueError where a saved group is of another format or plan than the present one."""
+    """Raise ValueError where a saved group is of another format, plan or number of parameters than the present one."""
     for index, (theirs, ours) in enumerate(zip(saved, present, strict=False)):
         if theirs.get("format") != FORMAT:
             raise ValueError(
                 f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
                 f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
                 "weights alone and start with a new optimizer"
+            )
+        then, now = len(theirs["params"]), len(ours["params"])
+        if then != now:
+            alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
+            which = f"; {min(alone)} is in one of them only" if alone else ""
+            raise ValueError(
+                f"parameter group {index} ({ours['role']}) has {then} parameters in the checkpoint and {now} in the "
+                f"optimizer{which}: it was saved for another model, or by version 0.2.0, which left frozen parameters "
+                "out; load the model's weights alone and start with a new optimizer"
             )
         for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
             if then != now:

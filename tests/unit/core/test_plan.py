@@ -199,7 +199,7 @@ def test_the_printed_table():
 
 
 def test_the_table_of_an_empty_plan():
-    assert str(Plan.of(nn.ReLU())) == "plan steady: no trainable parameters"
+    assert str(Plan.of(nn.ReLU())) == "plan steady: no parameters that a rule places"
 
 
 def test_rows_are_strings():
