@@ -23,6 +23,14 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(bits(a[name]), bits(b[name])) for name in a)
 
 
+def advanced(scheme, w, m, eta, geometry, ball=None, cache=None):
+    """The scheme's next weight and cache, by its direction under geometry; w stays as it is."""
+    ball = ball or geometry
+    active = (eta > 0).to(w.dtype) if isinstance(eta, Tensor) else 1.0
+    d, cache = scheme.direct(w, m, geometry, ball, cache, active)
+    return scheme.move(w.clone(), d, eta, ball, cache, geometry.direction_norm_bound(ball, tuple(w.shape)))
+
+
 def natural_norm(w: Tensor) -> float:
     """`sqrt(in/out) * spectral norm` of w `(out, in)`, by an SVD in float64."""
     return float(torch.linalg.matrix_norm(w.detach().double(), 2)) * math.sqrt(w.shape[1] / w.shape[0])

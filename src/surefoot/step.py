@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.geometry.adaptive import Adaptive, Given
-from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.adaptive import Adaptive
+from surefoot.geometry.base import Eta
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
@@ -51,7 +51,8 @@ def step(
     """
     smoothed, m, active = smooth(role, g, state, finite)
     kept = {name: x for name, x in state.items() if name not in smoothed}
-    w, kept = move(role, stabiliser, w, m, kept, eta, active)
+    d, kept = direct(role, stabiliser, w, m, kept, active)
+    w, kept = move(role, stabiliser, w, d, kept, eta * active)
     return w, {**smoothed, **kept}
 
 
@@ -73,43 +74,51 @@ def smooth(role: Role, g: Tensor, state: State, finite: Tensor) -> tuple[State, 
     return smoothed, m, active
 
 
-def move(
-    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, eta: Eta, active: Tensor | float
+def direct(
+    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, active: Tensor | float
 ) -> tuple[Tensor, State]:
-    """Direction -> step -> stabilised weight: the second part of `step`.
+    """Momentum -> direction: the second part of `step`.
+
+    Args:
+        role: the rule.
+        stabiliser: the role's, with its radius in natural units.
+        w: weights.
+        m: smoothed gradients.
+        kept: what direction and stabiliser keep, donated.
+        active: the active mask.
+
+    Returns:
+        `(direction, what both keep)`; the direction is a new tensor, or m itself.
+    """
+    geometry, ball = role.geometry, role.weight_geometry
+    if isinstance(geometry, Adaptive):
+        m, memory = geometry.take(w, m, active, {name: kept[name] for name in role.remembered})
+        kept = {**kept, **memory}
+        if stabiliser.constraint(geometry, ball, w.shape) is None:
+            return m, kept
+    d, cache = stabiliser.direct(w, m, geometry, ball, kept, active)
+    return d, cache or {}
+
+
+def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, eta: Eta) -> tuple[Tensor, State]:
+    """Direction -> step -> stabilised weight: the last part of `step`.
 
     Args:
         role: the rule.
         stabiliser: the role's, with its radius in natural units.
         w: weights, donated.
-        m: smoothed gradients.
+        d: the direction.
         kept: what direction and stabiliser keep, donated.
-        eta: `lr * lr_scale`.
-        active: the active mask.
+        eta: `lr * lr_scale`, 0 for entries that rest.
 
     Returns:
         `(next weights, what both keep)`.
     """
-    geometry, m, memory = turned(role, w, m, kept, active)
-    cache: Cache = {name: x for name, x in kept.items() if name not in role.remembered}
-    eta = eta * active
-    moved, cache = stabiliser.move(w, m, eta, geometry, role.weight_geometry, cache)
-    dims = () if stabiliser.independent else tuple(range(-role.weight_geometry.ndim, 0))
-    return where_moved(eta, dims, moved, w), {**memory, **(cache or {})}
-
-
-def turned(
-    role: Role, w: Tensor, m: Tensor, kept: State, active: Tensor | float
-) -> tuple[Geometry, Tensor, dict[str, Tensor]]:
-    """The geometry and argument whose direction a stabiliser takes, and what the direction remembers.
-
-    An adaptive direction is taken here, and the geometry then is `Given`.
-    """
-    geometry, memory = role.geometry, {name: kept[name] for name in role.remembered}
-    if isinstance(geometry, Adaptive):
-        m, memory = geometry.take(w, m, active, memory)
-        geometry = Given(geometry)
-    return geometry, m, memory
+    ball = role.weight_geometry
+    longest = role.geometry.direction_norm_bound(ball, tuple(w.shape))
+    moved, cache = stabiliser.move(w, d, eta, ball, kept, longest)
+    dims = () if stabiliser.independent else tuple(range(-ball.ndim, 0))
+    return where_moved(eta, dims, moved, w), cache or {}
 
 
 def compiled(**options: Any) -> Step:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from comparisons import advanced
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowRMS, Spectral
 from surefoot.stabilise import (
     ColumnSphere,
@@ -36,7 +37,7 @@ all_geometries = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 
 def moved(scheme, w, m, eta, geometry, cache=None):
     """The next weight as a step makes it: the scheme's, and the old one where eta is 0."""
-    new, cache = fitted(scheme, geometry).move(w.clone(), m, eta, geometry, geometry, cache)
+    new, cache = advanced(fitted(scheme, geometry), w, m, eta, geometry, cache=cache)
     dims = () if scheme.independent else tuple(range(-geometry.ndim, 0))
     return where_moved(eta, dims, new, w), cache
 

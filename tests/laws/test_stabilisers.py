@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from combinations import combinations
+from comparisons import advanced
 from surefoot.geometry import Frobenius, Identity, MaxNorm, MeanOperator, Spectral
 from surefoot.stabilise import (
     Free,
@@ -53,7 +54,7 @@ def trajectory(
     for step, sizes in enumerate(adversaries.step_sizes(steps, largest_eta)):
         m = adversaries.gradients(w, step, rng)
         eta = torch.tensor(sizes, dtype=dtype)[(..., *(None,) * geometry.ndim)]
-        new, cache = scheme.move(w.clone(), m, eta, step_geometry, geometry, cache)
+        new, cache = advanced(scheme, w, m, eta, step_geometry, geometry, cache)
         w = where_moved(eta, tuple(range(-geometry.ndim, 0)), new, w)
         path.append(w.clone())
         etas.append(sizes)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.geometry.adaptive import Given
 from surefoot.mesh.schedule import Bucket, Schedule, schedule
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import join_blocks, split_by_block
@@ -20,8 +19,8 @@ from surefoot.optim.jobs import Job, advance, jobs_of, packed, unpacked
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
-from surefoot.stabilise.base import where_moved
 from surefoot.stabilise.running_bound import RunningBound
+from surefoot.step import move
 
 
 @dataclass(eq=False)
@@ -257,13 +256,11 @@ class Exchange:
         w, active = prepared.w[region], prepared.active
         if isinstance(active, Tensor):
             active = active.expand(prepared.w.shape)[region]
-        given, moved = Given(role.geometry), None
+        moved = None
         kinds = list(dict.fromkeys(zip(placement.stabilisers, map(role.lr_scale, placement.blocks), strict=True)))
         for stabiliser, scale in kinds:
             eta = lr * scale * active
-            own = w if len(kinds) == 1 else w.clone()
-            new, _ = stabiliser.move(own, d.clone() if len(kinds) > 1 else d, eta, given, role.weight_geometry, None)
-            new = where_moved(eta, (), new, w)
+            new, _ = move(role, stabiliser, w if len(kinds) == 1 else w.clone(), d, {}, eta)
             if moved is None:
                 moved = new
             else:

@@ -17,7 +17,7 @@ from surefoot.monitor.norms import entry
 from surefoot.optim.shard import Shard
 from surefoot.plan import Placement
 from surefoot.scaling import Constant
-from surefoot.step import move, step, turned
+from surefoot.step import direct, move, step
 
 
 @dataclass(eq=False)
@@ -135,8 +135,9 @@ def advance(
         return [w, *(new[name] for name in shard.shaped)], new
     mask = tensors[-1] if shard.masked else torch.stack([job.masks()[i] for job in jobs])
     active = 1.0 if device.on_cpu(mask) and bool((mask == 1).all()) else mask
+    m, w = tensors[0], tensors[0] if shard.way == "direction" else tensors[1]  # a direction does not read the weight
+    d, kept = direct(role, stabiliser, w, m, kept, active)
     if shard.way == "direction":
-        geometry, m, new = turned(role, tensors[0], tensors[0], kept, active)
-        return [geometry.direction(m)], new
-    w, new = move(role, stabiliser, tensors[1], tensors[0], kept, eta, active)
-    return [w], new
+        return [d], kept
+    w, kept = move(role, stabiliser, w, d, kept, eta * active)
+    return [w], kept

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.geometry.adaptive import Given
 from surefoot.geometry.base import Cache, Geometry
 from surefoot.optim.batching import Batch, Blocks, load, store
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
 from surefoot.stabilise.base import Moved, where_moved
-from surefoot.step import smooth, turned
+from surefoot.step import direct, smooth
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Reduced(Geometry):
         return self.norm(w)[(..., *(None,) * self.ndim)] == 0
 
     def direction(self, g: Tensor) -> Tensor:
-        """Row by row."""
-        return self.of.direction(g)
+        """Never asked for: a scheme is given it."""
+        raise NotImplementedError
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Row by row."""
@@ -98,26 +97,25 @@ class _Table:
         finite = blocks.finite.reshape(-1, *(1,) * (blocks.weights[0].ndim - 1))
         self._smoothed, m, self._active = smooth(role, blocks.gradients[0], blocks.states[0], finite)
         kept = {name: x for name, x in blocks.states[0].items() if name not in self._smoothed}
-        geometry, m, self._memory = turned(role, blocks.weights[0], m, kept, self._active)
-        self._cache = {name: x for name, x in kept.items() if name not in role.remembered}
-        self._d, self._given = geometry.direction(m), Given(role.geometry)
+        self._d, self._kept = direct(role, shard.here.stabilisers[0], blocks.weights[0], m, kept, self._active)
         self._placement, self._lr, self._moves = shard.here, learning_rate(group), shard.known.moves
 
-    def _move(self, ball: Reduced, w: Tensor) -> Moved:
-        placement, cache = self._placement, dict(self._cache) or None
+    def _move(self, ball: Reduced) -> Moved:
+        placement, w = self._placement, self._blocks.weights[0]
         eta = self._lr * placement.role.lr_scale(placement.blocks[0]) * self._active
-        return placement.stabilisers[0].move(w, self._d.clone(), eta, self._given, ball, cache)
+        longest = placement.role.geometry.direction_norm_bound(ball.of, tuple(w.shape))
+        return placement.stabilisers[0].move(w.clone(), self._d, eta, ball, self._kept, longest)
 
     def ask(self) -> list[Tensor]:
         """What the scheme asks of the rows here."""
         ball = Reduced(self._placement.role.weight_geometry)
-        self._move(ball, self._blocks.weights[0].clone())
+        self._move(ball)
         return ball.asked
 
     def finish(self, numbers: list[Tensor]) -> None:
         """Take the step with the numbers of all rows."""
         w = self._blocks.weights[0]
-        moved, cache = self._move(Reduced(self._placement.role.weight_geometry, known=iter(numbers)), w.clone())
+        moved, kept = self._move(Reduced(self._placement.role.weight_geometry, known=iter(numbers)))
         self._blocks.weights[0] = where_moved(self._moves.to(w.dtype), (), moved, w)
-        self._blocks.states[0] = {**self._smoothed, **self._memory, **(cache or {})}
+        self._blocks.states[0] = {**self._smoothed, **(kept or {})}
         store(self._batch, self._blocks, self._precision)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.constraints import Constraint
 from surefoot.linalg import device
 
 LARGEST = 1e15
 """Radii up to this, and products of them with the units of roles, have squares that a float32 holds."""
 
 Moved = tuple[Tensor, Cache]
-"""The next weight, and what the scheme keeps for the next step."""
+"""A direction or the next weight, and what the scheme keeps."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Known:
 class Stabiliser(ABC):
     """A scheme for moving a weight; `promise` states in words what holds of its norm afterwards.
 
-    A scheme takes the step `w - eta * geometry.direction(m)` itself, because some need more than the direction.
+    `direct` finds the direction of a step, `move` takes it: schemes that project or rescale differ in the second,
+    those that step along a sphere or a manifold in the `constraint` of the first, too.
 
     >>> from surefoot.geometry import RMS
-    >>> Free().move(torch.zeros(2), torch.tensor([1.0, -1.0]), 0.5, RMS(), RMS())[0]
+    >>> d, _ = Free().direct(torch.zeros(2), torch.tensor([3.0, -3.0]), RMS(), RMS())
+    >>> Free().move(torch.zeros(2), d, 0.5, RMS())[0]
     tensor([-0.5000,  0.5000])
     """
 
@@ -57,21 +60,52 @@ class Stabiliser(ABC):
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
-        return {}
+        keeps = self.constraint(geometry, ball, w.shape)
+        return {} if keeps is None else geometry.init_tangent(w, keeps)
+
+    def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
+        """What a step under geometry keeps to first order of a weight of this shape; None: any step will do."""
+        return None
+
+    def direct(
+        self,
+        w: Tensor,
+        m: Tensor,
+        geometry: Geometry,
+        ball: Geometry,
+        cache: Cache = None,
+        active: Tensor | float = 1.0,
+    ) -> Moved:
+        """The direction of a step: the geometry's, or the best one that meets the constraint.
+
+        Args:
+            w: weights `(..., out, in)` or `(..., n)`.
+            m: smoothed gradient, w's shape.
+            geometry: the norm of the step.
+            ball: the norm of the weight.
+            cache: what the last step returned, at first `init_state`.
+            active: 0 for entries that will not move, broadcasting against w.
+
+        Returns:
+            `(direction, cache)`; the direction is a new tensor, or m itself.
+        """
+        if (keeps := self.constraint(geometry, ball, w.shape)) is None:
+            return geometry.direction(m), cache
+        return geometry.tangent(w, m, keeps, self.init_state(w, geometry, ball) if cache is None else cache)
 
     @abstractmethod
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
-        """The next weight.
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+        """The next weight, for a step along `-d`.
 
         Where eta is 0 the result is of no consequence: `step` puts the old weight there.
 
         Args:
             w: weights `(..., out, in)` or `(..., n)`. Donated: their memory may be reused for the result.
-            m: smoothed gradient, w's shape.
+            d: what `direct` returned, w's shape.
             eta: step size in natural units, `lr * lr_scale`: a number, or a tensor that broadcasts against w.
-            geometry: the norm of the step, whose direction is taken.
             ball: the norm of the weight, which a radius and a promise are of.
             cache: what the last step returned, at first `init_state`.
+            longest: upper bound on `ball.norm(d)`, whatever d is; inf if unknown.
 
         Returns:
             `(next weight, cache)`.
@@ -107,7 +141,7 @@ class Stabiliser(ABC):
     @property
     def bound(self) -> float:
         """Norm that weights are kept to, or brought down to, in natural units; inf if there is none."""
-        return math.inf
+        return inf
 
     def certificate_period(self, eta: Eta) -> int:
         """Number of steps for which one certified norm bound stays valid on an accelerator."""
@@ -177,9 +211,9 @@ class Free(Stabiliser):
     independent: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """The step alone, written to w."""
-        return step(w, m, eta, geometry, into=w), cache
+        return along(w, d, eta, into=w), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Free:
         """Itself: it has neither radius nor rate."""
@@ -192,14 +226,6 @@ class Free(Stabiliser):
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """'free': nothing holds of the norm."""
         return "free"
-
-
-def step(w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, into: Tensor | None = None) -> Tensor:
-    """`w - eta direction(m)`, in the memory of `into` or of the direction where that saves a pass over it."""
-    d = geometry.direction(m)
-    if into is None and device.may_branch(w) and d.data_ptr() != m.data_ptr():  # `Identity` returns m itself
-        into = d
-    return along(w, d, eta, into)
 
 
 def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None = None) -> Tensor:
@@ -241,7 +267,7 @@ def remaining(eta: Eta, rate: float) -> Tensor | float:
 
 def require_positive(name: str, value: float, power: int = 0) -> None:
     """Raise ValueError naming a radius or rate that is not positive and finite, or a power of it above LARGEST."""
-    if not 0 < value < math.inf:
+    if not 0 < value < inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
     if value**power > LARGEST:
         raise ValueError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, Known, Moved, require_count, step
+from surefoot.stabilise.base import Ball, Known, Moved, along, require_count
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
@@ -53,12 +53,11 @@ class PostClip(Ball):
         """The running bound, where the weight's norm is costly."""
         return RunningBound.init_state(w, ball)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then project where the bound requires it."""
-        moved = step(w, m, eta, geometry)
+        moved = along(w, d, eta, into=w)
         if not cache or "upper" not in cache:
             return ball.project(moved, self.radius, cache)
-        longest = geometry.direction_norm_bound(ball, tuple(w.shape))
         return RunningBound.enforce(moved, cache, ball, self.radius, eta, longest, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
@@ -74,7 +73,7 @@ class PostClip(Ball):
         reach = eta * known.longest(ball)
         running, inside = known.upper, torch.tensor(self.radius)
         if ball.costly:  # the bound at the first step, see `RunningBound.init_state`; it grows by rounding, too
-            first = torch.full_like(running, math.inf) if device.on_cpu(w) else ball.certificate(w)
+            first = torch.full_like(running, inf) if device.on_cpu(w) else ball.certificate(w)
             running = known.cache.get("upper", first) * (1 + 1e-5)
             if not device.on_cpu(w):
                 return reach + (torch.maximum(running, ball.certificate(w)) + reach - self.radius).clamp_min(0)
@@ -105,9 +104,9 @@ class Rescale(Ball):
 
     norms_only: ClassVar[bool] = True
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then scale down."""
-        stepped = step(w, m, eta, geometry)
+        stepped = along(w, d, eta, into=w)
         _, upper, cache = ball.bounds(stepped, cache)
         scale = (self.radius / expand(upper, ball).clamp_min(self.radius)).to(w.dtype)
         return stepped * scale, cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -12,17 +13,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import (
-    Decay,
-    Known,
-    Moved,
-    Stabiliser,
-    along,
-    largest_step,
-    remaining,
-    require_positive,
-    step,
-)
+from surefoot.stabilise.base import Decay, Known, Moved, Stabiliser, along, largest_step, remaining, require_positive
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -47,9 +38,9 @@ class WeightDecay(Decay):
     independent: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Decay, then step."""
-        d, keep = geometry.direction(m), remaining(eta, self.rate)
+        keep = remaining(eta, self.rate)
         w = w.mul_(keep) if device.may_branch(w) else w * keep
         return along(w, d, eta, into=w), cache
 
@@ -89,9 +80,9 @@ class DecoupledWeightDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("DecoupledWeightDecay's rate", self.rate)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """`WeightDecay`'s, in natural units."""
-        return self._natural(w).move(w, m, eta, geometry, ball, cache)
+        return self._natural(w).move(w, d, eta, ball, cache)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
         """Its scale for this shape; a published rate is absolute, whatever the unit."""
@@ -132,19 +123,18 @@ class PreDecay(Decay):
 
     norms_only: ClassVar[bool] = True
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""
         largest = largest_step(eta, ball)
         keep = remaining(largest, self.rate)
         shrunk, norm = ball.shrink(w, keep)
-        moved, norm = step(shrunk, m, eta, geometry), expand(norm, ball)
+        moved, norm = along(shrunk, d, eta, into=shrunk), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        longest = geometry.direction_norm_bound(ball, tuple(w.shape))
         outside = keep * norm + largest * longest > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
-            moved, cache = ball.project(moved, torch.where(outside, bound * slack, math.inf), cache)
+            moved, cache = ball.project(moved, torch.where(outside, bound * slack, inf), cache)
         return moved, cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -32,7 +33,7 @@ class CautiousDecay(Stabiliser):
 
     >>> from surefoot.geometry import MaxNorm
     >>> w, g = torch.tensor([1.0, 1.0]), torch.tensor([1.0, -1.0])
-    >>> CautiousDecay(0.5).move(w, g, 0.5, MaxNorm(), MaxNorm())[0]
+    >>> CautiousDecay(0.5).move(w, MaxNorm().direction(g), 0.5, MaxNorm())[0]
     tensor([0.2500, 1.5000])
     """
 
@@ -44,9 +45,8 @@ class CautiousDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("CautiousDecay's rate", self.rate)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """The decay of some entries, then the step."""
-        d = geometry.direction(m)
         decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
         return along(decayed, d, eta), cache
 
@@ -65,7 +65,7 @@ class CautiousDecay(Stabiliser):
         if not w.numel():
             return change
         rows = float(torch.linalg.vector_norm(w, dim=-1).max())
-        columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else math.inf
+        columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else inf
         whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
         decayed = torch.full_like(change, min(ball.norm_bound(sizes, shape), torch.finfo(change.dtype).max))
@@ -107,9 +107,8 @@ class IndependentDecay(Stabiliser):
         if self.rate > 1:
             raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Decay, then step."""
-        d = geometry.direction(m)
         return along(w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype)), d, eta), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> IndependentDecay:

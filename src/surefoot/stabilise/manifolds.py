@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor
 
 from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry
-from surefoot.geometry.constraints import SameLengths
+from surefoot.geometry.constraints import Constraint, SameLengths
 from surefoot.geometry.sizes import Sizes
-from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, all_move, along, require_positive
+from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
 
@@ -30,18 +30,26 @@ class _Lengths(Stabiliser):
         if self.radius is not None:
             require_positive(f"{type(self).__name__}'s radius", self.radius, 1)
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
-        """A multiplier for each vector where the step is spectral; else nothing."""
-        return geometry.init_tangent(w, SameLengths(self.dim))
+    def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
+        """The lengths."""
+        return SameLengths(self.dim)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
-        """Step along the spheres, then back onto them."""
-        cache = self.init_state(w, geometry, ball) if cache is None else cache
-        at, g = w, m
-        if not all_move(eta, w):  # entries that rest have no part in what a vector's step keeps
-            moving = device.scalar_like(eta, w) > 0
-            at, g = torch.where(moving, w, 0), torch.where(moving, m, 0)
-        d, cache = geometry.tangent(at, g, SameLengths(self.dim), cache)
+    def direct(
+        self,
+        w: Tensor,
+        m: Tensor,
+        geometry: Geometry,
+        ball: Geometry,
+        cache: Cache = None,
+        active: Tensor | float = 1.0,
+    ) -> Moved:
+        """The tangent one; entries that rest have no part in what a vector's step keeps."""
+        if isinstance(active, Tensor):
+            w, m = torch.where(active > 0, w, 0), torch.where(active > 0, m, 0)
+        return super().direct(w, m, geometry, ball, cache, active)
+
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+        """Step, then back onto the spheres."""
         stepped = along(w, d, eta)
         return scaled_to(stepped, w, _lengths(stepped, self.dim), self._target(w, ball)), cache
 
@@ -110,7 +118,8 @@ class RowSphere(_Lengths):
     ("each row's length = initial", 'norm = 2, or 0 where it is 0')
     >>> from surefoot.geometry import RowRMS
     >>> w, m = torch.tensor([[3.0, 4.0]]), torch.tensor([[-4.0, 13.0]])
-    >>> RowSphere().move(w, m, 5 / 2**0.5, RowRMS(), RowRMS())[0]  # m less its part along w is (-8, 6)
+    >>> d, _ = RowSphere().direct(w, m, RowRMS(), RowRMS())  # m less its part along w is (-8, 6)
+    >>> RowSphere().move(w, d, 5 / 2**0.5, RowRMS())[0]
     tensor([[4.9497, 0.7071]])
     """
 
@@ -163,14 +172,12 @@ class Stiefel(Ball):
     ('orthogonal, norm = 1, or 0 where it is 0', 'norm = 1, or 0 where it is 0')
     """
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
-        """A multiplier for each row of a table whose steps are spectral; else nothing."""
-        return geometry.init_tangent(w, ball.extremes(self.radius, w.shape))
+    def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
+        """Equal singular values, or lengths of rows."""
+        return ball.extremes(self.radius, shape)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
-        """Step along the manifold, then the nearest point of it."""
-        cache = self.init_state(w, geometry, ball) if cache is None else cache
-        d, cache = geometry.tangent(w, m, ball.extremes(self.radius, w.shape), cache)
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+        """Step, then the nearest point of the manifold."""
         there = ball.retract(along(w, d, eta)) * self.radius
         return torch.where((w != 0).any(tuple(range(-ball.ndim, 0)), keepdim=True), there, w), cache
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.geometry.constraints import SameNorm
+from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.small_eigh import finite_only
-from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive, step
+from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
 from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
 
@@ -46,9 +47,9 @@ class Normalise(Stabiliser):
         """Unless it is another norm than the weight's own."""
         return self.norm is None
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then rescale."""
-        return _rescaled(step(w, m, eta, geometry), w, self.norm or ball, self.radius), cache
+        return _rescaled(along(w, d, eta), w, self.norm or ball, self.radius), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Normalise:
         """Radius times unit."""
@@ -81,7 +82,7 @@ class Normalise(Stabiliser):
     @property
     def bound(self) -> float:
         """The radius, if it is of the weight's own norm; else inf."""
-        return math.inf if self.radius is None or self.norm is not None else self.radius
+        return inf if self.radius is None or self.norm is not None else self.radius
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,12 @@ class Hyperball(Stabiliser):
 
     >>> from surefoot.geometry import RMS
     >>> w, m = torch.tensor([3.0, 4.0]), torch.tensor([4.0, -3.0])
-    >>> Hyperball().move(w, m, 1.0, RMS(), RMS())[0]  # from (3, 4) half way to (-4, 3)
+    >>> Hyperball().move(w, m, 1.0, RMS())[0]  # from (3, 4) half way to (-4, 3)
     tensor([-0.7071,  4.9497])
     """
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step by eta of the weight's length, then rescale."""
-        d = geometry.direction(m)
         share = _length(w, ball) / torch.where((size := _length(d, ball)) == 0, 1, size)
         stepped = w - eta * (d * share).to(w.dtype)
         return scaled_to(stepped, w, _length(stepped, ball), _length(w, ball)), cache
@@ -146,14 +146,12 @@ class SpectralSphere(Ball):
 
     norms_only: ClassVar[bool] = True
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
-        """The leading vectors and the multiplier, where the step is along the weight's own sphere."""
-        return geometry.init_tangent(w, SameNorm()) if geometry is ball else {}
+    def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
+        """The norm, where the step is along the weight's own sphere."""
+        return SameNorm() if geometry is ball else None
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
-        """Step along the sphere, then back onto it."""
-        cache = self.init_state(w, geometry, ball) if cache is None else cache
-        d, cache = geometry.tangent(w, m, SameNorm(), cache) if geometry is ball else (geometry.direction(m), cache)
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+        """Step, then back onto the sphere."""
         return _rescaled(along(w, d, eta), w, ball, self.radius), cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Decay, Known, Moved, largest_step, remaining, require_count, step
+from surefoot.stabilise.base import Ball, Decay, Known, Moved, along, largest_step, remaining, require_count
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class StreamingPostClip(Ball):
         """Singular-vector estimates, where the weight's norm is costly."""
         return ball.init_vectors(w, self.vectors)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then clip on the span of the vectors."""
         cache = ball.init_vectors(w, self.vectors) if cache is None else cache
-        return ball.clip_leading(step(w, m, eta, geometry), self.radius, cache)
+        return ball.clip_leading(along(w, d, eta, into=w), self.radius, cache)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and all that is outside the ball: the vectors may have missed it so far."""
@@ -83,10 +84,10 @@ class StreamingPreDecay(Decay):
         """Singular-vector estimates, where the weight's norm is costly."""
         return ball.init_vectors(w, self.vectors)
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
         clipped, cache = self._decayed(w, eta, ball, cache)
-        return step(clipped, m, eta, geometry), cache
+        return along(clipped, d, eta, into=clipped), cache
 
     def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> tuple[Tensor, dict[str, Tensor]]:
         cache = ball.init_vectors(w, self.vectors) if cache is None else cache

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from comparisons import advanced
 
 
 def normal(*shape, seed=0):
@@ -16,7 +17,7 @@ def normal(*shape, seed=0):
 def test_cautious_decay_is_of_the_entries_that_the_step_shrinks(geometry, eta):
     w, m = normal(4, 50), normal(4, 50, seed=1)
     d = geometry.direction(m)
-    moved, _ = sf.CautiousDecay(0.5).move(w.clone(), m, eta, geometry, geometry)
+    moved, _ = advanced(sf.CautiousDecay(0.5), w, m, eta, geometry)
     for before, after, step in zip(w.flatten(), moved.flatten(), d.flatten(), strict=True):
         kept = 1 - min(1, 0.5 * eta) if before * step >= 0 else 1.0
         assert float(after) == pytest.approx(float(kept * before - eta * step), abs=1e-12)

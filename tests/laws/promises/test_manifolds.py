@@ -10,6 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from combinations import combinations
+from comparisons import advanced
 from laws.inputs import exact, gaussian
 from surefoot import recipes
 from surefoot.geometry import HeadRMS, RowRMS, Spectral
@@ -29,7 +30,7 @@ def steps(scheme, shape, count, geometry=None, eta=0.05):
     cache = scheme.init_state(w, geometry or ball, ball)
     for step in range(count):
         m = gaussian(shape, 2) + gaussian(shape, 10 + step)
-        new, cache = scheme.move(w.clone(), m, eta, geometry or ball, ball, cache)
+        new, cache = advanced(scheme, w, m, eta, geometry or ball, ball, cache)
         yield w, new
         w = new
 
@@ -55,7 +56,7 @@ def test_a_small_step_is_the_best_one_at_any_radius(shape, radius):
     unit, eta = math.sqrt(shape[-2] / shape[-1]), 1e-3
     w, m = sf.Spectral("svd").retract(gaussian(shape, 1, torch.float64)) * radius, gaussian(shape, 2, torch.float64)
     geometry = Spectral("svd")
-    new, _ = sf.Stiefel(radius).move(w.clone(), m, eta, geometry, geometry)
+    new, _ = advanced(sf.Stiefel(radius), w, m, eta, geometry)
     best = stiefel_msign(m, w / (radius * unit), "svd") * unit
     torch.testing.assert_close((w - new) / eta, best, atol=5e-3 * unit, rtol=0)
 
@@ -82,13 +83,13 @@ def test_a_hundred_steps_keep_every_length(scheme, shape):
 def test_a_radius_is_in_the_roles_unit():
     w, m = gaussian((6, 8), 1), gaussian((6, 8), 2)
     for ball, unit in ((RowRMS(), 1.0), (HeadRMS(), 1 / 8)):
-        rows, _ = sf.RowSphere(2.0).move(w.clone(), m, 0.1, ball, ball)
+        rows, _ = advanced(sf.RowSphere(2.0), w, m, 0.1, ball)
         torch.testing.assert_close(rows.square().mean(1).sqrt(), torch.full((6,), 2 * unit))
         assert float(ball.norm(rows)) == pytest.approx(2)
-        columns, _ = sf.ColumnSphere(2.0).move(w.clone(), m, 0.1, ball, ball)
+        columns, _ = advanced(sf.ColumnSphere(2.0), w, m, 0.1, ball)
         torch.testing.assert_close(columns.square().mean(0).sqrt(), torch.full((8,), 2 * unit))
         assert float(columns.norm()) == pytest.approx(float(rows.norm()))
-    table, _ = sf.Stiefel(2.0).move(w.clone(), m, 0.1, RowRMS(), RowRMS())
+    table, _ = advanced(sf.Stiefel(2.0), w, m, 0.1, RowRMS())
     torch.testing.assert_close(table.square().mean(1).sqrt(), torch.full((6,), 2.0))
 
 
@@ -158,7 +159,7 @@ def test_a_resumed_run_is_the_same_run(scheme):
 def test_zero_vectors_stay_zero_and_hinder_no_other(scheme):
     w, m = gaussian((6, 5), 1), gaussian((6, 5), 2)
     w[2], w[:, 3] = 0, 0
-    new, _ = scheme.move(w.clone(), m, 0.1, Spectral(), Spectral())
+    new, _ = advanced(scheme, w, m, 0.1, Spectral())
     rows = isinstance(scheme, sf.RowSphere)
     assert torch.isfinite(new).all()
     assert not (new[2] if rows else new[:, 3]).any()
@@ -210,7 +211,7 @@ def test_problems_that_rest_do_not_bend_the_step_of_the_others(geometry, scheme)
         eta[::2] = 0
     else:
         eta[gaussian((8, 6), 3) > 0] = 0
-    new, _ = scheme.move(w.clone(), m, eta, geometry, RowRMS())
+    new, _ = advanced(scheme, w, m, eta, geometry, RowRMS())
     step, dim = (new - w) / 1e-4, -1 if isinstance(scheme, sf.RowSphere) else -2
     assert float((step * w).sum(dim).abs().max()) <= 1e-3
     assert float(step[eta == 0].abs().max()) <= 1e-3 < 0.1 < float(step[eta > 0].abs().mean())

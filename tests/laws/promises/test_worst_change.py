@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from comparisons import advanced
 from surefoot import recipes
 
 from .roles import PULLS, Run
@@ -21,7 +22,7 @@ def test_what_streaming_decay_reports_is_what_a_gradient_could_do():
             state = run.optimizer.state[run.p]
             cache = {name: x.clone() for name, x in state.items() if name not in ("momentum", "skipped")}
             w = run.p.detach().reshape(shape)
-            moved, _ = scheme.move(w.clone(), w, run.lr, geometry, geometry, cache)
+            moved, _ = advanced(scheme, w, w, run.lr, geometry, cache=cache)
             change = float(geometry.norm(moved - w).max())
             bound = run.optimizer.stability()["weight"]["update_upper"]
             assert change <= 1.01 * bound
@@ -35,7 +36,7 @@ def test_what_hyperball_reports_is_what_a_gradient_of_rank_one_does():
         for _ in run.steps(10):
             w = run.p.detach().reshape(shape)
             u, _, vh = torch.linalg.svd(w, full_matrices=False)
-            moved, _ = sf.Hyperball().move(w.clone(), u[..., -1:] @ vh[..., -1:, :], run.lr, geometry, geometry)
+            moved, _ = advanced(sf.Hyperball(), w, u[..., -1:] @ vh[..., -1:, :], run.lr, geometry)
             bound = run.optimizer.stability()["weight"]["update_upper"]
             assert 0.99 * bound <= float(geometry.norm(moved - w).max()) <= 1.001 * bound
 
@@ -43,7 +44,7 @@ def test_what_hyperball_reports_is_what_a_gradient_of_rank_one_does():
 def reached(scheme, w, d, eta):
     """What the step by d, of either sign, changes."""
     norm, given = sf.Spectral(), sf.geometry.Identity()
-    return max(float(norm.norm(scheme.move(w.clone(), x, eta, given, norm)[0] - w).max()) for x in (d, -d))
+    return max(float(norm.norm(advanced(scheme, w, x, eta, given, norm)[0] - w).max()) for x in (d, -d))
 
 
 @pytest.mark.parametrize("pull", PULLS)

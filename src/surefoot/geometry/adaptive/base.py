@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
@@ -95,40 +96,14 @@ class Adaptive(Geometry):
         """That of `norm_of`, before any change."""
         return self.norm_of.direction(g)
 
-
-@dataclass(frozen=True)
-class Given(Geometry):
-    """A norm whose direction has been taken already: what a stabiliser gets beside that direction.
-
-    Args:
-        of: where the direction is from.
-    """
-
-    of: Geometry
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ndim", self.of.plain.ndim)
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Those of the norm."""
-        return self.of.couples
-
-    def norm(self, w: Tensor) -> Tensor:
-        """That of the norm."""
-        return self.of.norm(w)
-
-    def direction(self, g: Tensor) -> Tensor:
-        """The argument, which is the direction."""
-        return g
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """That of the norm."""
-        return self.of.project(w, radius, cache)
-
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
-        """That of where it is from."""
-        return self.of.direction_norm_bound(norm, shape, smoothed)
+    def tangent(
+        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The part that meets the constraint of a direction m that `take` returned, scaled to norm 1 at most."""
+        if isinstance(constraint, SameNorm):
+            return m, cache
+        d = constraint.project(w, constraint.project(w, m))  # the second takes away what the first one rounds
+        return d / expand(self.norm(d), self.plain).clamp_min(1).to(d.dtype), cache
 
 
 @dataclass(frozen=True)
