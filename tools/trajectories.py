@@ -65,6 +65,9 @@ class Model(nn.Module):
 
 
 RECIPES = {
+    "steady": sf.recipes.steady(),
+    "steady_whole": sf.recipes.steady(per_head=False),
+    "steady_soap": sf.recipes.steady_soap(),
     "beyond_mup": sf.recipes.beyond_mup(),
     "moga_row": sf.recipes.moga_row(1.5),
     "moga_column": sf.recipes.moga_column(3.0),
@@ -76,6 +79,16 @@ RECIPES = {
     "sign_natural": sf.recipes.sign_natural(),
     "hyperball": sf.recipes.hyperball(),
     "frobenius_sphere": sf.recipes.frobenius_sphere(),
+    "mano": sf.recipes.mano(),
+    "moonlight_published": sf.recipes.moonlight(),
+    "muon_squared": sf.recipes.muon_squared(),
+    "normalised_sgd": sf.recipes.normalised_sgd(),
+    "normuon": sf.recipes.normuon(),
+    "rmnp": sf.recipes.rmnp(),
+    "scale": sf.recipes.scale(),
+    "shampoo_muon": sf.recipes.shampoo_muon(),
+    "signum": sf.recipes.signum(),
+    "wion": sf.recipes.wion(),
 }
 STABILISERS: dict[str, sf.Stabiliser | None] = {
     "own": None,
