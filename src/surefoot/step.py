@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
-from surefoot.geometry.base import Eta
+from surefoot.geometry.base import Eta, Extent
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
@@ -56,7 +56,9 @@ def step(
     return w, {**smoothed, **kept}
 
 
-def smooth(role: Role, g: Tensor, state: State, finite: Tensor) -> tuple[State, Tensor, Tensor | float]:
+def smooth(
+    role: Role, g: Tensor, state: State, finite: Tensor, active: Tensor | float | None = None
+) -> tuple[State, Tensor, Tensor | float]:
     """Gradient -> momentum: the first part of `step`.
 
     Args:
@@ -64,12 +66,14 @@ def smooth(role: Role, g: Tensor, state: State, finite: Tensor) -> tuple[State, 
         g: gradients.
         state: of momentum, donated.
         finite: whether each parameter's gradient is finite.
+        active: the active mask, if it is known; a part of a parameter does not tell it.
 
     Returns:
         `(the momentum's next state, smoothed gradient, active mask)`.
     """
     g = where_finite(g, finite)
-    active = role.momentum.active(g, finite, role.geometry.couples)
+    if active is None:
+        active = role.momentum.active(g, finite, role.geometry.couples)
     smoothed, m = role.momentum(state, g, active)
     return smoothed, m, active
 
@@ -117,7 +121,7 @@ def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, 
     ball = role.weight_geometry
     longest = role.geometry.direction_norm_bound(ball, tuple(w.shape))
     moved, cache = stabiliser.move(w, d, eta, ball, kept, longest)
-    dims = () if stabiliser.independent else tuple(range(-ball.ndim, 0))
+    dims = () if stabiliser.extent == Extent.ENTRY else tuple(range(-ball.ndim, 0))
     return where_moved(eta, dims, moved, w), cache or {}
 
 

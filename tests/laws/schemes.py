@@ -4,6 +4,7 @@ import pytest
 
 from comparisons import advanced
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowRMS, Spectral
+from surefoot.geometry.base import Extent
 from surefoot.stabilise import (
     ColumnSphere,
     Free,
@@ -38,7 +39,7 @@ all_geometries = pytest.mark.parametrize("geometry", GEOMETRIES, ids=repr)
 def moved(scheme, w, m, eta, geometry, cache=None):
     """The next weight as a step makes it: the scheme's, and the old one where eta is 0."""
     new, cache = advanced(fitted(scheme, geometry), w, m, eta, geometry, cache=cache)
-    dims = () if scheme.independent else tuple(range(-geometry.ndim, 0))
+    dims = () if scheme.extent == Extent.ENTRY else tuple(range(-geometry.ndim, 0))
     return where_moved(eta, dims, new, w), cache
 
 

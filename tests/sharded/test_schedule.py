@@ -16,9 +16,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import surefoot as sf
 from surefoot import recipes
+from surefoot.geometry.base import Extent
 from surefoot.mesh.schedule import Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
-from surefoot.optim.jobs import packed, unpacked
+from surefoot.mesh.transport import packed, unpacked
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
 CUTS = [
@@ -125,7 +126,7 @@ class Counted:
 @pytest.mark.parametrize("shapes", ["even", "any"])
 def test_counted_bytes_and_collectives_are_the_schedules(recipe, stabiliser, shapes):
     plan = plan_of(recipe, stabiliser)
-    if recipe.name == "lion" and stabiliser.entrywise:
+    if recipe.name == "lion" and stabiliser.extent == Extent.ENTRY:
         pytest.skip("each entry is stepped where it lies")
     if shapes == "even":
         plan = sf.Plan("even", {f"{i}": replace(plan["square"], shape=shape) for i, shape in enumerate(EVEN)})
@@ -161,7 +162,7 @@ def test_counted_bytes_and_collectives_are_the_schedules(recipe, stabiliser, sha
         assert sent == steps * found.sent_bytes[rank]
     if shapes == "even":
         entries = sum(torch.Size(x.shape).numel() for x in plan.placements.values())
-        tensors = 2 if stabiliser.entrywise else 3
+        tensors = 2 if stabiliser.extent == Extent.ENTRY else 3
         assert sum(found.sent_bytes) <= 1.02 * tensors * 0.75 * entries * 4
 
 

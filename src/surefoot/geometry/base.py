@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -17,6 +18,22 @@ Cache = dict[str, Tensor] | None
 
 Eta = float | Tensor
 """A step size in natural units; a tensor broadcasts against the weight."""
+
+
+class Extent(IntEnum):
+    """How far a part of a step (smoothing, direction, move) looks from an entry: what it cannot be computed without."""
+
+    ENTRY = 0
+    """The entry itself."""
+
+    ROW = 1
+    """Its row, or its independent problem (`Geometry.couples`)."""
+
+    NORM = 2
+    """Its row, and the norm of the whole weight or whether that is zero."""
+
+    WHOLE = 3
+    """All of the weight's block."""
 
 
 class Geometry(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ PACKED = 24
 """Entries of a mask that travel as one number: float32 holds every integer below 2^24."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Work:
     """A step that needs all of a box of a parameter: a matrix, an expert, a vector.
 
@@ -52,6 +52,10 @@ class Work:
         entries = self.parts[rank].numel
         return [entries] * self.sent + [-(-entries // PACKED)] * self.masked
 
+    def back(self, rank: int) -> int:
+        """Numbers that the owner sends to a process after its step."""
+        return self.returned * self.parts[rank].numel + self.numbers
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -63,25 +67,23 @@ class Bucket:
 
     works: tuple[tuple[Work, int], ...]
 
+    def owned_by(self, rank: int) -> list[Work]:
+        """The works of one owner."""
+        return [work for work, owner in self.works if owner == rank]
+
     def outward(self, rank: int) -> list[tuple[int, int]]:
         """Of each process: numbers that rank sends to it before its steps, and numbers that it sends to rank."""
-        counts = [[0, 0] for _ in range(len(self.works[0][0].holders))]
-        for work, owner in self.works:
-            counts[owner][0] += sum(work.sizes(rank))
-            if owner == rank:
-                for other in range(len(work.parts)):
-                    counts[other][1] += sum(work.sizes(other))
-        return [(sent, received) for sent, received in counts]
+        return self._counts(rank, lambda work, other: sum(work.sizes(other)))
 
     def homeward(self, rank: int) -> list[tuple[int, int]]:
         """Of each process: numbers that rank sends to it after its steps, and numbers that it sends to rank."""
-        counts = [[0, 0] for _ in range(len(self.works[0][0].holders))]
-        for work, owner in self.works:
-            counts[owner][1] += work.returned * work.parts[rank].numel + work.numbers
-            if owner == rank:
-                for other, part in enumerate(work.parts):
-                    counts[other][0] += work.returned * part.numel + work.numbers
-        return [(sent, received) for sent, received in counts]
+        return [(sent, received) for received, sent in self._counts(rank, Work.back)]
+
+    def _counts(self, rank: int, numbers: Callable[[Work, int], int]) -> list[tuple[int, int]]:
+        """Of each process: numbers of rank's parts of what it owns, and of its parts of what rank owns."""
+        mine, others = self.owned_by(rank), range(len(self.works[0][0].holders))
+        theirs = [sum(numbers(work, rank) for work in self.owned_by(other)) for other in others]
+        return [(theirs[other], sum(numbers(work, other) for work in mine)) for other in others]
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,10 @@ class Schedule:
         sent = [0] * self.ranks
         for bucket in self.buckets:
             for work, owner in bucket.works:
-                for rank, part in enumerate(work.parts):
+                for rank in range(self.ranks):
                     if rank != owner:
                         sent[rank] += sum(work.sizes(rank)) * work.itemsize
-                        sent[owner] += (work.returned * part.numel + work.numbers) * work.itemsize
+                        sent[owner] += work.back(rank) * work.itemsize
         return sent
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.geometry.base import Extent
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
 from surefoot.linalg.max_abs import max_abs
@@ -68,11 +69,8 @@ class Smoothing(ABC):
     averages: ClassVar[tuple[str, ...]] = ()
     """The entries of the state that may be stored in half precision."""
 
-    entrywise: ClassVar[bool] = False
-    """True if each entry is smoothed on its own, so that a part of a table is smoothed as in the whole."""
-
-    rowwise: ClassVar[bool] = False
-    """True if each row of a matrix is smoothed on its own."""
+    extent: ClassVar[Extent] = Extent.WHOLE
+    """What an entry's next state cannot be computed without: how a part of a table is smoothed as in the whole."""
 
     by_problem: ClassVar[bool] = True
     """True if `active` says of each independent problem whether it takes a step, False if of each parameter."""
@@ -144,7 +142,7 @@ class Momentum(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("momentum",)
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     beta: float = 0.95
     lookahead: float | None = None
@@ -198,7 +196,7 @@ class Adam(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
     squares: ClassVar[bool] = True
     by_problem: ClassVar[bool] = False
 

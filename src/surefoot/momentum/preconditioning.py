@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.geometry.base import Extent
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
@@ -35,7 +36,7 @@ class RowAdam(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg",)
-    rowwise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ROW
     squares: ClassVar[bool] = True
     by_problem: ClassVar[bool] = False
 
@@ -98,7 +99,7 @@ class Whitened(Momentum):
     tensor([8., 8.])
     """
 
-    entrywise: ClassVar[bool] = False
+    extent: ClassVar[Extent] = Extent.WHOLE
     squares: ClassVar[bool] = True
     owned: ClassVar[tuple[str, ...]] = ("left", "right")
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from surefoot.geometry.base import Extent
 from surefoot.momentum.base import Momentum, Smoothing, State
 
 
@@ -43,7 +44,7 @@ class ScheduledMomentum(Smoothing):
     """
 
     averages: ClassVar[tuple[str, ...]] = ("momentum",)
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     points: tuple[tuple[int, Momentum], ...]
 

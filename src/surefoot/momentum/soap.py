@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from surefoot.geometry.base import Extent
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
@@ -59,7 +60,7 @@ class SOAP(Smoothing):
     tensor([ 8., -8.])
     """
 
-    entrywise: ClassVar[bool] = False
+    extent: ClassVar[Extent] = Extent.WHOLE
     squares: ClassVar[bool] = True
     owned: ClassVar[tuple[str, ...]] = ("left", "right", "left_basis", "right_basis", "second", "turns")
 

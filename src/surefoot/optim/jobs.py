@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.mesh.schedule import PACKED, Work, cost
+from surefoot.mesh.schedule import Work, cost
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.monitor.norms import entry
 from surefoot.optim.shard import Shard
 from surefoot.plan import Placement
 from surefoot.scaling import Constant
-from surefoot.step import direct, move, step
+from surefoot.step import direct, move, smooth
 
 
 @dataclass(eq=False)
@@ -78,7 +77,7 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     placement, shape = shard.placement, shard.placement.shape
     block = placement.blocks[0]
     whole = Slab((0,) * len(shape), shape)
-    separate = placement.role.view.stacked and shard.way != "all" and shape[0] > 0
+    separate = placement.role.view.stacked and "smooth" not in shard.way.owner and shape[0] > 0
     boxes = [Slab((i, *whole.start[1:]), (1, *shape[1:])) for i in range(shape[0])] if separate else [whole]
     if separate:
         role = replace(
@@ -88,14 +87,13 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
             radius_unit=Constant(),
         )
         placement = Placement(role, placement.why, (1, *shape[1:]))
-    sent = {"direction": 1, "weight": 2, "all": 2 + len(shard.shaped)}
-    traffic = sent[shard.way], 1 + (len(shard.shaped) if shard.way == "all" else 0)
+    sent, back = (len(shard.names(what)) for what in (shard.way.sent, shard.way.back))
     numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
     amount = sum(cost(*b) for b in placement.blocks)
     return [
         Job(
             shard,
-            Work(str(shape), box, shard.cut.slabs, amount, *traffic, numbers, dtype.itemsize, shard.masked),
+            Work(str(shape), box, shard.cut.slabs, amount, sent, back, numbers, dtype.itemsize, shard.masked),
             placement,
             i if separate else None,
             torch.empty(0, device=shard.local.device),
@@ -104,40 +102,21 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     ]
 
 
-def packed(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask, flat, `PACKED` entries a number.
-
-    >>> packed(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.float32)
-    tensor([13.])
-    """
-    bits = torch.nn.functional.pad(mask.reshape(-1).to(torch.int32), (0, -mask.numel() % PACKED))
-    return (bits.reshape(-1, PACKED) << torch.arange(PACKED, device=mask.device)).sum(1).to(dtype)
-
-
-def unpacked(numbers: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The mask of this size again: the inverse of `packed`."""
-    bits = (numbers.to(torch.int32)[:, None] >> torch.arange(PACKED, device=numbers.device)) & 1
-    return bits.reshape(-1)[: math.prod(size)].reshape(size).to(numbers.dtype)
-
-
-def advance(
-    jobs: list[Job], i: int, tensors: list[Tensor], kept: State, lr: float | Tensor
-) -> tuple[list[Tensor], State]:
-    """The step of the i-th block of like jobs, or its direction: what goes back, and what is kept."""
+def advance(jobs: list[Job], i: int, tensors: list[Tensor], kept: State, lr: float | Tensor) -> State:
+    """What an owner takes of the step of the i-th block of like jobs: direction d, weight w and state by name."""
     placement, shard = jobs[0].placement, jobs[0].shard
     role, stabiliser, shape = placement.role, placement.stabilisers[i], placement.blocks[i]
-    eta = lr * role.lr_scale(shape)
-    if shard.way == "all":
-        g, w, *states = tensors
+    x = dict(zip(shard.names(shard.way.sent), tensors, strict=False))  # behind them a mask
+    smoothed: State = {}
+    if "smooth" in shard.way.owner:
         finite = torch.stack([job.shard.known.finite for job in jobs]).reshape(-1, *(1,) * len(shape))
-        state = dict(zip(shard.shaped, states, strict=True)) | kept
-        w, new = step(role, stabiliser, w, g, state, eta, finite)
-        return [w, *(new[name] for name in shard.shaped)], new
-    mask = tensors[-1] if shard.masked else torch.stack([job.masks()[i] for job in jobs])
-    active = 1.0 if device.on_cpu(mask) and bool((mask == 1).all()) else mask
-    m, w = tensors[0], tensors[0] if shard.way == "direction" else tensors[1]  # a direction does not read the weight
-    d, kept = direct(role, stabiliser, w, m, kept, active)
-    if shard.way == "direction":
-        return [d], kept
-    w, kept = move(role, stabiliser, w, d, kept, eta * active)
-    return [w], kept
+        state = {name: x[name] for name in shard.shaped} | kept
+        smoothed, x["m"], active = smooth(role, x["g"], state, finite)
+        kept = {name: y for name, y in state.items() if name not in smoothed}
+    else:
+        active = tensors[-1] if shard.masked else torch.stack([job.masks()[i] for job in jobs])
+        active = 1.0 if device.on_cpu(active) and bool((active == 1).all()) else active
+    x["d"], kept = direct(role, stabiliser, x.get("w", x["m"]), x["m"], kept, active)  # m where w is not read
+    if "move" in shard.way.owner:
+        x["w"], kept = move(role, stabiliser, x["w"], x["d"], kept, lr * role.lr_scale(shape) * active)
+    return x | smoothed | kept

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
-from surefoot.geometry.base import Eta, Geometry
+from surefoot.geometry.base import Eta, Extent, Geometry
 from surefoot.momentum import State
 from surefoot.optim.batching import ELSEWHERE, Batch, Blocks, load, store
 from surefoot.optim.certify import record, revalidate
@@ -43,7 +43,7 @@ def in_pieces(take: Step) -> Step:
     ) -> tuple[Tensor, State]:
         rows = -role.weight_geometry.ndim
         pieces = math.ceil(w.numel() * w.element_size() / PIECE_BYTES.get(w.device.type, ELSEWHERE))
-        apart = role.momentum.entrywise and turned_by_row(role.geometry) and stabiliser.entrywise
+        apart = turned_by_row(role.geometry) and role.momentum.extent == stabiliser.extent == Extent.ENTRY
         if pieces < 2 or not apart or any(x.shape != w.shape for x in state.values()):
             return take(role, stabiliser, w, g, state, eta, finite)
         size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
@@ -61,7 +61,7 @@ def in_pieces(take: Step) -> Step:
 def turned_by_row(geometry: Geometry) -> bool:
     """Whether each leading row of a matrix, or entry of a vector, has its own direction, whatever the others are."""
     changes = geometry.changes if isinstance(geometry, Adaptive) else ()
-    return -geometry.ndim not in geometry.couples and all(change.apart for change in changes)
+    return -geometry.ndim not in geometry.couples and all(change.extent <= Extent.ROW for change in changes)
 
 
 def advance(batch: Batch, precision: Precision, bounds: RunningBound, step: Step, elsewhere: bool) -> None:

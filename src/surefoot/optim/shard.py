@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,16 +18,10 @@ from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, where_finite
 from surefoot.monitor.norms import entry
 from surefoot.optim.batching import Leaf
-from surefoot.optim.pieces import turned_by_row
 from surefoot.optim.precision import ADDED, Index
+from surefoot.optim.ways import DIRECTION, WEIGHT, Way
 from surefoot.plan import Placement
-from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
-from surefoot.views import OneBlock, Stack, Vector
-
-Way = Literal["here", "rows", "direction", "weight", "all"]
-"""How a part takes its step: by itself; but for the norm of all rows; or whole at an owner, who is sent the smoothed
-gradient, or the weight, too, or gradient, weight and momentum."""
 
 
 @dataclass(frozen=True)
@@ -130,19 +123,23 @@ class Shard:
         like = self.placement.role.momentum.init_state(torch.zeros(2, 3))
         return sorted(name for name, x in like.items() if x.shape == (2, 3))
 
+    def names(self, what: Sequence[str]) -> list[str]:
+        """What is sent or returned, the state of momentum by the names of its entries of the parameter's shape."""
+        return [name for one in what for name in (self.shaped if one == "state" else [one])]
+
     @property
     def small(self) -> list[str]:
         """Names of the other entries that an owner of the whole changes, and sends to everybody."""
         role = self.placement.role
         others = {"skipped", *ADDED, *self.shaped, *role.owned}
         own = {name for name in self.state if entry(name) not in others}
-        return sorted(own if self.way == "all" else own - role.smoothed)
+        return sorted(own if "smooth" in self.way.owner else own - role.smoothed)
 
     @property
     def masked(self) -> bool:
         """Whether an owner is sent the mask: where entries rest one by one, and more is read of them than m."""
         role = self.placement.role
-        reads = self.way == "weight" or (self.way == "direction" and isinstance(role.geometry, Adaptive))
+        reads = self.way == WEIGHT or (self.way == DIRECTION and isinstance(role.geometry, Adaptive))
         return reads and role.momentum.by_problem and not role.geometry.couples
 
     def masks(self) -> list[Tensor]:
@@ -189,57 +186,6 @@ class Shard:
         return Leaf(
             self.local, self.gradient(), self.here, self.state, self.known.finite, self.known.there, self.noise_index()
         )
-
-
-def way_of(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) -> tuple[Way, Placement]:
-    """How a parameter cut into slabs takes its step, and the own slab's placement where it does so here."""
-    cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
-    role, shape = placement.role, placement.shape
-    view, momentum, ball = role.view, role.momentum, role.weight_geometry
-    stabiliser = placement.stabilisers[0]
-    if not cut:
-        return "here", placement
-    block = placement.blocks[0]
-    even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
-    own = replace(  # of the whole's scale and radius, whatever the slab's sizes are
-        role, lr_scale=Constant(role.lr_scale(block)), stabiliser=stabiliser, radius_unit=Constant()
-    )
-    if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
-        return "here", Placement(replace(own, view=Stack()), placement.why, local)
-    if cut == {0} and view.stacked and (block[0] == shape[0] or even):
-        return "here", Placement(own, placement.why, local)
-    if isinstance(view, OneBlock):
-        columns = block[-1] if len(block) == 3 else 1
-        first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
-        rows = all(d < first for d in cut) and turned_by_row(role.geometry)
-        own_rows = momentum.rowwise and len(block) == 3 and block[0] == 1 and cut == {0}  # a vector is one row
-        if rows and (momentum.entrywise or own_rows):
-            lines = AsRows(columns) if len(block) == 3 else Vector()
-            here = Placement(replace(own, view=lines), placement.why, local)
-            if stabiliser.entrywise:
-                return "here", here
-            if stabiliser.norms_only and -ball.ndim not in ball.couples and block[0] == 1:
-                return "rows", here
-    if not momentum.entrywise:
-        return "all", placement
-    reads = isinstance(role.geometry, Adaptive) and any(change.reads_weight for change in role.geometry.changes)
-    entrywise = all(scheme.entrywise for scheme in placement.stabilisers)
-    return ("direction" if entrywise and not reads else "weight"), placement
-
-
-@dataclass(frozen=True)
-class AsRows(OneBlock):
-    """All rows of a part of a table, `(..., columns)` flattened, as one matrix.
-
-    Args:
-        columns: entries of a row.
-    """
-
-    columns: int
-
-    def block(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """`(1, rows, columns)`."""
-        return (1, math.prod(shape) // max(1, self.columns), self.columns)
 
 
 def problems_of(placement: Placement, slab: Slab) -> tuple[Tensor, int]:

@@ -14,12 +14,13 @@ from torch.distributed.tensor import DTensor
 from surefoot.mesh.groups import Groups, gather, position
 from surefoot.mesh.slabs import Slab, slabs
 from surefoot.momentum import State, is_finite
+from surefoot.optim import ways
 from surefoot.optim.batching import Leaf, init_state
 from surefoot.optim.exchange import Exchange
 from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.optim.precision import Precision
 from surefoot.optim.rows import step_by_rows
-from surefoot.optim.shard import Agreed, Shard, problems_of, way_of
+from surefoot.optim.shard import Agreed, Shard, problems_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 
@@ -62,11 +63,11 @@ class Sharding:
                 that needs other processes.
         """
         cut, local = self._groups.cut(p, name), p.to_local().detach()
-        way, here = way_of(placement, cut.slabs, tuple(local.shape))
-        if way != "here" and not self._plain:
+        way, here = ways.chosen(placement, cut.slabs, tuple(local.shape))
+        if way != ways.HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = Shard(p, placement, cut, way, here, local)
-        if way in ("direction", "weight") and placement.role.geometry.couples:
+        if way in (ways.DIRECTION, ways.WEIGHT) and placement.role.geometry.couples:
             labels, count = problems_of(placement, cut.slab)
             self.shards[p].problems = (labels.to(local.device), count)
         self._agreements, self._exchanges = None, None
@@ -75,7 +76,7 @@ class Sharding:
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
-        if shard.way in ("here", "rows"):
+        if not shard.way.owner:
             state = init_state(shard.here, shard.local)
         else:
             state = init_state(shard.placement, gather(shard.p, shard.cut))
@@ -150,7 +151,7 @@ class Sharding:
     def leaves(self, p: Tensor) -> Iterator[Leaf]:
         """The parameter's part, if it takes its step by itself."""
         shard = self.shards[p]
-        if shard.way == "here" and p.numel():  # none of an empty one
+        if shard.way == ways.HERE and p.numel():  # none of an empty one
             yield shard.leaf()
 
     def step(self, groups: dict[Tensor, dict[str, Any]]) -> None:
@@ -159,7 +160,7 @@ class Sharding:
         Args:
             groups: the parameter group of each parameter.
         """
-        by_rows = [shard for shard in self.shards.values() if shard.way == "rows" and shard.p.numel()]
+        by_rows = [shard for shard in self.shards.values() if shard.way == ways.ROWS and shard.p.numel()]
         step_by_rows(by_rows, groups, self._precision)
         for exchange in self.exchanges:
             exchange.step(groups)
@@ -168,7 +169,7 @@ class Sharding:
         """One for each group of processes, dtype and device."""
         found: dict[Any, list[Shard]] = {}
         for shard in self.shards.values():
-            if shard.way not in ("here", "rows") and shard.p.numel():
+            if shard.way.owner and shard.p.numel():
                 found.setdefault((shard.cut.ranks, shard.local.dtype, shard.local.device), []).append(shard)
         return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
 

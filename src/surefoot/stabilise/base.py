@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry
 from surefoot.geometry.constraints import Constraint
 from surefoot.linalg import device
 
@@ -49,14 +49,8 @@ class Stabiliser(ABC):
     tensor([-0.5000,  0.5000])
     """
 
-    independent: ClassVar[bool] = False
-    """True if the update of each independent problem (`Geometry.couples`) does not depend on the others."""
-
-    entrywise: ClassVar[bool] = False
-    """True if each entry moves by its weight, its rate and its part of the direction alone."""
-
-    norms_only: ClassVar[bool] = False
-    """True if rows of a table move by themselves but for `ball.norm` of the table, and for whether it is zero."""
+    extent: ClassVar[Extent] = Extent.WHOLE
+    """What `move` cannot be computed without, from weight, rate and direction."""
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
@@ -208,8 +202,7 @@ class Free(Stabiliser):
     'free'
     """
 
-    independent: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """The step alone, written to w."""

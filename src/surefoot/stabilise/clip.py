@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.linalg import device
 from surefoot.stabilise.base import Ball, Known, Moved, along, require_count
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
@@ -41,7 +41,7 @@ class PostClip(Ball):
     'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
     """
 
-    norms_only: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.NORM
 
     period: int | None = None
 
@@ -102,7 +102,7 @@ class Rescale(Ball):
     'norm <= 2 at every step, certified; rescaled'
     """
 
-    norms_only: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.NORM
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then scale down."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
 from surefoot.stabilise.base import Decay, Known, Moved, Stabiliser, along, largest_step, remaining, require_positive
@@ -35,8 +35,7 @@ class WeightDecay(Decay):
     'norm <= max(initial, 2) by decay while eta <= 2'
     """
 
-    independent: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Decay, then step."""
@@ -71,8 +70,7 @@ class DecoupledWeightDecay(Stabiliser):
     'norm <= max(initial, 20) by decay while lr <= 10'
     """
 
-    independent: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     rate: float
     lr_scale: Scale
@@ -121,7 +119,7 @@ class PreDecay(Decay):
     'norm <= max(initial, 2) at every step, certified'
     """
 
-    norms_only: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.NORM
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
@@ -37,8 +37,7 @@ class CautiousDecay(Stabiliser):
     tensor([0.2500, 1.5000])
     """
 
-    independent: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     rate: float
 
@@ -97,8 +96,7 @@ class IndependentDecay(Stabiliser):
     'norm <= max(initial, 100 eta) by decay'
     """
 
-    independent: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.ENTRY
 
     rate: float
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import RMS, Frobenius, lp_balls
-from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
@@ -43,9 +43,9 @@ class Normalise(Stabiliser):
             require_positive("Normalise's radius", self.radius, 1)
 
     @property
-    def norms_only(self) -> bool:  # type: ignore[override]
-        """Unless it is another norm than the weight's own."""
-        return self.norm is None
+    def extent(self) -> Extent:  # type: ignore[override]
+        """The norm, unless it is another than the weight's own."""
+        return Extent.NORM if self.norm is None else Extent.WHOLE
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Step, then rescale."""
@@ -144,7 +144,7 @@ class SpectralSphere(Ball):
     'norm = 2, or 0 where it is 0'
     """
 
-    norms_only: ClassVar[bool] = True
+    extent: ClassVar[Extent] = Extent.NORM
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """The norm, where the step is along the weight's own sphere."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.base import Cache, Extent, Geometry, expand
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
@@ -35,11 +35,11 @@ class Adaptive(Geometry):
     Spectral(method='auto')
     """
 
-    apart: ClassVar[bool] = False
-    """True if each independent problem's direction depends on that problem alone."""
+    extent: ClassVar[Extent] = Extent.WHOLE
+    """What `take` cannot be computed without: `ROW` if of its own independent problem alone."""
 
-    reads_weight: ClassVar[bool] = True
-    """False if `take` does not look at the weight."""
+    reads: ClassVar[frozenset[str]] = frozenset({"m", "w"})
+    """What `take` looks at: the smoothed gradient m, the weight w."""
 
     owned: ClassVar[tuple[str, ...]] = ()
     """What is remembered by the process alone that steps a matrix, where several hold it."""
@@ -123,7 +123,7 @@ class DualScaled(Adaptive):
     tensor([6., 8.])
     """
 
-    reads_weight: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"m"})
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
@@ -152,8 +152,8 @@ class RMSScaled(Adaptive):
     tensor([[ 0.3000, -0.4000]])
     """
 
-    apart: ClassVar[bool] = True
-    reads_weight: ClassVar[bool] = False
+    extent: ClassVar[Extent] = Extent.ROW
+    reads: ClassVar[frozenset[str]] = frozenset({"m"})
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 

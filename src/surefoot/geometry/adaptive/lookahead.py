@@ -45,7 +45,7 @@ class MeanLookahead(Adaptive):
     (tensor([[1.2500, 1.2500]]), tensor([[1.4375, 1.4375]]))
     """
 
-    reads_weight: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"m"})
     owned: ClassVar[tuple[str, ...]] = ("drift",)
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
