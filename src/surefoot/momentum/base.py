@@ -19,41 +19,6 @@ State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""
 
 
-def is_finite(g: Tensor, squares: bool = False) -> Tensor:
-    """Whether no entry of each `(k, ...)` is NaN, or above a quarter of the largest float.
-
-    Averages then stay below that quarter, and differences below the half, whatever the gradients before were. For
-    squares: whether those of all entries are finite, and the sum of a million of these.
-
-    Args:
-        g: k gradients, in the dtype that the step computes in, or a shorter one.
-        squares: whether squares of gradients are kept.
-
-    Returns:
-        `(k,)`, bool.
-
-    >>> is_finite(torch.tensor([[8e37, -8e37], [9e37, 0.0], [1.0, float("nan")]]))
-    tensor([ True, False, False])
-    >>> is_finite(torch.tensor([[1e16], [1e17]]), squares=True)
-    tensor([ True, False])
-    """
-    flat = g.flatten(1)
-    largest = torch.finfo(torch.promote_types(g.dtype, torch.float32)).max
-    limit = math.sqrt(largest) / 1024 if squares else largest / 4
-    if device.may_branch(g):  # no entry exceeds the length, which takes one pass, but whose squares may overflow
-        finite: Tensor = torch.linalg.vector_norm(flat, dim=1) <= limit
-        if bool(finite.all()):
-            return finite
-    return max_abs(flat, 1)[:, 0] <= limit
-
-
-def where_finite(g: Tensor, finite: Tensor) -> Tensor:
-    """g, with 0 for parameters whose gradient is not finite; g itself where the host can tell that all are finite."""
-    if device.may_branch(g) and bool(finite.all()):
-        return g
-    return torch.nan_to_num(g, 0.0, 0.0, 0.0).mul_(finite)  # a fifth of the time of torch.where on a CPU
-
-
 class Smoothing(ABC):
     """Base class of momentum: what a gradient is turned into before its direction is taken. State in, state out.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.stabilise import DecoupledWeightDecay, IndependentDecay, WeightDecay
 from surefoot.stabilise.base import Known, Stabiliser
-from surefoot.views import Shape
+from surefoot.views.state import join_blocks, split_by_block
 
 TIGHT = 0.02
 """How far above the lower bound on a norm the upper one is sought, relatively."""
@@ -102,58 +102,6 @@ def measured_change(before: Tensor, after: Tensor, placement: Placement) -> floa
             norm, vectors = role.weight_geometry.estimate_norm(w, vectors)
         largest = max(largest, float(norm.max()) if norm.numel() else 0.0)
     return largest
-
-
-def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
-    """A parameter's cached tensors by block, cut along the first dimension; a scalar goes to every block.
-
-    `name:2` is that of the third block alone.
-    """
-    counts = [block[0] for block in blocks]
-    found: list[dict[str, Tensor]] = [{} for _ in blocks]
-    for name, x in state.items():
-        if ":" in name:
-            found[int(name.partition(":")[2])][entry(name)] = x
-            continue
-        for own, part in zip(found, torch.split(x, counts) if x.ndim else [x] * len(counts), strict=True):
-            own[name] = part
-    return found
-
-
-def join_blocks(states: Sequence[Mapping[str, Tensor]], apart: Collection[str] = ()) -> dict[str, Tensor]:
-    """The inverse of `split_by_block`; rows and matrices of unequal sizes are padded with zeros to the largest.
-
-    Args:
-        states: of the blocks, in their order.
-        apart: names that are not padded; of unequal sizes each block's has its own entry, `name:0`, `name:1`, ...
-
-    Returns:
-        The parameter's tensors by name.
-    """
-    joined: dict[str, Tensor] = {}
-    for name, x in states[0].items():
-        parts = [state[name] for state in states]
-        if name in apart and len({part.shape[1:] for part in parts}) > 1:
-            joined |= {f"{name}:{i}": part for i, part in enumerate(parts)}
-        else:
-            joined[name] = _joined(parts) if len(parts) > 1 and x.ndim else x
-    return joined
-
-
-def entry(name: str) -> str:
-    """The name that `join_blocks` was given.
-
-    >>> entry("left:1"), entry("step")
-    ('left', 'step')
-    """
-    return name.partition(":")[0]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenated along the first dimension."""
-    largest = [max(sizes) for sizes in zip(*(x.shape[1:] for x in parts), strict=True)]
-    margins = ([m for a, b in zip(largest, x.shape[1:], strict=True) for m in (a - b, 0)][::-1] for x in parts)
-    return torch.cat([torch.nn.functional.pad(x, m) if any(m) else x for x, m in zip(parts, margins, strict=True)])
 
 
 def _of_block(

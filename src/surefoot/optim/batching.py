@@ -16,10 +16,10 @@ from torch import Tensor
 
 from surefoot.linalg import device
 from surefoot.momentum import State, is_finite
-from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.precision import ADDED, Index, Precision
 from surefoot.plan import Placement
 from surefoot.views import OneBlock, Shape, View
+from surefoot.views.state import join_blocks, split_by_block
 
 BATCH_BYTES = {"cpu": 4 << 20}
 """Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
@@ -115,13 +115,6 @@ def init_state(placement: Placement, w: Tensor) -> State:
     pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
     state |= join_blocks([role.init_memory(block, scheme) for scheme, block in pairs], role.owned)
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
-
-
-def refuse_overflowing(name: str, w: Tensor) -> None:
-    """Raise ValueError, with their name, for finite weights on a CPU whose squares overflow."""
-    w = w.detach()
-    if device.on_cpu(w) and not bool(is_finite(w.reshape(1, -1), squares=True)) and bool(w.isfinite().all()):
-        raise ValueError(f"{name} has weights up to {float(w.abs().max()):g}, whose squares overflow: scale them down")
 
 
 def batches(

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from surefoot.mesh.schedule import Schedule, Work, schedule
 from surefoot.mesh.transport import Transport
-from surefoot.monitor.norms import join_blocks, split_by_block
 from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
 from surefoot.optim.jobs import Job, advance, jobs_of
 from surefoot.optim.param_groups import learning_rate
@@ -20,6 +19,7 @@ from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import move, smooth
+from surefoot.views.state import join_blocks, split_by_block
 
 
 @dataclass(eq=False)

@@ -12,11 +12,11 @@ from surefoot.linalg import device
 from surefoot.mesh.schedule import Work, cost
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
-from surefoot.monitor.norms import entry
 from surefoot.optim.shard import Shard
 from surefoot.plan import Placement
 from surefoot.scaling import Constant
 from surefoot.step import direct, move, smooth
+from surefoot.views.state import entry
 
 
 @dataclass(eq=False)

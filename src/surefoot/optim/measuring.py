@@ -10,10 +10,11 @@ from torch import Tensor
 
 from surefoot.identity import plain_name
 from surefoot.momentum import State
-from surefoot.monitor.norms import by_name, join_blocks, measured_change, split_by_block, stability
+from surefoot.monitor.norms import by_name, measured_change, stability
 from surefoot.optim.param_groups import whole_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
+from surefoot.views.state import join_blocks, split_by_block
 
 if TYPE_CHECKING:
     from surefoot.optim.sharding import Sharding

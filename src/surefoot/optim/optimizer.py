@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.optim.batching import Leaf, batches, init_state, refuse_overflowing
-from surefoot.optim.certify import STEPS
+from surefoot.momentum.finite import refuse_overflowing
+from surefoot.optim.batching import Leaf, batches, init_state
 from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
-from surefoot.optim.pieces import advance
+from surefoot.optim.pieces import STEPS, advance
 from surefoot.optim.precision import Precision
 from surefoot.optim.saved_state import FORMAT, all_or_nothing, own_memory, refuse_other, refuse_unfit
 from surefoot.optim.sharing import Sharing

@@ -1,4 +1,4 @@
-"""A table's step, some rows at a time: what of a step is each row's own."""
+"""The step of parameters that are whole here: their bounds revalidated, tables some rows at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Eta, Extent, Geometry
+from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.batching import ELSEWHERE, Batch, Blocks, load, store
-from surefoot.optim.certify import record, revalidate
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.roles import Role
@@ -21,6 +21,9 @@ from surefoot.step import Step
 
 PIECE_BYTES = {"cpu": 3 << 19}
 """Bytes of a table's rows that go through the whole step at once."""
+
+STEPS = "steps_on_device"
+"""Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
 
 LINE = 16
 """Pieces are multiples of so many rows or entries, so that each starts at a cache line, as its whole does."""
@@ -76,11 +79,11 @@ def advance(batch: Batch, precision: Precision, bounds: RunningBound, step: Step
     """
     blocks = load(batch, precision)
     if not elsewhere:
-        revalidate(bounds, batch, blocks)
+        _revalidate(bounds, batch, blocks)
     _step_blocks(batch, blocks, step)
     store(batch, blocks, precision)
     if not elsewhere:
-        record(bounds, batch, blocks)
+        _record(bounds, batch, blocks)
 
 
 def _step_blocks(batch: Batch, blocks: Blocks, step: Step) -> None:
@@ -90,3 +93,24 @@ def _step_blocks(batch: Batch, blocks: Blocks, step: Step) -> None:
         eta, finite = lr * placement.role.lr_scale(shape), blocks.finite.reshape(-1, *(1,) * len(shape))
         w, g, state = blocks.weights[i], blocks.gradients[i], blocks.states[i]
         blocks.weights[i], blocks.states[i] = take(placement.role, stabiliser, w, g, state, eta, finite)
+
+
+def _revalidate(bounds: RunningBound, batch: Batch, blocks: Blocks) -> None:
+    """Reset norm bounds that no longer hold of the loaded weights."""
+    if "upper" not in blocks.states[0]:
+        return
+    due = False
+    if not device.on_cpu(blocks.weights[0]):
+        placement, lr = batch.placement, learning_rate(batch.group)
+        pairs = zip(placement.stabilisers, placement.blocks, strict=True)
+        period = min(scheme.certificate_period(lr * placement.role.lr_scale(shape)) for scheme, shape in pairs)
+        due = batch.group.get(STEPS, 0) % period == 0
+    norm = batch.placement.role.weight_geometry
+    blocks.states = bounds.revalidate(batch.params, blocks.weights, blocks.states, norm, due)
+
+
+def _record(bounds: RunningBound, batch: Batch, blocks: Blocks) -> None:
+    """Remember weights whose norm bounds hold; what was rounded to half precision is another weight."""
+    exact = batch.params[0].dtype == batch.dtype or "master" in batch.states[0]
+    if "upper" in blocks.states[0] and exact:
+        bounds.record(batch.params, blocks.weights)

@@ -16,12 +16,12 @@ from surefoot.linalg import device
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, where_finite
-from surefoot.monitor.norms import entry
 from surefoot.optim.batching import Leaf
 from surefoot.optim.precision import ADDED, Index
 from surefoot.optim.ways import DIRECTION, WEIGHT, Way
 from surefoot.plan import Placement
 from surefoot.stabilise import Stabiliser
+from surefoot.views.state import entry
 
 
 @dataclass(frozen=True)
