@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from modules import every_module
 
 LOG = logging.getLogger("mkdocs.hooks.site")  # a warning ends a strict build
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -47,7 +48,8 @@ def options_of(command: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """The options of a command in the place of `<!-- help: COMMAND -->`."""
+    """The options of a command in the place of `<!-- help: COMMAND -->`, all modules in that of `<!-- modules -->`."""
+    markdown = markdown.replace("<!-- modules -->", every_module())
     return HELP.sub(lambda found: f"```text\n{options_of(found[1])}```", markdown)
 
 

@@ -1,4 +1,4 @@
-"""The pages agree with the tree: the map names every module, and every link, path and dotted name in a page exists."""
+"""The pages agree with the tree: the list of modules names each, and what a page links and names exists."""
 
 import ast
 import importlib
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_imports import LEVEL
+from modules import every_module
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "surefoot"
@@ -30,12 +30,6 @@ def modules() -> list[str]:
         if path.name != "__init__.py" or any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body):
             paths.append(path.relative_to(PACKAGE).as_posix())
     return paths
-
-
-def on_the_map(text: str) -> list[str]:
-    """The modules that the map's lists name, in order."""
-    lines = [line.split(": ")[0] for line in text.splitlines() if line.startswith("- `")]
-    return [path for line in lines for path in QUOTED_FILE.findall(line)]
 
 
 def anchors(text: str) -> set[str]:
@@ -80,15 +74,12 @@ def missing(page: Path, text: str) -> list[str]:
     return wrong + [f"surefoot{name}" for name in DOTTED.findall(text) if not exists(name)]
 
 
-def test_the_map_names_every_module():
-    named = on_the_map((DOCS / "map.md").read_text(encoding="utf-8"))
-    assert sorted(named) == modules()
-
-
-def test_the_map_has_the_order_of_imports():
-    named = on_the_map((DOCS / "map.md").read_text(encoding="utf-8"))
-    levels = [LEVEL[path.removesuffix(".py").split("/")[0]] for path in named]
-    assert levels == sorted(levels)
+def test_the_list_of_modules_names_every_module_and_what_it_is_for():
+    lines = [line for line in every_module().splitlines() if line.startswith("- `")]
+    named = [path for line in lines for path in QUOTED_FILE.findall(line.split(": ")[0])]
+    assert {*modules()} - {*named} == {path for path in modules() if "/" not in path or path.endswith("__init__.py")}
+    assert [line for line in lines if len(line.split(": ", 1)[1]) < 15] == []
+    assert "<!-- modules -->" in (DOCS / "map.md").read_text("utf-8")
 
 
 @each_page

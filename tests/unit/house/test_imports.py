@@ -9,32 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from modules import EXPERIMENT, LAYERS
 
 ROOT = Path(__file__).parents[3] / "src" / "surefoot"
 
-LAYERS = (
-    ("linalg", "mesh"),
-    ("geometry",),
-    ("stabilise", "momentum", "scaling", "views"),
-    ("conversion", "identity", "initialise", "roles", "recipes"),
-    ("discovery",),
-    ("plan",),
-    ("layers",),
-    ("monitor", "step"),
-    ("optim",),
-    ("attention",),
-    ("_api",),
-    ("experiment", "integrations"),
-    ("cli",),
-)
-EXPERIMENT = (
-    ("errors", "configs", "files", "models", "data"),
-    ("distributed",),
-    ("training",),
-    ("sweep",),
-    ("coordcheck", "compare", "extrapolate"),
-    ("reports",),
-)
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LEVEL["__init__"] = LEVEL["_api"]  # the root re-exports the public names, lazily
 LEVEL["__main__"] = LEVEL["cli"]
