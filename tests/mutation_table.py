@@ -232,7 +232,7 @@ MUTATIONS = (
         TANGENT,
     ),
     Mutation("turn that stretches", "linalg/tangent.py", "(turn - turn.mT,", "(turn + turn.mT,", MANIFOLDS),
-    Mutation("fixed multipliers", "linalg/tangent.py", "torch.lerp(x, best,", "torch.lerp(x, x,", MANIFOLDS),
+    Mutation("fixed multipliers", "linalg/tangent.py", "[..., None], mixed, x)", "[..., None], x, x)", MANIFOLDS),
     Mutation("step by noise", "linalg/tangent.py", "amax(dims, keepdim=True) > least", "amax() >= 0", MANIFOLDS),
     Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(

@@ -99,10 +99,10 @@ class RowSphere(_Lengths):
 
     The step maximises `<m, d>` over `norm(d) <= 1`. Under norms of rows (row RMS, LM head, MOGA's rows, signs) each row
     has a closed form or one equation; under the spectral norm the multipliers are found by `linalg.tangent.rows_msign`,
-    within 3 % of the best in most tests (92.8 % of it at worst), with one number a row kept from step to step: 4
-    `d_out` bytes a matrix. Under MOGA's column norms with q = 2 it is near the best likewise; under others it is the
-    tangent part of the plain direction, scaled to norm 1. A vector (a gain, a bias) is one row, under its own norm:
-    `Normalise`.
+    within 3 % of the best, which it proves as it goes (on an accelerator, where it cannot take longer, hard data may
+    get less), with one number a row kept from step to step: 4 `d_out` bytes a matrix. Under MOGA's column norms with
+    q = 2 it is near the best likewise, without such a proof; under others it is the tangent part of the plain
+    direction, scaled to norm 1. A vector (a gain, a bias) is one row, under its own norm: `Normalise`.
 
     Args:
         radius: the length in the unit of the role: a row's RMS output on isotropic inputs of RMS 1 for a linear layer,

@@ -1,9 +1,10 @@
-"""Matrices for the laws of singular values: shapes, and spectra between random singular vectors."""
+"""Matrices for the laws of singular values: shapes, spectra, and the best step along rows by its dual problem."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 
 from laws.inputs import generator
 
@@ -38,3 +39,35 @@ def spectra(m: int, n: int) -> Iterator[tuple[str, np.ndarray]]:
         "low-rank Gaussian plus noise",
         (rng.standard_normal((m, 2)) @ rng.standard_normal((2, n)) + 1e-3 * rng.standard_normal((m, n))),
     )
+
+
+def nuclear(x, smoothing):
+    """The sum of `sqrt(s**2 + smoothing**2)` over singular values s, and its gradient."""
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    smooth = np.hypot(s, smoothing)
+    return smooth.sum(), u * (s / smooth) @ v
+
+
+def lowest(value_and_gradient, size):
+    """The least value of a convex function with kinks that is found by smoothing it less and less."""
+    x = np.zeros(size)
+    for smoothing in 10.0 ** np.arange(-1, -9, -1):
+        options = {"maxiter": 3000, "ftol": 1e-14, "gtol": 1e-10}
+        x = minimize(value_and_gradient, x, (smoothing,), jac=True, method="L-BFGS-B", options=options).x
+    return value_and_gradient(x, 1e-12)[0]
+
+
+def best_along_rows(m, unit):
+    """`min |m + diag(x) u|_*`."""
+
+    def value(x, smoothing):
+        size, gradient = nuclear(m + x[:, None] * unit, smoothing)
+        return size, (gradient * unit).sum(1)
+
+    return lowest(value, len(m))
+
+
+def unit_rows(w):
+    """Rows of length 1, or 0."""
+    length = w.norm(dim=-1, keepdim=True)
+    return w / length.where(length > 0, 1)
