@@ -12,6 +12,7 @@ from torch import Tensor
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
+from surefoot.linalg.max_abs import near_one
 
 Cache = dict[str, Tensor] | None
 """Tensors that a geometry keeps from step to step, such as singular-vector estimates; optimizer state."""
@@ -182,6 +183,7 @@ class Geometry(ABC):
         """
         if isinstance(constraint, SameNorm):
             return self.direction(m), cache
+        m = near_one(m, tuple(range(-self.ndim, 0)))
         d = constraint.project(w, self.direction(constraint.project(w, m)))
         return d / expand(self.norm(d), self).clamp_min(1).to(d.dtype), cache
 

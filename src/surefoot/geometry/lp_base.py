@@ -13,7 +13,7 @@ from surefoot.geometry.base import Cache, Geometry
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import max_abs
+from surefoot.linalg.max_abs import max_abs, near_one
 
 ROUNDED = 1 + 1e-5
 """Bound on the norm of a direction in float32."""
@@ -105,7 +105,7 @@ class VectorGeometry(Geometry):
         if not isinstance(constraint, SameLengths) or (s == 2 and constraint.dim == self.dim):
             return super().tangent(w, m, constraint, cache)
         unit = constraint.unit(w)
-        part = constraint.project(w, m.to(unit.dtype))
+        part = constraint.project(w, near_one(m.to(unit.dtype), (-2, -1)))
         if math.isinf(s) or constraint.dim == self.dim:  # the largest entry's norm has no dimension of its own
             d = lp_balls.tangent(part, unit, s, constraint.dim, 1 / self.scale(m.shape))
         elif s == 2:

@@ -40,3 +40,24 @@ def max_abs_or_one(x: Tensor) -> Tensor:
     """
     peak = max_abs(x, (-2, -1))
     return torch.where(peak == 0, 1, peak)
+
+
+def near_one(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x times the power of two that brings `max |x|` over `dims` into [1/2, 1): sums of products then do not overflow.
+
+    What does not depend on the scale of x is the same from it, bit for bit.
+
+    Args:
+        x: floating point, any shape.
+        dims: the dimensions.
+
+    Returns:
+        x's shape and dtype; zeros stay, and what is below 1e-30 is brought up to 1e30 times itself.
+
+    >>> near_one(torch.tensor([[3e38, -1e37], [0.0, 0.0]]), (-1,))
+    tensor([[ 0.8816, -0.0294],
+            [ 0.0000,  0.0000]])
+    """
+    peak = max_abs(x, dims)
+    power = torch.frexp(peak).mantissa / peak  # exact, and 0/0 for zeros
+    return x * torch.where(peak == 0, 1, power.clamp_max(2.0**100))

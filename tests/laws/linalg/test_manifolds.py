@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from combinations import combinations
 from laws.inputs import exact, gaussian
 from surefoot.geometry import Frobenius, HeadRMS, MeanOperator, RowMean, RowRMS, Spectral
+from surefoot.geometry.adaptive import RMSScaled
 from surefoot.geometry.constraints import SameAngles, SameLengths
 from surefoot.linalg import tangent
 from surefoot.linalg.polar import msign
@@ -262,6 +263,14 @@ def test_every_pair_has_a_tangent_step_of_norm_one_that_climbs(geometry, constra
     assert float((d * m).sum()) >= 0.4 * float(geometry.dual(constraint.project(w, m)))
     if geometry == Frobenius():
         assert float((d * m).sum()) == pytest.approx(float(geometry.dual(constraint.project(w, m))))
+
+
+@pytest.mark.parametrize("constraint", [ROWS, COLUMNS, SameAngles(0.5)], ids=repr)
+def test_a_direction_that_was_taken_before_keeps_its_length(constraint):
+    w, m = 0.5 * orthogonal((7, 5)), 0.01 * gaussian((7, 5), 1, torch.float64)
+    once, twice = (RMSScaled(RowRMS()).tangent(w, factor * m, constraint, {})[0] for factor in (1, 2))
+    torch.testing.assert_close(twice, 2 * once)
+    torch.testing.assert_close(once, constraint.project(w, m))
 
 
 def test_under_the_spectral_norm_directions_carry_its_unit():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from laws.inputs import gaussian
-from surefoot.linalg.max_abs import max_abs, max_abs_or_one
+from surefoot.linalg.max_abs import max_abs, max_abs_or_one, near_one
 
 
 @pytest.mark.parametrize("dim", [0, -1, (1, 2), (-2, -1), (0, 1, 2)], ids=str)
@@ -31,3 +31,12 @@ def test_a_zero_matrix_is_divided_by_one():
     x = torch.stack([gaussian((3, 4), 1), torch.zeros(3, 4)])
     assert max_abs_or_one(x).shape == (2, 1, 1)
     assert (x / max_abs_or_one(x)).abs().amax((1, 2)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("power", [-120, -60, 0, 60, 125])
+def test_a_power_of_two_is_taken_out_exactly(power):
+    x = gaussian((3, 5)).clamp(-1, 1)
+    assert torch.equal(near_one(x, (-2, -1)), x / 2)
+    found = near_one(x * 2.0**power, (-2, -1))
+    assert torch.equal(found, x / 2 * 2.0 ** min(0, power + 101))
+    assert torch.equal(near_one(torch.zeros(2, 3), (-1,)), torch.zeros(2, 3))

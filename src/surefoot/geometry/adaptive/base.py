@@ -111,7 +111,7 @@ class DualScaled(Adaptive):
     """The direction times the dual norm of the smoothed gradient: steepest descent with the length that it implies.
 
     `d = |m|_* direction(m)` is the minimiser of `<m, -d> + |d|^2 / 2`: steps shrink with the gradient, and no bound on
-    their norm holds beforehand.
+    their norm holds beforehand: of gradients above 1e15 they overflow.
 
     Args:
         norm_of: the norm.
