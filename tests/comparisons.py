@@ -1,4 +1,4 @@
-"""Weights compared bit for bit, and the natural norm of a linear weight, for the tests of several folders."""
+"""Steps taken, weights compared bit for bit and the natural norm of a linear weight, for the tests of several folders."""
 
 import math
 
@@ -29,6 +29,15 @@ def advanced(scheme, w, m, eta, geometry, ball=None, cache=None):
     active = (eta > 0).to(w.dtype) if isinstance(eta, Tensor) else 1.0
     d, cache = scheme.direct(w, m, geometry, ball, cache, active)
     return scheme.move(w.clone(), d, eta, ball, cache, geometry.direction_norm_bound(ball, tuple(w.shape)))
+
+
+def train(model, optimizer, steps):
+    """Take these steps with random gradients, which a step's number determines."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
 
 
 def natural_norm(w: Tensor) -> float:

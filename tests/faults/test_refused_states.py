@@ -8,20 +8,13 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from comparisons import train
 
 
 def build(recipe=None, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 12, bias=False))
     return model, sf.SteepestDescent(model, sf.Plan.of(model, recipe, **options), lr=0.01)
-
-
-def train(model, optimizer, steps):
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        optimizer.step()
 
 
 def lacks_momentum(state):

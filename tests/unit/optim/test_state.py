@@ -12,7 +12,7 @@ from torch import nn
 
 import surefoot as sf
 from combinations import combinations
-from comparisons import same_bits, weights
+from comparisons import same_bits, train, weights
 from surefoot import Plan, SteepestDescent, recipes
 
 RECIPES = [
@@ -31,14 +31,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 def build(recipe, dtype, **options):
     model = small().to(dtype)
     return model, SteepestDescent(model, Plan.of(model, recipe, **options), lr=0.01)
-
-
-def train(model, optimizer, steps):
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        optimizer.step()
 
 
 def through(value, way):
