@@ -1,4 +1,4 @@
-"""Steps taken, weights compared bit for bit and the natural norm of a linear weight, for the tests of several folders."""
+"""Steps taken, weights compared bit for bit and the norm of a linear weight, for the tests of several folders."""
 
 import math
 

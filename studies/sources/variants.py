@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from torch import Tensor
 
@@ -34,10 +35,10 @@ class DecayedClip(PostClip):
         """The radius in its unit, the scale of this shape."""
         return replace(self, radius=self.radius * unit, lr_scale=Constant(self.lr_scale(shape)))
 
-    def move(self, w: Tensor, m: Tensor, eta: Eta, geometry: Geometry, ball: Geometry, cache: Cache = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Decay, step, project."""
         keep = 1 - eta * (DECAY / self.lr_scale(tuple(w.shape)))
-        return super().move(w * keep, m, eta, geometry, ball, cache)
+        return super().move(w * keep, d, eta, ball, cache, longest)
 
 
 def bounded(decays: bool = False) -> recipes.Recipe:
