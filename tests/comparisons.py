@@ -1,6 +1,7 @@
 """Steps taken, weights compared bit for bit and the norm of a linear weight, for the tests of several folders."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def advanced(scheme, w, m, eta, geometry, ball=None, cache=None):
     ball = ball or geometry
     active = (eta > 0).to(w.dtype) if isinstance(eta, Tensor) else 1.0
     d, cache = scheme.direct(w, m, geometry, ball, cache, active)
-    return scheme.move(w.clone(), d, eta, ball, cache, geometry.direction_norm_bound(ball, tuple(w.shape)))
+    return scheme.move(w.clone(), d, eta, ball, cache, partial(geometry.direction_norm_bound, shape=tuple(w.shape)))
 
 
 def train(model, optimizer, steps):

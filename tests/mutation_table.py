@@ -219,8 +219,8 @@ MUTATIONS = (
     Mutation(
         "steps of another norm counted as the weight's",
         "step.py",
-        "longest = role.geometry.direction_norm_bound(ball,",
-        "longest = ball.direction_norm_bound(ball,",
+        "longest = partial(role.geometry.direction_norm_bound,",
+        "longest = partial(ball.direction_norm_bound,",
         STABILISERS,
     ),
     Mutation("sphere's multiplier of the wrong sign", "linalg/tangent.py", "x - step * h", "x + step * h", TANGENT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, 
         `(next weights, what both keep)`.
     """
     ball = role.weight_geometry
-    longest = role.geometry.direction_norm_bound(ball, tuple(w.shape))
+    longest = partial(role.geometry.direction_norm_bound, shape=tuple(w.shape))
     moved, cache = stabiliser.move(w, d, eta, ball, kept, longest)
     dims = () if stabiliser.extent == Extent.ENTRY else tuple(range(-ball.ndim, 0))
     return where_moved(eta, dims, moved, w), cache or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.recipes.steady import DECAY
 from surefoot.scaling import Constant, Moonlight, Scale, Times
 from surefoot.stabilise import DecoupledWeightDecay, PostClip
-from surefoot.stabilise.base import Moved, Stabiliser
+from surefoot.stabilise.base import Limit, Moved, Stabiliser
 
 HIDDEN, TABLES = ("linear", "heads", "conv"), ("embedding", "head")
 RADIUS = 2.0
@@ -35,7 +34,7 @@ class DecayedClip(PostClip):
         """The radius in its unit, the scale of this shape."""
         return replace(self, radius=self.radius * unit, lr_scale=Constant(self.lr_scale(shape)))
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Decay, step, project."""
         keep = 1 - eta * (DECAY / self.lr_scale(tuple(w.shape)))
         return super().move(w * keep, d, eta, ball, cache, longest)

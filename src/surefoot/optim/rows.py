@@ -103,8 +103,12 @@ class _Table:
     def _move(self, ball: Reduced) -> Moved:
         placement, w = self._placement, self._blocks.weights[0]
         eta = self._lr * placement.role.lr_scale(placement.blocks[0]) * self._active
-        longest = placement.role.geometry.direction_norm_bound(ball.of, tuple(w.shape))
-        return placement.stabilisers[0].move(w.clone(), self._d, eta, ball, self._kept, longest)
+        return placement.stabilisers[0].move(w.clone(), self._d, eta, ball, self._kept, self._longest)
+
+    def _longest(self, ball: Geometry) -> float:
+        """The largest norm of a direction, in the norm that is reduced."""
+        assert isinstance(ball, Reduced)
+        return self._placement.role.geometry.direction_norm_bound(ball.of, tuple(self._blocks.weights[0].shape))
 
     def ask(self) -> list[Tensor]:
         """What the scheme asks of the rows here."""

@@ -22,6 +22,10 @@ Moved = tuple[Tensor, Cache]
 """A direction or the next weight, and what the scheme keeps."""
 
 
+Limit = Callable[[Geometry], float] | None
+"""From a norm to the largest norm of any direction of a step; None if unknown."""
+
+
 @dataclass(frozen=True)
 class Known:
     """What is known before a step.
@@ -88,7 +92,7 @@ class Stabiliser(ABC):
         return geometry.tangent(w, m, keeps, self.init_state(w, geometry, ball) if cache is None else cache)
 
     @abstractmethod
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The next weight, for a step along `-d`.
 
         Where eta is 0 the result is of no consequence: `step` puts the old weight there.
@@ -99,7 +103,7 @@ class Stabiliser(ABC):
             eta: step size in natural units, `lr * lr_scale`: a number, or a tensor that broadcasts against w.
             ball: the norm of the weight, which a radius and a promise are of.
             cache: what the last step returned, at first `init_state`.
-            longest: upper bound on `ball.norm(d)`, whatever d is; inf if unknown.
+            longest: from a norm to an upper bound on `norm(d)`, whatever d is; None if unknown.
 
         Returns:
             `(next weight, cache)`.
@@ -204,7 +208,7 @@ class Free(Stabiliser):
 
     extent: ClassVar[Extent] = Extent.ENTRY
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The step alone, written to w."""
         return along(w, d, eta, into=w), cache
 

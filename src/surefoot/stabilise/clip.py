@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, Known, Moved, along, require_count
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
@@ -53,12 +53,13 @@ class PostClip(Ball):
         """The running bound, where the weight's norm is costly."""
         return RunningBound.init_state(w, ball)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then project where the bound requires it."""
         moved = along(w, d, eta, into=w)
         if not cache or "upper" not in cache:
             return ball.project(moved, self.radius, cache)
-        return RunningBound.enforce(moved, cache, ball, self.radius, eta, longest, self.period)
+        most = longest(ball) if longest else inf
+        return RunningBound.enforce(moved, cache, ball, self.radius, eta, most, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
         """`period`, or 16, or as many steps as move the matrix by a quarter of the radius; 1 for a rate on a device."""
@@ -104,7 +105,7 @@ class Rescale(Ball):
 
     extent: ClassVar[Extent] = Extent.NORM
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then scale down."""
         stepped = along(w, d, eta, into=w)
         _, upper, cache = ball.bounds(stepped, cache)

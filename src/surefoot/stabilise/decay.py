@@ -13,7 +13,17 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import Decay, Known, Moved, Stabiliser, along, largest_step, remaining, require_positive
+from surefoot.stabilise.base import (
+    Decay,
+    Known,
+    Limit,
+    Moved,
+    Stabiliser,
+    along,
+    largest_step,
+    remaining,
+    require_positive,
+)
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -37,7 +47,7 @@ class WeightDecay(Decay):
 
     extent: ClassVar[Extent] = Extent.ENTRY
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Decay, then step."""
         keep = remaining(eta, self.rate)
         w = w.mul_(keep) if device.may_branch(w) else w * keep
@@ -78,7 +88,7 @@ class DecoupledWeightDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("DecoupledWeightDecay's rate", self.rate)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """`WeightDecay`'s, in natural units."""
         return self._natural(w).move(w, d, eta, ball, cache)
 
@@ -121,7 +131,7 @@ class PreDecay(Decay):
 
     extent: ClassVar[Extent] = Extent.NORM
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""
         largest = largest_step(eta, ball)
         keep = remaining(largest, self.rate)
@@ -129,7 +139,7 @@ class PreDecay(Decay):
         moved, norm = along(shrunk, d, eta, into=shrunk), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        outside = keep * norm + largest * longest > bound * TOLERANCE[w.dtype]
+        outside = keep * norm + largest * (longest(ball) if longest else inf) > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
             moved, cache = ball.project(moved, torch.where(outside, bound * slack, inf), cache)

@@ -14,7 +14,7 @@ from surefoot.geometry.base import Cache, Eta, Extent, Geometry
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
-from surefoot.stabilise.base import Known, Moved, Stabiliser, along, remaining, require_positive
+from surefoot.stabilise.base import Known, Limit, Moved, Stabiliser, along, remaining, require_positive
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CautiousDecay(Stabiliser):
     def __post_init__(self) -> None:
         require_positive("CautiousDecay's rate", self.rate)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The decay of some entries, then the step."""
         decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
         return along(decayed, d, eta), cache
@@ -105,7 +105,7 @@ class IndependentDecay(Stabiliser):
         if self.rate > 1:
             raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Decay, then step."""
         return along(w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype)), d, eta), cache
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, Eta, Geometry
 from surefoot.geometry.constraints import Constraint, SameLengths
 from surefoot.geometry.sizes import Sizes
-from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
 
@@ -48,7 +47,7 @@ class _Lengths(Stabiliser):
             w, m = torch.where(active > 0, w, 0), torch.where(active > 0, m, 0)
         return super().direct(w, m, geometry, ball, cache, active)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then back onto the spheres."""
         stepped = along(w, d, eta)
         return scaled_to(stepped, w, _lengths(stepped, self.dim), self._target(w, ball)), cache
@@ -176,7 +175,7 @@ class Stiefel(Ball):
         """Equal singular values, or lengths of rows."""
         return ball.extremes(self.radius, shape)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then the nearest point of the manifold."""
         there = ball.retract(along(w, d, eta)) * self.radius
         return torch.where((w != 0).any(tuple(range(-ball.ndim, 0)), keepdim=True), there, w), cache

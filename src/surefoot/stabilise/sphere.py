@@ -16,7 +16,7 @@ from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.small_eigh import finite_only
-from surefoot.stabilise.base import Ball, Known, Moved, Stabiliser, along, require_positive
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
 from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
 
@@ -47,7 +47,7 @@ class Normalise(Stabiliser):
         """The norm, unless it is another than the weight's own."""
         return Extent.NORM if self.norm is None else Extent.WHOLE
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then rescale."""
         return _rescaled(along(w, d, eta), w, self.norm or ball, self.radius), cache
 
@@ -100,7 +100,7 @@ class Hyperball(Stabiliser):
     tensor([-0.7071,  4.9497])
     """
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step by eta of the weight's length, then rescale."""
         share = _length(w, ball) / torch.where((size := _length(d, ball)) == 0, 1, size)
         stepped = w - eta * (d * share).to(w.dtype)
@@ -150,7 +150,7 @@ class SpectralSphere(Ball):
         """The norm, where the step is along the weight's own sphere."""
         return SameNorm() if geometry is ball else None
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then back onto the sphere."""
         return _rescaled(along(w, d, eta), w, ball, self.radius), cache
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Geometry, expand
-from surefoot.stabilise.base import Ball, Decay, Known, Moved, along, largest_step, remaining, require_count
+from surefoot.stabilise.base import Ball, Decay, Known, Limit, Moved, along, largest_step, remaining, require_count
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class StreamingPostClip(Ball):
         """Singular-vector estimates, where the weight's norm is costly."""
         return ball.init_vectors(w, self.vectors)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then clip on the span of the vectors."""
         cache = ball.init_vectors(w, self.vectors) if cache is None else cache
         return ball.clip_leading(along(w, d, eta, into=w), self.radius, cache)
@@ -84,7 +83,7 @@ class StreamingPreDecay(Decay):
         """Singular-vector estimates, where the weight's norm is costly."""
         return ball.init_vectors(w, self.vectors)
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
         clipped, cache = self._decayed(w, eta, ball, cache)
         return along(clipped, d, eta, into=clipped), cache

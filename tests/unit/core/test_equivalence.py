@@ -147,7 +147,7 @@ def test_a_fused_layer_taken_for_one_matrix_is_trained_otherwise():
 
 
 def test_torchs_attention_is_trained_as_its_projections():
-    """Queries and keys with a norm for each head, values with one: fused, or in layers of their own."""
+    """Queries and keys with a norm for each head, values with one: fused, or in layers of their own; to rounding."""
     split, fused = pair(4, 0)
     split.head_dim = D // HEADS
     assert sf.Plan.of(split)["k.weight"].blocks == ((HEADS, D // HEADS, D),)
@@ -163,10 +163,10 @@ def test_torchs_attention_is_trained_as_its_projections():
     train(split)
     train(whole)
     expected, state = fuse(split, torch.arange(3 * D)), whole.state_dict()
-    torch.testing.assert_close(state["attention.in_proj_weight"], expected["qkv.weight"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(state["attention.out_proj.weight"], expected["output.weight"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(state["attention.in_proj_weight"], expected["qkv.weight"], rtol=0, atol=5e-5)
+    torch.testing.assert_close(state["attention.out_proj.weight"], expected["output.weight"], rtol=0, atol=5e-5)
     values = slice(2 * D, 3 * D)
-    torch.testing.assert_close(state["attention.in_proj_bias"][values], expected["qkv.bias"][values], rtol=0, atol=1e-5)
+    torch.testing.assert_close(state["attention.in_proj_bias"][values], expected["qkv.bias"][values], rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize(("keys", "groups", "view"), LAYOUTS.values(), ids=LAYOUTS)
