@@ -7,9 +7,9 @@
 150 steps of the demo's model and text, as in the transfer study, every curve with fresh seeds. `bounded`: the default
 under `PostClip(2)` in units of each role's factor, in place of its decay and beside it, on the rates and seeds of the
 default's own curves (`studies/confirm`), at widths 32 to 256. `moonlight`: hidden matrices alone under Moonlight's
-scale, all else at its own rate in natural units, at widths 32 to 128. `heads`: the default at width 64 with heads of
-32, beside its curve with 16. `wion`: by how much the norms of hidden matrices exceed the radius of `recipes.wion` as
-the rate rises and falls.
+scale, all else at its own rate in natural units, at widths 32 to 128. `graft`: the same with the length of Adam's step
+in place of the scale. `heads`: the default at width 64 with heads of 8 to 64. `wion`: by how much the norms of hidden
+matrices exceed the radius of `recipes.wion` as the rate rises and falls.
 The tables are in docs/transfer.md and docs/stability.md, made by `python studies/report.py`.
 """
 
@@ -44,6 +44,7 @@ STEPS = 150
 SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}
 """By width, how many of the seeds 440 to 447, those of the default's curves."""
 RATES = (-3.75, -3.25, -3.0, -2.75, -2.25)
+HEAD_RATES = (-4.5, -4.0, -3.5, -3.0, -2.5, -2.0)
 FRESH = (1500, 1501, 1502)
 WION_RADIUS = 2.0
 WION_VECTORS = (1, 4)
@@ -86,6 +87,12 @@ def bounded(recipe: str, width: int) -> Part:
     return Part(recipe, width, RATES, tuple(range(440, 440 + SEEDS[width])))
 
 
+def graft(width: int) -> Part:
+    """The matrix sign at the length of Adam's steps: half octaves, an octave down for four times the width."""
+    centre = -4.0 - 0.5 * (width.bit_length() - 6)
+    return Part("graft", width, tuple(centre + 0.5 * k for k in range(-3, 4)))
+
+
 def moonlight(width: int) -> Part:
     """Moonlight's hidden matrices alone: half octaves around `1/sqrt(width)`."""
     centre = -3.25 - 0.5 * (width.bit_length() - 6)
@@ -96,7 +103,8 @@ BOUNDED = ("bounded", "bounded_beside_decay")
 PARTS: dict[str, list[Part]] = {
     "bounded": [bounded(recipe, width) for recipe in reversed(BOUNDED) for width in (64, 256, 128, 32)],
     "moonlight": [moonlight(width) for width in (32, 64, 128)],
-    "heads": [Part("steady", 64, RATES[::2], (440, 441, 442), {"head_dim": 32})],
+    "heads": [Part("steady", 64, HEAD_RATES, FRESH, {"head_dim": size}) for size in (8, 16, 32, 64)],
+    "graft": [graft(width) for width in (32, 64, 128)],
     "wion": [Part(f"wion_{vectors}", 64, (-3.5, -2.5)) for vectors in WION_VECTORS],
 }
 
@@ -107,8 +115,8 @@ def chosen(recipe: str, log2_lr: float) -> recipes.Recipe:
 
     if recipe.startswith("wion"):
         return recipes.wion(WION_RADIUS, int(recipe.removeprefix("wion_")))
-    if recipe == "moonlight_hidden":
-        return variants.moonlight_hidden(log2_lr)
+    if recipe in ("moonlight_hidden", "graft"):
+        return getattr(variants, recipe)(log2_lr)
     return variants.bounded(decays=recipe == BOUNDED[1]) if recipe in BOUNDED else recipes.steady()
 
 

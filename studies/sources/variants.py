@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from surefoot import recipes
+from surefoot.geometry import Adaptive, Spectral
 from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.momentum import Adam, Momentum, Smoothing, State
 from surefoot.recipes.steady import DECAY
+from surefoot.recipes.steady import HIDDEN as HIDDEN_MOMENTUM
 from surefoot.scaling import Constant, Moonlight, Scale, Times
 from surefoot.stabilise import DecoupledWeightDecay, PostClip
-from surefoot.stabilise.base import Limit, Moved, Stabiliser
+from surefoot.stabilise.base import Moved, Stabiliser
 
 HIDDEN, TABLES = ("linear", "heads", "conv"), ("embedding", "head")
 RADIUS = 2.0
@@ -34,7 +40,7 @@ class DecayedClip(PostClip):
         """The radius in its unit, the scale of this shape."""
         return replace(self, radius=self.radius * unit, lr_scale=Constant(self.lr_scale(shape)))
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: float = inf) -> Moved:
         """Decay, step, project."""
         keep = 1 - eta * (DECAY / self.lr_scale(tuple(w.shape)))
         return super().move(w * keep, d, eta, ball, cache, longest)
@@ -79,3 +85,71 @@ def moonlight_hidden(log2_lr: float) -> recipes.Recipe:
     decay = DecoupledWeightDecay(DECAY, Moonlight())
     table["linear"] = replace(base.table["linear"], lr_scale=Moonlight(), stabiliser=decay)
     return replace(base, name="moonlight_hidden", table=table)
+
+
+@dataclass(frozen=True)
+class GraftedAdam(Smoothing):
+    """The default's smoothed gradient at the Frobenius norm that Adam's step has: `m |a|_F / |m|_F`.
+
+    Args:
+        direction: what is smoothed for the direction.
+        length: whose step gives the length.
+    """
+
+    averages: ClassVar[tuple[str, ...]] = ("momentum", "exp_avg", "exp_avg_sq")
+
+    direction: Momentum = HIDDEN_MOMENTUM
+    length: Adam = Adam(0.9, 0.95)  # noqa: RUF009
+
+    def init_state(self, w: Tensor) -> State:
+        """Both."""
+        return self.direction.init_state(w) | self.length.init_state(w)
+
+    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+        """As for Adam."""
+        return self.length.active(g, finite, couples)
+
+    def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
+        """Both, the first at the second's norm."""
+        kept, m = self.direction({"momentum": state["momentum"]}, g, active)
+        adam, a = self.length({name: state[name] for name in ("exp_avg", "exp_avg_sq", "step")}, g, active)
+        norms = (torch.linalg.matrix_norm(x, keepdim=True) for x in (a, m))
+        return kept | adam, m * torch.div(*norms).nan_to_num(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class FrobeniusGraft(Adaptive):
+    """The matrix sign at the Frobenius norm of the smoothed gradient."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"m"})
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> tuple[Tensor, State]:
+        """`msign(m) |m|_F / |msign(m)|_F`."""
+        d, memory = self.inner(w, m, active, memory)
+        size, own = (torch.linalg.matrix_norm(x, keepdim=True) for x in (m, d))
+        return d * (size / torch.where(own == 0, 1, own)), memory
+
+
+def graft(log2_lr: float) -> recipes.Recipe:
+    """The default, hidden matrices stepping along the matrix sign as far, in the Frobenius norm, as Adam would.
+
+    Beside them everything stays at `OTHERS_RATE`, as in `moonlight_hidden`; their decay is the default's, by the rate.
+
+    Args:
+        log2_lr: log2 of the group's learning rate.
+
+    Returns:
+        The recipe.
+    """
+    base = moonlight_hidden(log2_lr)
+    linear = replace(
+        base.table["linear"],
+        geometry=FrobeniusGraft(),
+        momentum=GraftedAdam(),
+        lr_scale=Constant(),
+        stabiliser=DecoupledWeightDecay(DECAY, Constant()),
+        weight_norm=Spectral(),
+    )
+    return replace(base, name="graft", table={**base.table, "linear": linear})

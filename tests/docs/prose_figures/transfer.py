@@ -110,7 +110,15 @@ FIGURES = [
             "so the same runs say that those would drift by {} in": lambda: [
                 at("sources_moonlight", "...", "drift over 4x") + Value(1)
             ],
-            "Taking the rate of 16 costs {} nats": lambda: [at("sources_heads", "...", "regret at 32")],
+            "By it the best rate moves by {} octaves over 4x width": lambda: [
+                at("sources_graft", "...", "drift over 4x")
+            ],
+            "The best rate falls as heads grow: by {} octaves": lambda: [
+                at("sources_heads", "...", "drift from 8 to 32")
+            ],
+            "rate of heads of 16 at one head costs {} nats": lambda: [
+                at("sources_heads", "...", "regret of 16's rate at 64")
+            ],
             "but it costs {} nats against the default": lambda: [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
