@@ -162,11 +162,7 @@ MUTATIONS = (
     Mutation("weight in new memory", "stabilise/base.py", "eta, into=w), cache", "eta), cache", MOVES),
     Mutation("momentum in new memory", "momentum/base.py", "old.lerp_(g, weight)", "old.lerp(g, weight)", MOVES),
     Mutation(
-        "steps of eta 0 not undone",
-        "step.py",
-        "return where_moved(eta, dims, moved, w), cache",
-        "return moved, cache",
-        MASKS,
+        "steps of eta 0 not undone", "step.py", "return where_moved(eta, dims, moved, w), {", "return moved, {", MASKS
     ),
     Mutation(
         "the step's norm bounded, not the weight's",

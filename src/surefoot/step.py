@@ -101,8 +101,8 @@ def direct(
         kept = {**kept, **memory}
         if stabiliser.constraint(geometry, ball, w.shape) is None:
             return m, kept
-    d, cache = stabiliser.direct(w, m, geometry, ball, kept, active)
-    return d, cache or {}
+    d, cache = stabiliser.direct(w, m, geometry, ball, _own(role, kept), active)
+    return d, {**kept, **(cache or {})}
 
 
 def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, eta: Eta) -> tuple[Tensor, State]:
@@ -121,9 +121,14 @@ def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, 
     """
     ball = role.weight_geometry
     longest = partial(role.geometry.direction_norm_bound, shape=tuple(w.shape))
-    moved, cache = stabiliser.move(w, d, eta, ball, kept, longest)
+    moved, cache = stabiliser.move(w, d, eta, ball, _own(role, kept), longest)
     dims = () if stabiliser.extent == Extent.ENTRY else tuple(range(-ball.ndim, 0))
-    return where_moved(eta, dims, moved, w), cache or {}
+    return where_moved(eta, dims, moved, w), {**kept, **(cache or {})}
+
+
+def _own(role: Role, kept: State) -> State:
+    """What the stabiliser keeps, without what the direction remembers."""
+    return {name: x for name, x in kept.items() if name not in role.remembered} if role.remembered else kept
 
 
 def compiled(**options: Any) -> Step:

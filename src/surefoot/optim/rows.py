@@ -121,5 +121,5 @@ class _Table:
         w = self._blocks.weights[0]
         moved, kept = self._move(Reduced(self._placement.role.weight_geometry, known=iter(numbers)))
         self._blocks.weights[0] = where_moved(self._moves.to(w.dtype), (), moved, w)
-        self._blocks.states[0] = {**self._smoothed, **(kept or {})}
+        self._blocks.states[0] = {**self._smoothed, **self._kept, **(kept or {})}
         store(self._batch, self._blocks, self._precision)

@@ -37,7 +37,6 @@ ROWS = Way("rows")  # the norms of all rows are reduced before the move
 DIRECTION = Way("direction", ("m",), ("direct",), ("d",))
 WEIGHT = Way("weight", ("m", "w"), ("direct", "move"), ("w",))
 ALL = Way("all", ("g", "w", "state"), ("smooth", "direct", "move"), ("w", "state"))
-REPLICAS = Way("replicas", (), ("direct", "move"), ("w",))  # of copies: every process has m and w by itself
 
 
 def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) -> tuple[Way, Placement]:
@@ -61,10 +60,8 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) 
         columns = block[-1] if len(block) == 3 else 1
         first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
         rows = all(d < first for d in cut) and turned_by_row(role.geometry)
-        own_rows = (
-            momentum.extent == Extent.ROW and len(block) == 3 and block[0] == 1 and cut == {0}
-        )  # a vector is one row
-        if rows and (momentum.extent == Extent.ENTRY or own_rows):
+        table = len(block) == 3 and block[0] == 1 and cut == {0}  # a vector is one row
+        if rows and momentum.extent <= (Extent.ROW if table else Extent.ENTRY):
             lines = AsRows(columns) if len(block) == 3 else Vector()
             here = Placement(replace(own, view=lines), placement.why, local)
             if stabiliser.extent == Extent.ENTRY:

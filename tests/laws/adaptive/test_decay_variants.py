@@ -1,5 +1,7 @@
 """Cautious and independent decay, written out; problems that rest; a schedule."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -43,3 +45,25 @@ def test_rates_must_make_sense():
         with pytest.raises(ValueError, match=scheme.__name__):
             scheme(rate)
     assert sf.IndependentDecay(0.5).describe("norm", float("inf")).endswith("steps of unknown norm")
+
+
+class Counted(sf.Free):
+    """A scheme of one's own, that returns what it keeps and nothing else."""
+
+    def init_state(self, w, geometry, ball):
+        return {"moves": w.new_zeros(w.shape[:1])}
+
+    def move(self, w, d, eta, ball, cache=None, longest=None):
+        assert cache.keys() == {"moves"}
+        return w - eta * d, {"moves": cache["moves"] + 1}
+
+
+def test_what_a_direction_remembers_is_no_concern_of_the_scheme():
+    role = replace(sf.roles.NATURAL["linear"], geometry=sf.geometry.adaptive.NormalisedRows(), stabiliser=Counted())
+    w = torch.nn.Parameter(normal(4, 6))
+    optimizer = sf.SteepestDescent([{"params": [w], "role": role}], lr=0.1)
+    for step in range(3):
+        w.grad = normal(4, 6, seed=step)
+        optimizer.step()
+    assert optimizer.state[w]["moves"].tolist() == [3]
+    assert float(optimizer.state[w]["row_mean"].min()) > 0
