@@ -54,7 +54,7 @@ class Stabiliser(ABC):
     """
 
     extent: ClassVar[Extent] = Extent.WHOLE
-    """What `move` cannot be computed without, from weight, rate and direction."""
+    """What `move`, and `direct` beside the geometry's own direction, cannot be computed without."""
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
