@@ -67,6 +67,7 @@ class Model(nn.Module):
 RECIPES = {
     "steady": sf.recipes.steady(),
     "steady_whole": sf.recipes.steady(per_head=False),
+    "steady_bounded": sf.recipes.steady_bounded(),
     "steady_soap": sf.recipes.steady_soap(),
     "beyond_mup": sf.recipes.beyond_mup(),
     "moga_row": sf.recipes.moga_row(1.5),

@@ -46,7 +46,7 @@ from surefoot.stabilise import *
 from surefoot.step import compiled
 
 __all__ = [
-    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant",
+    "RMS", "SOAP", "Adam", "Adaptive", "AsBuilt", "CautiousDecay", "ColumnSphere", "Constant", "DecayedPostClip",
     "DecoupledWeightDecay", "DualScaled", "ExactNorm", "FanIn", "FanRatio", "Fill", "Free", "Frobenius", "Geometry",
     "HeadNormal", "HeadRMS", "HeadScale", "Hyperball", "Identity", "IndependentDecay", "Initial", "Keller",
     "LinearNormal", "LogRows", "LogitControl", "LongerSide", "MasterWeights", "MaxNorm", "MeanLookahead",

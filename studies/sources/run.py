@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # of its own variants
 
 STEPS = 150
-SEEDS = {32: 8, 64: 8, 128: 5, 256: 3}
+SEEDS = {32: 8, 64: 8, 128: 5, 256: 8}
 """By width, how many of the seeds 440 to 447, those of the default's curves."""
 RATES = (-3.75, -3.25, -3.0, -2.75, -2.25)
 HEAD_RATES = (-4.5, -4.0, -3.5, -3.0, -2.5, -2.0)
@@ -84,7 +84,8 @@ class Part:
 
 def bounded(recipe: str, width: int) -> Part:
     """The default under a bound at one width."""
-    return Part(recipe, width, RATES, tuple(range(440, 440 + SEEDS[width])))
+    count = 3 if (recipe, width) == ("bounded", 256) else SEEDS[width]
+    return Part(recipe, width, RATES, tuple(range(440, 440 + count)))
 
 
 def graft(width: int) -> Part:
@@ -117,7 +118,9 @@ def chosen(recipe: str, log2_lr: float) -> recipes.Recipe:
         return recipes.wion(WION_RADIUS, int(recipe.removeprefix("wion_")))
     if recipe in ("moonlight_hidden", "graft"):
         return getattr(variants, recipe)(log2_lr)
-    return variants.bounded(decays=recipe == BOUNDED[1]) if recipe in BOUNDED else recipes.steady()
+    if recipe == "bounded":
+        return variants.bounded()
+    return recipes.steady_bounded() if recipe in BOUNDED else recipes.steady()
 
 
 def run_trial(trial: Trial) -> TrialResult:

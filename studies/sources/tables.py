@@ -27,7 +27,7 @@ def bounded() -> str:
     rows = []
     parts = {recipe: {width: study.bounded(recipe, width) for width in WIDTHS} for recipe in BOUNDED}
     curves: dict[str, dict[int, list[fit.Point]]] = {
-        "steady": {width: default_on(part) for width, part in parts[BOUNDED[0]].items()},
+        "steady": {width: default_on(part) for width, part in parts[BOUNDED[1]].items()},
         **{name: {width: part.points() for width, part in own.items()} for name, own in parts.items()},
     }
     for name, own in curves.items():

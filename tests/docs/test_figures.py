@@ -27,7 +27,6 @@ NO_TABLE = [
     ("docs/performance.md", r"between 0\.18 and 0\.21 from run to run", "other runs than the table's"),
     ("docs/stability.md", r"1\.7 nats for V = 256|1\.3 % above|within 3 %|2 % above", "formulas, tolerances of tests"),
     ("docs/stability.md", r"by up to 2 % in our tests|1 to 6 % in bfloat16", "a tolerance of a test; of a dtype"),
-    (TRANSFER, r"stays below 0\.01 at width|three rates 0\.75 octaves", "settings of a measurement"),
     ("docs/stability.md", r"found: \.42 at width 32, 1\.15 at 512", "found by ascent, once"),
     (TRANSFER, r"0\.05 nats higher on the six seeds", "of the log"),
     (TRANSFER, r"0\.007 worse to 0\.002 better", "`studies/beyond/run.py --table`"),

@@ -5,8 +5,10 @@ import pytest
 from comparisons import advanced
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowRMS, Spectral
 from surefoot.geometry.base import Extent
+from surefoot.scaling import Constant
 from surefoot.stabilise import (
     ColumnSphere,
+    DecayedPostClip,
     Free,
     Hyperball,
     Normalise,
@@ -25,7 +27,7 @@ from surefoot.stabilise.base import where_moved
 from .cases import CASES, Case
 
 RADIUS = 2.0
-BOUNDED = (PostClip(RADIUS), Rescale(RADIUS))
+BOUNDED = (PostClip(RADIUS), DecayedPostClip(1 / RADIUS, Constant(), RADIUS), Rescale(RADIUS))
 DECAYING = (WeightDecay(1 / RADIUS), PreDecay(1 / RADIUS))
 STREAMING = (StreamingPostClip(RADIUS, 4), StreamingPreDecay(1 / RADIUS, 4))
 SPHERES = (Normalise(RADIUS), SpectralSphere(RADIUS), Normalise(RADIUS, Frobenius()), Normalise())

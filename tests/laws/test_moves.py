@@ -8,8 +8,10 @@ import surefoot
 from comparisons import advanced
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MeanOperator, RowRMS, Spectral
 from surefoot.momentum import Momentum
+from surefoot.scaling import Constant
 from surefoot.stabilise import (
     ColumnSphere,
+    DecayedPostClip,
     Free,
     Normalise,
     PostClip,
@@ -38,6 +40,7 @@ def formulas(case: Case, w: np.ndarray, d: np.ndarray, eta: float) -> dict[objec
         Free(): stepped,
         WeightDecay(rate): remaining * w - eta * d,
         PostClip(RADIUS): case.project(stepped, RADIUS),
+        DecayedPostClip(rate, Constant(), RADIUS): case.project(remaining * w - eta * d, RADIUS),
         PreDecay(rate): case.project(shrunk, max(own, RADIUS)),
         Rescale(RADIUS): stepped * min(1.0, RADIUS / float(case.norm(stepped))),
         Normalise(RADIUS): stepped * RADIUS / float(case.norm(stepped)),

@@ -20,7 +20,8 @@ from surefoot import recipes
 STEPS = 8
 STABILISERS = [
     sf.Free(), sf.WeightDecay(0.5), sf.CautiousDecay(0.5), sf.IndependentDecay(0.01),
-    sf.PostClip(1.0), sf.PostClip(1.0, 1), sf.Rescale(1.0), sf.PreDecay(0.5),
+    sf.PostClip(1.0), sf.PostClip(1.0, 1), sf.DecayedPostClip(0.5, sf.Constant(), 1.0),
+    sf.Rescale(1.0), sf.PreDecay(0.5),
     sf.StreamingPostClip(1.0, 2), sf.StreamingPreDecay(0.5, 2),
     sf.Normalise(), sf.Normalise(1.0), sf.Normalise(norm=sf.Frobenius()), sf.SpectralSphere(1.0), sf.Hyperball(),
     sf.RowSphere(), sf.ColumnSphere(), sf.Stiefel(1.0),

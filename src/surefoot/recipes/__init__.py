@@ -26,12 +26,12 @@ from surefoot.recipes.related import (
     signum,
     wion,
 )
-from surefoot.recipes.steady import steady, steady_soap
+from surefoot.recipes.steady import steady, steady_bounded, steady_soap
 from surefoot.recipes.table import Recipe
 
 __all__ = [
     "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
     "moga_row", "moonlight", "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion",
     "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady",
-    "steady_soap", "wion",
+    "steady_bounded", "steady_soap", "wion",
 ]  # fmt: skip

@@ -17,11 +17,12 @@ from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.table import Recipe
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
-from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip, Stabiliser
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
 EMBEDDING, HEAD, QUERIES, GAIN, BIAS, DECAY = 2.0, 20.0, 2.0, 0.05, 0.25, 0.08
+RADIUS, MATRICES = 2.0, ("linear", "heads", "conv")
 
 
 def steady(per_head: bool = True) -> Recipe:
@@ -103,11 +104,34 @@ def steady_soap(every: int = 1) -> Recipe:
     Momentum(beta=0.9, lookahead=0.5)
     """
     base = steady()
-    turned = {
-        kind: replace(base.table[kind], momentum=SOAP(HIDDEN, every=every, sides="shorter"))
-        for kind in ("linear", "heads", "conv")
-    }
+    turned = {kind: replace(base.table[kind], momentum=SOAP(HIDDEN, every=every, sides="shorter")) for kind in MATRICES}
     return replace(base, name="steady_soap", table={**base.table, **turned})
+
+
+def steady_bounded() -> Recipe:
+    """The default under a tight bound: `PostClip` beside its decay, of hidden matrices in units of their step's factor.
+
+    Norms are at most 2 in the unit of the role (`print(plan)` shows it): of a hidden matrix `2 r sqrt(d_out/d_in)`,
+    with the r of `steady`, since steps r times as long lead to weights r times as large. All else is that of `steady`.
+    docs/transfer.md has measured what the bound costs.
+
+    Returns:
+        The recipe.
+
+    Source: studies/sources; "Beyond MuP 4", Post Clip.
+
+    >>> steady_bounded().role("linear").stabiliser.radius
+    2.0
+    """
+    base, table = steady(), {}
+    for kind, role in base.table.items():
+        bound: Stabiliser = PostClip(RADIUS)
+        if isinstance(role.stabiliser, DecoupledWeightDecay):
+            bound = DecayedPostClip(role.stabiliser.rate, role.stabiliser.lr_scale, RADIUS)
+        table[kind] = replace(role, stabiliser=bound)
+        if kind in MATRICES:
+            table[kind] = replace(table[kind], radius_unit=role.lr_scale)
+    return replace(base, name="steady_bounded", table=table)
 
 
 def _decayed(role: Role, scale: Scale) -> Role:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
 from surefoot.linalg import device
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count
+from surefoot.scaling import Constant
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count, require_positive
+from surefoot.stabilise.decay import DecoupledWeightDecay
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
 
@@ -85,6 +87,69 @@ class PostClip(Ball):
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= radius`, and where not by projection."""
         return f"{norm} <= {self.radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
+
+
+@dataclass(frozen=True)
+class DecayedPostClip(DecoupledWeightDecay):
+    """`clip((1 - lr rate) w - eta d, radius)`: `DecoupledWeightDecay`, then `PostClip`.
+
+    Decay only lowers a norm, so that all that `PostClip` proves of it holds.
+
+    Args:
+        rate: the weight decay as published.
+        lr_scale: the role's scale rule.
+        radius: in the unit of the role.
+
+    Raises:
+        ValueError: a rate or a radius that is not positive and finite.
+
+    >>> from surefoot.scaling import Constant
+    >>> DecayedPostClip(0.08, Constant(), 2.0).promise
+    'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
+    """
+
+    extent: ClassVar[Extent] = Extent.NORM
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("DecayedPostClip's radius", self.radius, 1)
+
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+        """`PostClip`'s."""
+        return self.clip.init_state(w, geometry, ball)
+
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
+        """Decay, step, project."""
+        return self.clip.move(self.natural(w).shrunk(w, eta), d, eta, ball, cache, longest)
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> DecayedPostClip:
+        """Radius times unit, the decay for this shape."""
+        return replace(self, lr_scale=Constant(self.lr_scale(shape)), radius=self.radius * unit)
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The decay, and `PostClip`'s of what it leaves."""
+        decay = min(1.0, eta * self.natural(w).rate) * known.upper
+        return decay + self.clip.largest_change(w, eta, ball, replace(known, upper=known.upper - decay))
+
+    @property
+    def clip(self) -> PostClip:
+        """The bound alone."""
+        return PostClip(self.radius)
+
+    @property
+    def bound(self) -> float:
+        """The radius, in natural units."""
+        return self.radius
+
+    def certificate_period(self, eta: Eta) -> int:
+        """`PostClip`'s."""
+        return self.clip.certificate_period(eta)
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`norm <= radius`, as of `PostClip`."""
+        return self.clip.describe(norm, longest)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,13 @@ class WeightDecay(Decay):
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Decay, then step."""
-        keep = remaining(eta, self.rate)
-        w = w.mul_(keep) if device.may_branch(w) else w * keep
+        w = self.shrunk(w, eta)
         return along(w, d, eta, into=w), cache
+
+    def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
+        """`(1 - eta rate) w`, in the memory of w where that may be."""
+        keep = remaining(eta, self.rate)
+        return w.mul_(keep) if device.may_branch(w) else w * keep
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`."""
@@ -90,7 +94,7 @@ class DecoupledWeightDecay(Stabiliser):
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """`WeightDecay`'s, in natural units."""
-        return self._natural(w).move(w, d, eta, ball, cache)
+        return self.natural(w).move(w, d, eta, ball, cache)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
         """Its scale for this shape; a published rate is absolute, whatever the unit."""
@@ -98,9 +102,10 @@ class DecoupledWeightDecay(Stabiliser):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`WeightDecay`'s."""
-        return self._natural(w).largest_change(w, eta, ball, known)
+        return self.natural(w).largest_change(w, eta, ball, known)
 
-    def _natural(self, w: Tensor) -> WeightDecay:
+    def natural(self, w: Tensor) -> WeightDecay:
+        """The same decay of this weight, by `eta`."""
         return WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
 
     def describe(self, norm: str, longest: float = 1.0) -> str:

@@ -16,6 +16,7 @@ SCHEMES = (
     sf.PostClip(2.0),
     sf.PostClip(2.0, 1),
     sf.PostClip(2.0, 5),
+    sf.DecayedPostClip(0.5, sf.Constant(), 2.0),
     sf.Rescale(2.0),
     sf.PreDecay(0.5),
     sf.StreamingPostClip(2.0),

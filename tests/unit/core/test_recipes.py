@@ -12,6 +12,7 @@ from surefoot import Plan, SteepestDescent, recipes
 
 RATES = {
     "steady": 0.03,
+    "steady_bounded": 0.03,
     "steady_soap": 0.03,
     "beyond_mup": 0.03,
     "moga_row(1.5)": 0.03,
@@ -38,6 +39,7 @@ RATES = {
 }
 RECIPES = [
     recipes.steady(),
+    recipes.steady_bounded(),
     recipes.steady_soap(),
     recipes.beyond_mup(),
     recipes.moga_row(1.5),
@@ -110,7 +112,8 @@ def test_every_recipe_learns(recipe):
 def test_every_recipe_trains_within_a_radius(recipe):
     model, _, losses = train(recipe, RATES[recipe.name], 20, stabiliser=sf.PostClip(2.0))
     assert losses[-1] < 0.9 * losses[0]
-    plan = Plan.of(model)  # whose norms of weights are the natural ones
+    units = recipe if recipe.name == "steady_bounded" else None  # which has its own; norms are the natural ones
+    plan = Plan.of(model, units)
     for name, p in model.named_parameters():
         role, block = plan[name].role, plan[name].blocks[0]
         norm = float(role.weight_geometry.norm(role.view.split(p.detach().double())[0]).max())

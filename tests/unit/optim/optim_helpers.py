@@ -22,6 +22,7 @@ RECIPES = [
 STABILISERS = [
     sf.WeightDecay(2.0),
     sf.PostClip(0.5),
+    sf.DecayedPostClip(2.0, sf.Constant(), 0.5),
     sf.PreDecay(2.0),
     sf.Rescale(0.5),
     sf.Normalise(0.5),

@@ -4,6 +4,7 @@ import math
 
 LOG2_LR = {
     "steady": -3.25,
+    "steady_bounded": -3.25,
     "steady_soap": -3.5,
     "beyond_mup": -4.0,
     "moga_row": -4.0,
