@@ -183,8 +183,8 @@ MUTATIONS = (
     Mutation(
         "an overridden direction assumed to be known",
         "geometry/spectral.py",
-        "if type(self).direction is not ScaledSpectral.direction:",
-        "if False:",
+        "Sizes() if self._redirected else Sizes(spectral=most)",
+        "Sizes(spectral=most)",
         CHANGE,
     ),
     Mutation(
@@ -201,9 +201,7 @@ MUTATIONS = (
         "return torch.where(running > 1e30, back, reach)",
         CHANGE,
     ),
-    Mutation(
-        "orthogonal by a fast one", "stabilise/manifolds.py", "ball.retract(along(", "ball.direction(along(", PROMISES
-    ),
+    Mutation("orthogonal by a fast one", "stabilise/manifolds.py", ".retract(along(", ".direction(along(", PROMISES),
     Mutation("positions keep RMS 1", "discovery/find.py", "added_kinds(model, tables, wired) | ", "", ADDED),
     Mutation(
         "margin of one step too few",
@@ -215,8 +213,8 @@ MUTATIONS = (
     Mutation(
         "steps of another norm counted as the weight's",
         "step.py",
-        "longest = partial(role.geometry.direction_norm_bound,",
-        "longest = partial(ball.direction_norm_bound,",
+        "longest = partial(ChangeBounds.of(role.geometry).direction_norm_bound,",
+        "longest = partial(ChangeBounds.of(ball).direction_norm_bound,",
         STABILISERS,
     ),
     Mutation("sphere's multiplier of the wrong sign", "linalg/tangent.py", "x - step * h", "x + step * h", TANGENT),

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds, frozen_kinds
 from surefoot.discovery.overrides import Override, decide, match
+from surefoot.geometry import Identity
+from surefoot.geometry.base import ChangeBounds
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt, generator_for
 from surefoot.recipes import Recipe, steady
@@ -46,11 +48,9 @@ class Placement:
 
     def __post_init__(self) -> None:
         for geometry in (self.role.geometry, self.role.weight_geometry):
-            if not geometry.takes(self.blocks[0]):
-                raise ValueError(
-                    f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view "
-                    f"{type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}"
-                )
+            if not isinstance(geometry, Identity) and len(self.blocks[0]) - 1 != geometry.ndim:
+                takes = f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view"
+                raise ValueError(f"{takes} {type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}")
 
     @cached_property
     def blocks(self) -> tuple[Shape, ...]:
@@ -174,7 +174,7 @@ class Plan:
 
     def smoothness(self) -> dict[str, float]:
         """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
-        norms = [placement.role.geometry for placement in self.placements.values()]
+        norms = [ChangeBounds.of(placement.role.geometry) for placement in self.placements.values()]
         return {label(norm): power for norm in norms if (power := norm.smoothness_exponent) is not None}
 
     def rows(self) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import RMS, Adaptive, Geometry, HeadRMS, MaxNorm, RowRMS, Spectral
+from surefoot.geometry.base import ChangeBounds
 from surefoot.identity import key
 from surefoot.initialise import AsBuilt, Fill, HeadNormal, Initial, LinearNormal, UnitNormal
 from surefoot.momentum import Momentum, Smoothing
@@ -63,7 +64,8 @@ class Role:
     @property
     def weight_geometry(self) -> Geometry:
         """The norm that a stabiliser bounds and the stability numbers are of."""
-        return (self.weight_norm or self.geometry).plain
+        norm = self.weight_norm or self.geometry
+        return norm.plain if isinstance(norm, Adaptive) else norm
 
     def step_norm_bound(self, shape: tuple[int, ...], norm: Geometry | None = None) -> float:
         """Upper bound on the norm of a step of rate 1.
@@ -76,7 +78,7 @@ class Role:
             The bound; inf if there is none.
         """
         sizes = self.momentum.sizes(shape[1:])
-        return self.geometry.direction_norm_bound(norm or self.weight_geometry, shape[1:], sizes)
+        return ChangeBounds.of(self.geometry).direction_norm_bound(norm or self.weight_geometry, shape[1:], sizes)
 
     @cached_property
     def smoothed(self) -> frozenset[str]:
@@ -87,7 +89,7 @@ class Role:
     @cached_property
     def remembered(self) -> frozenset[str]:
         """Names of the state's entries that are the direction's."""
-        return frozenset(self.geometry.init_memory(torch.zeros(1, 1, 1)))
+        return frozenset(self._memory(torch.zeros(1, 1, 1)))
 
     @cached_property
     def owned(self) -> frozenset[str]:
@@ -98,7 +100,10 @@ class Role:
     def init_memory(self, block: Tensor, stabiliser: Stabiliser) -> dict[str, Tensor]:
         """What momentum, direction and stabiliser keep of a block before the first step."""
         kept = stabiliser.init_state(block, self.geometry, self.weight_geometry)
-        return {**self.momentum.init_memory(block), **self.geometry.init_memory(block), **kept}
+        return {**self.momentum.init_memory(block), **self._memory(block), **kept}
+
+    def _memory(self, block: Tensor) -> dict[str, Tensor]:
+        return self.geometry.init_memory(block) if isinstance(self.geometry, Adaptive) else {}
 
     @cached_property
     def _key(self) -> Hashable:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
-from surefoot.geometry.base import Eta, Extent
+from surefoot.geometry.base import ChangeBounds, Eta, Extent
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State, where_finite
@@ -120,7 +120,7 @@ def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, 
         `(next weights, what both keep)`.
     """
     ball = role.weight_geometry
-    longest = partial(role.geometry.direction_norm_bound, shape=tuple(w.shape))
+    longest = partial(ChangeBounds.of(role.geometry).direction_norm_bound, shape=tuple(w.shape))
     moved, cache = stabiliser.move(w, d, eta, ball, _own(role, kept), longest)
     dims = () if stabiliser.extent == Extent.ENTRY else tuple(range(-ball.ndim, 0))
     return where_moved(eta, dims, moved, w), {**kept, **(cache or {})}

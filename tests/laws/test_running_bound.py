@@ -11,6 +11,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.geometry import spectral
+from surefoot.geometry.base import ChangeBounds
 from surefoot.stabilise import running_bound
 from surefoot.stabilise.running_bound import RunningBound, fingerprint
 
@@ -106,10 +107,10 @@ def test_a_permuted_weight_is_noticed_by_the_optimizer(device):
 
 
 def test_a_users_costly_norm_is_bounded_without_more_code(device):
-    """Its geometry declares `costly = True` and no more."""
+    """Its geometry declares `costly = True` and how long its directions are."""
     projections = []
 
-    class Nuclear(sf.Geometry):
+    class Nuclear(ChangeBounds):
         couples, costly = frozenset({-2, -1}), True
 
         def norm(self, w):

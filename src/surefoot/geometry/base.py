@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +43,8 @@ class Geometry(ABC):
     """A norm on matrices `(..., out, in)` or vectors `(..., n)`; leading dimensions are a batch.
 
     The norm carries its width factor ("natural units"): 1 means that the layer changes its output by Theta(1) RMS at
-    every width. `couples`, `norm`, `direction` and `project` define a geometry; all else has a default that follows
-    from them. `surefoot.check` tests the laws that bind them.
+    every width. `couples`, `norm`, `direction` and `project` define a geometry; what more a scheme needs (`NormBounds`,
+    `NormEstimates`, `Tangents`, `ChangeBounds`) follows from them. `surefoot.check` tests the laws that bind them.
 
     >>> import surefoot as sf
     >>> class HalfMaximum(sf.Geometry):
@@ -58,23 +60,12 @@ class Geometry(ABC):
     """How many trailing dimensions one norm is taken over: 2 for matrices, 1 for vectors."""
 
     costly: bool = False
-    """True if `project` costs about as much as a direction. `PostClip` then keeps an upper bound on the norm from step
-    to step (`stabilise.running_bound`) and projects only where that bound exceeds the radius."""
-
-    @property
-    def plain(self) -> Geometry:
-        """The norm itself, of a geometry that changes the direction of one (`geometry.adaptive`)."""
-        return self
+    """True if `project` costs about as much as a direction; `PostClip` then keeps a bound, and projects rarely."""
 
     @property
     @abstractmethod
     def couples(self) -> frozenset[int]:
         """The dimensions that one independent problem spans: {} sign, {-1} rows, {-2, -1} spectral."""
-
-    @property
-    def smoothness_exponent(self) -> float | None:
-        """The smoothness of a network of such layers grows as this power of the width, see `MeanOperator`; or None."""
-        return None
 
     @abstractmethod
     def norm(self, w: Tensor) -> Tensor:
@@ -83,10 +74,6 @@ class Geometry(ABC):
     @abstractmethod
     def direction(self, g: Tensor) -> Tensor:
         """Maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. A new tensor, or g itself."""
-
-    def dual(self, g: Tensor) -> Tensor:
-        """The dual norm of g, float32 or float64, see `dual_norm`; by default `<g, direction(g)>`."""
-        return (g * self.direction(g)).sum(tuple(range(-self.ndim, 0)))
 
     @abstractmethod
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
@@ -101,37 +88,26 @@ class Geometry(ABC):
             `(projected weights, cache)`.
         """
 
+
+class Part(Geometry):
+    """What only some schemes need of a norm. One that derives from a part defines of it what it knows better."""
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> Self:
+        """The geometry if it has this part; else one around it, with what follows from its four methods."""
+        if isinstance(geometry, cls):
+            return geometry
+        if stray := [name for name in vars(cls) if name[0] != "_" and hasattr(geometry, name)]:
+            raise TypeError(f"{geometry} defines `{stray[0]}`: derive it from `{cls.__name__}`, whose method that is")
+        return cast("Self", Completed(geometry))
+
+
+class NormBounds(Part):
+    """What clips, spheres and reports need: bounds on the norm that are cheap, or that rounding leaves true."""
+
     def is_zero(self, w: Tensor) -> Tensor:
         """Whether each weight is zero, broadcasting against w, `(..., 1, 1)` or `(..., 1)`."""
         return (w == 0).all(tuple(range(-self.ndim, 0)), keepdim=True)
-
-    def takes(self, block: tuple[int, ...]) -> bool:
-        """True if blocks of this shape, `(n, out, in)` or `(n, size)`, have as many dimensions as the norm."""
-        return len(block) - 1 == self.ndim
-
-    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Upper bounds on `direction(g)` over all g of this shape and sizes `smoothed`, rounding included."""
-        return Sizes()
-
-    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
-        """Upper bound on `norm(w)` over all w of these sizes and this shape; inf if unknown."""
-        return math.inf
-
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
-        """Upper bound on `norm.norm(direction(g))` over all g as in `direction_sizes`; inf if unknown."""
-        return norm.norm_bound(self.direction_sizes(shape, smoothed), shape)
-
-    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
-        """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
-        return excess + 2 * reach
-
-    def retract(self, w: Tensor) -> Tensor:
-        """The nearest point all of whose rows, or singular values, have norm 1; accurate where `direction` is fast."""
-        return self.direction(w)
-
-    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the most of what `retract` brings to 1: norms of rows, singular values; 0 if unknown."""
-        return torch.zeros_like(norm := self.norm(w)), norm
 
     def certificate(self, w: Tensor) -> Tensor:
         """Upper bound on `norm(w)` that no rounding invalidates, computed without a device synchronisation."""
@@ -144,6 +120,20 @@ class Geometry(ABC):
     def quick_bound(self, w: Tensor) -> Tensor:
         """Upper bound on `norm(w)` from one pass over w, however loose; by default the certificate."""
         return self.certificate(w)
+
+    def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+        """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
+        norm = self.norm(w)
+        limit = expand(norm, self).to(w.dtype) * factor
+        return self.project(w, torch.where(device.scalar_like(factor, w) < 1, limit, math.inf))[0], norm
+
+    def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
+        """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; the norm twice where it is cheap."""
+        return (norm := self.norm(w)), norm, cache
+
+
+class NormEstimates(Part):
+    """What clips without a guarantee and the monitor need: estimates by vectors kept from step to step."""
 
     def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
         """Initial cache of `estimate_norm` and `clip_leading` for weights like w; empty where the norm is cheap."""
@@ -159,6 +149,10 @@ class Geometry(ABC):
         """`(w clipped to the radius on the span of the cached vectors, cache)`; `project` where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
+
+class Tangents(Part):
+    """What steps along spheres and manifolds need: the best direction under a constraint, and the way back."""
+
     def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
         """Initial cache of `tangent` for weights like w; empty where nothing is kept from step to step."""
         return {}
@@ -168,9 +162,8 @@ class Geometry(ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """`(d, cache)`: the maximiser of `<m, d>` over `norm(d) <= 1` that meets the constraint at w.
 
-        By default the tangent part of the direction of m's tangent part, scaled to norm 1 at most: the maximiser under
-        Euclidean norms (of the whole, or of the vectors that the constraint is of), less than that under others. The
-        plain direction for `SameNorm`.
+        By default the plain direction for `SameNorm`, else the tangent part of the direction of m's tangent part, of
+        norm 1 at most: the maximiser under Euclidean norms alone (of the whole, or of the constraint's vectors).
 
         Args:
             w: weights.
@@ -191,29 +184,93 @@ class Geometry(ABC):
         """What a step from `radius * retract(w)`, w of this shape, keeps of such points; by default the norm."""
         return SameNorm()
 
+    def retract(self, w: Tensor) -> Tensor:
+        """The nearest point all of whose rows, or singular values, have norm 1; by default the direction of w."""
+        return self.direction(w)
+
+    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the most of what `retract` brings to 1: norms of rows, singular values; 0 if unknown."""
+        return torch.zeros_like(norm := self.norm(w)), norm
+
     def root_square(self, shape: torch.Size) -> float:
         """`|w|_F` of a weight of size 1 all over, by default one of equal entries and norm 1."""
         entries = torch.ones(shape[-self.ndim :])
         return math.sqrt(entries.numel()) / max(float(self.norm(entries)), 1e-30) if entries.numel() else 0.0
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
-        """What a direction remembers before the first step; empty but for `geometry.adaptive`."""
-        return {}
+
+class ChangeBounds(Part):
+    """What reports of a step's change need: how long directions are, in this norm and in others."""
+
+    _redirected: ClassVar[bool] = False
+    """Whether a subclass changed the direction that this class knows the sizes of."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Compare the class's direction with those that it inherits."""
+        super().__init_subclass__(**kwargs)
+        known = [base for base in cls.__bases__ if issubclass(base, ChangeBounds)]
+        cls._redirected = any(x._redirected or x.direction not in (Geometry.direction, cls.direction) for x in known)
+
+    @property
+    def smoothness_exponent(self) -> float | None:
+        """The smoothness of a network of such layers grows as this power of the width, see `MeanOperator`; or None."""
+        return None
+
+    def dual(self, g: Tensor) -> Tensor:
+        """The dual norm of g, float32 or float64, see `dual_norm`; by default `<g, direction(g)>`."""
+        return (g * self.direction(g)).sum(tuple(range(-self.ndim, 0)))
+
+    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
+        """Upper bounds on `direction(g)` over all g of this shape and sizes `smoothed`, rounding included."""
+        return Sizes()
+
+    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
+        """Upper bound on `norm(w)` over all w of these sizes and this shape; inf if unknown."""
+        return math.inf
+
+    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
+        """Upper bound on `norm.norm(direction(g))` over all g as in `direction_sizes`; inf if unknown."""
+        return ChangeBounds.of(norm).norm_bound(self.direction_sizes(shape, smoothed), shape)
+
+    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
+        """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
+        return excess + 2 * reach
 
     def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds on the layer's Lipschitz constant from bounds on its norm; the same for a linear layer."""
         return lower, upper
 
-    def shrink(self, w: Tensor, factor: float | Tensor) -> tuple[Tensor, Tensor]:
-        """`(project(w, factor * norm(w)), norm(w))`; the factor, at most 1, broadcasts against w."""
-        norm = self.norm(w)
-        limit = expand(norm, self).to(w.dtype) * factor
-        return self.project(w, torch.where(device.scalar_like(factor, w) < 1, limit, math.inf))[0], norm
 
-    def bounds(self, w: Tensor, cache: Cache = None) -> tuple[Tensor, Tensor, Cache]:
-        """`(lower, upper, cache)` with `lower <= norm(w) <= upper`; the norm twice where it is cheap."""
-        norm = self.norm(w)
-        return norm, norm, cache
+class Around(NormBounds, NormEstimates, Tangents, ChangeBounds):
+    """A norm that is another's, `norm_of`, with the parts that follow from its four methods."""
+
+    norm_of: Geometry
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Those of `norm_of`."""
+        return self.norm_of.couples
+
+    def norm(self, w: Tensor) -> Tensor:
+        """That of `norm_of`."""
+        return self.norm_of.norm(w)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """That of `norm_of`."""
+        return self.norm_of.direction(g)
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """That of `norm_of`."""
+        return self.norm_of.project(w, radius, cache)
+
+
+@dataclass(frozen=True)
+class Completed(Around):
+    """The norm `norm_of`, of matrices or vectors, with every part."""
+
+    norm_of: Geometry
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ndim", self.norm_of.ndim)
 
 
 def expand(norm: Tensor, geometry: Geometry) -> Tensor:
@@ -237,4 +294,4 @@ def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
     >>> dual_norm(RMS(), torch.tensor([3.0, 4.0]))  # sqrt(2) * 5
     tensor(7.0711)
     """
-    return geometry.dual(g.to(torch.promote_types(g.dtype, torch.float32)))
+    return ChangeBounds.of(geometry).dual(g.to(torch.promote_types(g.dtype, torch.float32)))

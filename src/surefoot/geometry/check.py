@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Geometry, expand
+from surefoot.geometry.base import Geometry, NormBounds, expand
 
 
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
@@ -137,9 +137,10 @@ def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
     competitors = [radius * z / expand(geometry.norm(z), geometry), radius * geometry.direction(w - nearest)]
     gains = [float((((w - nearest) * (c - nearest)).sum(dims) / (w * w).sum(dims)).max()) for c in competitors]
     stays, _ = geometry.project(w, 2 * float(norm.max()))
-    lower, upper, _ = geometry.bounds(w)
-    certificate = geometry.certificate(w)
-    certain = geometry.is_below(w, 2 * norm).all() and not geometry.is_below(w, norm / 2).any()
+    bounds = NormBounds.of(geometry)
+    lower, upper, _ = bounds.bounds(w)
+    certificate = bounds.certificate(w)
+    certain = bounds.is_below(w, 2 * norm).all() and not bounds.is_below(w, norm / 2).any()
     return {
         "feasible": max(0.0, float(geometry.norm(nearest).max()) / radius - 1),
         "nearest": max(0.0, *gains),

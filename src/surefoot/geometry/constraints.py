@@ -13,7 +13,7 @@ from surefoot.linalg.tangent import tangent_part
 
 
 class Constraint(ABC):
-    """Linear conditions on a step d from a weight w, under which `Geometry.tangent` finds the best one."""
+    """Linear conditions on a step d from a weight w, under which `Tangents.tangent` finds the best one."""
 
     @abstractmethod
     def project(self, w: Tensor, d: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.base import Around, Cache, ChangeBounds
 from surefoot.geometry.constraints import Constraint
-from surefoot.geometry.lp_base import ROUNDED, VectorGeometry
+from surefoot.geometry.lp_base import ROUNDED, MeanGeometry, VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 
@@ -33,7 +33,7 @@ class MaxNorm(VectorGeometry):
 
 
 @dataclass(frozen=True)
-class VectorMean(VectorGeometry):
+class VectorMean(MeanGeometry):
     """Bias: `mean_q(b) = mean(|b|**q)**(1/q)`; RMS for q = 2, the largest entry for q = inf.
 
     Args:
@@ -50,19 +50,6 @@ class VectorMean(VectorGeometry):
 
     ndim = 1
     q: float
-
-    def __post_init__(self) -> None:
-        if not self.q >= 1:
-            raise ValueError(f"VectorMean's exponent must be at least 1, not {self.q}")
-
-    @property
-    def exponent(self) -> float:
-        """q, the exponent of the mean."""
-        return self.q
-
-    def scale(self, shape: torch.Size) -> float:
-        """`n**(-1/q)`."""
-        return float(max(1, shape[-1]) ** (-1 / self.q))
 
     def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """0: a bias is added, whatever the input."""
@@ -90,7 +77,7 @@ class RMS(VectorGeometry):
 
 
 @dataclass(frozen=True)
-class Frobenius(Geometry):
+class Frobenius(ChangeBounds):
     """`|W|_F / sqrt(d_out)`: the RMS of a matrix's output over isotropic inputs of RMS 1.
 
     Weaker than `Spectral` (it bounds the average input, not the worst); the norm of Hyperball's sphere.
@@ -111,8 +98,7 @@ class Frobenius(Geometry):
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Of Frobenius norm `sqrt(d_out)`; nothing for an overridden direction."""
-        known = type(self).direction is Frobenius.direction
-        return Sizes(whole=ROUNDED * math.sqrt(shape[-2])).within(shape[-2:]) if known else Sizes()
+        return Sizes() if self._redirected else Sizes(whole=ROUNDED * math.sqrt(shape[-2])).within(shape[-2:])
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The whole over `sqrt(d_out)`."""
@@ -131,7 +117,7 @@ class Frobenius(Geometry):
 
 
 @dataclass(frozen=True)
-class Identity(Geometry):
+class Identity(Around):
     """No norm: the direction is the argument, of any shape. For methods that compute their own step, such as Adam's.
 
     None of the laws that make a bound holds of it; its norm, for metrics, is the largest entry.
@@ -141,11 +127,7 @@ class Identity(Geometry):
     """
 
     ndim = 1
-    couples: ClassVar[frozenset[int]] = frozenset()
-
-    def takes(self, block: tuple[int, ...]) -> bool:
-        """True: blocks of any shape."""
-        return True
+    norm_of = MaxNorm()
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the argument."""
@@ -154,10 +136,6 @@ class Identity(Geometry):
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The largest entry."""
         return sizes.entry
-
-    def norm(self, w: Tensor) -> Tensor:
-        """`max |w_i|`."""
-        return MaxNorm().norm(w)
 
     def direction(self, g: Tensor) -> Tensor:
         """g itself, unchanged."""
@@ -173,7 +151,3 @@ class Identity(Geometry):
         dims = tuple(range(-min(2, m.ndim), 0))
         before, after = (x.abs().amax(dims, keepdim=True) for x in (m, d))
         return d * torch.where(after > before, before / after, 1), cache
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Entries clamped to the radius."""
-        return MaxNorm().project(w, radius, cache)

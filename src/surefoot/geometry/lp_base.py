@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import lp_balls
-from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, Tangents
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
@@ -19,7 +19,7 @@ ROUNDED = 1 + 1e-5
 """Bound on the norm of a direction in float32."""
 
 
-class VectorGeometry(Geometry):
+class VectorGeometry(NormBounds, Tangents, ChangeBounds):
     """`norm(w) = scale(shape) * max_i |w_i|_s` over the vectors `w_i` along `dim`."""
 
     dim: int = -1
@@ -53,12 +53,10 @@ class VectorGeometry(Geometry):
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Vectors of l_s norm `1 / scale`: none of their entries is larger; nothing for an overridden direction."""
-        if type(self).direction is not VectorGeometry.direction:
-            return Sizes()
         s, most = self.exponent, ROUNDED / self.scale(torch.Size(shape))
         length = most * max(1, shape[self.dim]) ** max(0, 0.5 - 1 / s)
         sizes = Sizes(entry=most, row=length) if self.dim == -1 else Sizes(entry=most, column=length)
-        return sizes.within(shape[-self.ndim :])
+        return Sizes() if self._redirected else sizes.within(shape[-self.ndim :])
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """1 in its own norm, rounding aside; in others as its sizes say."""
@@ -128,3 +126,22 @@ class VectorGeometry(Geometry):
         precise = w.to(torch.promote_types(w.dtype, torch.float32))
         limit = device.scalar_like(radius, w, precise.dtype) / self.scale(w.shape)
         return lp_balls.project(precise, limit, self.exponent, self.dim).to(w.dtype), cache
+
+
+class MeanGeometry(VectorGeometry):
+    """A norm by `mean_q(x) = mean(|x|**q)**(1/q)` of vectors along the last dimension, of a field q."""
+
+    q: float
+
+    def __post_init__(self) -> None:
+        if not self.q >= 1:
+            raise ValueError(f"{type(self).__name__}'s exponent must be at least 1, not {self.q}")
+
+    @property
+    def exponent(self) -> float:
+        """q, the exponent of the mean."""
+        return self.q
+
+    def scale(self, shape: torch.Size) -> float:
+        """`n**(-1/q)`."""
+        return float(max(1, shape[-1]) ** (-1 / self.q))

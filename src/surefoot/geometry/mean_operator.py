@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import lp_balls
-from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.base import Around, Geometry
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
@@ -17,7 +17,7 @@ from surefoot.geometry.spectral import Spectral
 
 
 @dataclass(frozen=True)
-class MeanOperator(Geometry):
+class MeanOperator(Around):
     """`d_in**(1/p) / d_out**(1/q) * |W|_{p->q}`: the largest q-mean of `W x` over inputs x of p-mean 1.
 
     | (p, q) | norm | direction |
@@ -56,7 +56,8 @@ class MeanOperator(Geometry):
             raise ValueError(f"({self.p}, {self.q}) has no closed form; choose (1, q), (p, inf), (1, inf) or (2, 2)")
 
     @property  # not cached: a graph cannot take functools' lock
-    def _form(self) -> Geometry:
+    def norm_of(self) -> VectorGeometry | Spectral:  # type: ignore[override]
+        """The norm of the table: of rows, of columns, or spectral."""
         if math.isinf(self.q):
             return _Rows(lp_balls.conjugate(self.p))
         return _Columns(self.q) if self.p == 1 else Spectral()
@@ -66,70 +67,52 @@ class MeanOperator(Geometry):
         """`max(0, 2/q - 1/p)`."""
         return max(0.0, 2 / self.q - 1 / self.p)
 
-    @property
-    def couples(self) -> frozenset[int]:
-        """{-2} columns, {-1} rows, {} entries, {-2, -1} spectral."""
-        return self._form.couples
-
-    def norm(self, w: Tensor) -> Tensor:
-        """The norm of the table."""
-        return self._form.norm(w)
-
-    def direction(self, g: Tensor) -> Tensor:
-        """The direction of the table."""
-        return self._form.direction(g)
-
     def dual(self, g: Tensor) -> Tensor:
         """The form's."""
-        return self._form.dual(g)
+        return self.norm_of.dual(g)
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """The form's, in the form of another such norm; inf for an overridden direction."""
-        if type(self).direction is not MeanOperator.direction:
-            return math.inf
-        return self._form.direction_norm_bound(norm._form if isinstance(norm, MeanOperator) else norm, shape)
+        norm = norm.norm_of if isinstance(norm, MeanOperator) else norm
+        return math.inf if self._redirected else self.norm_of.direction_norm_bound(norm, shape)
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the form's direction; nothing for an overridden one."""
-        return self._form.direction_sizes(shape) if type(self).direction is MeanOperator.direction else Sizes()
+        return Sizes() if self._redirected else self.norm_of.direction_sizes(shape)
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The form's."""
-        return self._form.norm_bound(sizes, shape)
+        return self.norm_of.norm_bound(sizes, shape)
 
     def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
         """The form's."""
-        return self._form.init_tangent(w, constraint)
+        return self.norm_of.init_tangent(w, constraint)
 
     def tangent(
         self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The form's."""
-        return self._form.tangent(w, m, constraint, cache)
+        return self.norm_of.tangent(w, m, constraint, cache)
 
     def extremes(self, radius: float, shape: torch.Size) -> Constraint:
         """The form's."""
-        return self._form.extremes(radius, shape)
+        return self.norm_of.extremes(radius, shape)
 
     def root_square(self, shape: torch.Size) -> float:
         """The form's."""
-        return self._form.root_square(shape)
+        return self.norm_of.root_square(shape)
 
     def retract(self, w: Tensor) -> Tensor:
         """The form's."""
-        return self._form.retract(w)
+        return self.norm_of.retract(w)
 
     def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """The form's."""
-        return self._form.spread(w)
+        return self.norm_of.spread(w)
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """The form's."""
-        return self._form.clip_change_bound(excess, reach)
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Each row or column onto its ball; singular values clipped for (2, 2)."""
-        return self._form.project(w, radius, cache)
+        return self.norm_of.clip_change_bound(excess, reach)
 
 
 @dataclass(frozen=True)

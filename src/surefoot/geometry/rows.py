@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.lp_base import VectorGeometry
+from surefoot.geometry.lp_base import MeanGeometry, VectorGeometry
 
 
 class _Table(VectorGeometry):
@@ -21,7 +21,7 @@ class _Table(VectorGeometry):
 
 
 @dataclass(frozen=True)
-class RowMean(_Table):
+class RowMean(MeanGeometry, _Table):
     """Embedding: `max_i mean_q(E_i)`, one-hot -> q-mean; each token moves by a full step of its own.
 
     Args:
@@ -37,19 +37,6 @@ class RowMean(_Table):
     """
 
     q: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.q >= 1:
-            raise ValueError(f"RowMean's exponent must be at least 1, not {self.q}")
-
-    @property
-    def exponent(self) -> float:
-        """q, the exponent of a row's mean."""
-        return self.q
-
-    def scale(self, shape: torch.Size) -> float:
-        """`d**(-1/q)`."""
-        return 1.0 if math.isinf(self.q) else float(max(1, shape[-1]) ** (-1 / self.q))
 
 
 @dataclass(frozen=True)

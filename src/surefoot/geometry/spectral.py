@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Geometry, expand
+from surefoot.geometry.base import Cache, ChangeBounds, NormBounds, NormEstimates, Tangents, expand
 from surefoot.geometry.constraints import Constraint, SameAngles, SameLengths, SameNorm
 from surefoot.geometry.entrywise import RMS
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
@@ -34,13 +34,16 @@ TANGENT_VECTORS, TANGENT_ITERATIONS = 2, 8
 """Leading vectors that `tangent` keeps of a matrix, and the power iterations that give the first ones."""
 
 
-class ScaledSpectral(Geometry):
+class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
     """`sigma_max(W) / unit`, direction `unit * msign(G)`, for a unit that depends on the shape."""
 
     couples: ClassVar[frozenset[int]] = frozenset({-2, -1})
     costly = True
     smoothness_exponent: ClassVar[float] = 0.5  # that of `MeanOperator(2, 2)`
     method: str
+
+    def __post_init__(self) -> None:
+        require_method(self.method)
 
     @abstractmethod
     def unit(self, shape: torch.Size) -> float:
@@ -65,10 +68,8 @@ class ScaledSpectral(Geometry):
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Singular values of 1.001 units, or 1.25 for `newton_schulz`; nothing for an overridden direction."""
-        if type(self).direction is not ScaledSpectral.direction:
-            return Sizes()
         most = LARGEST_OF.get(self.method, LARGEST) * self.unit(torch.Size(shape))
-        return Sizes(spectral=most).within(shape[-2:])
+        return Sizes() if self._redirected else Sizes(spectral=most).within(shape[-2:])
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
         """The largest singular value over `unit`."""
@@ -220,9 +221,6 @@ class Spectral(ScaledSpectral):
     """
 
     method: str = "auto"
-
-    def __post_init__(self) -> None:
-        require_method(self.method)
 
     def unit(self, shape: torch.Size) -> float:
         """`sqrt(d_out/d_in)`."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
-from surefoot.linalg.polar import require_method
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,6 @@ class TransposedConvSpectral(ScaledSpectral):
 
     method: str = "auto"
     stride: int = 1
-
-    def __post_init__(self) -> None:
-        require_method(self.method)
 
     def unit(self, shape: torch.Size) -> float:
         """`sqrt(stride d_out/d_in)`."""

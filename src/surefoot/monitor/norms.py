@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import HeadRMS
-from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, NormEstimates
 from surefoot.linalg import device
 from surefoot.monitor.head_loss import loss_bound, spread
 from surefoot.plan import Placement
@@ -97,9 +97,10 @@ def measured_change(before: Tensor, after: Tensor, placement: Placement) -> floa
     if not bool(change.isfinite().all()):  # eigenvalues are not to be had
         return torch.inf
     for w in role.view.split(change):
-        vectors = role.weight_geometry.init_vectors(w, VECTORS)
+        estimates = NormEstimates.of(role.weight_geometry)
+        vectors = estimates.init_vectors(w, VECTORS)
         for _ in range(FIRST_ITERATIONS if vectors and w.numel() else 1):
-            norm, vectors = role.weight_geometry.estimate_norm(w, vectors)
+            norm, vectors = estimates.estimate_norm(w, vectors)
         largest = max(largest, float(norm.max()) if norm.numel() else 0.0)
     return largest
 
@@ -110,16 +111,16 @@ def _of_block(
     """The numbers of each of the n problems of one block, and the cache for the next call."""
     block, geometry = tuple(w.shape), role.weight_geometry
     if not cache.keys() - {"upper"}:
-        cache = {**cache, **geometry.init_vectors(w, VECTORS)}
+        cache = {**cache, **NormEstimates.of(geometry).init_vectors(w, VECTORS)}
         for _ in range(FIRST_ITERATIONS if w.numel() else 0):
-            _, cache = geometry.estimate_norm(w, cache)
-    lower, upper, new = geometry.bounds(w, cache)
+            _, cache = NormEstimates.of(geometry).estimate_norm(w, cache)
+    lower, upper, new = NormBounds.of(geometry).bounds(w, cache)
     upper = _tight(w, lower, upper, geometry)
     known = Known(upper, {name: cache[name] for name in kept}, partial(role.step_norm_bound, block))
     eta = lr * role.lr_scale(block)
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else torch.zeros_like(upper)
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
-    bounds = (lower, upper, *geometry.lipschitz(w, lower, upper), torch.zeros_like(upper), change)
+    bounds = (lower, upper, *ChangeBounds.of(geometry).lipschitz(w, lower, upper), torch.zeros_like(upper), change)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
@@ -139,9 +140,9 @@ def _tight(w: Tensor, lower: Tensor, upper: Tensor, geometry: Geometry) -> Tenso
     if not geometry.costly or not w.numel():
         return upper
     close = lower * (1 + TIGHT)
-    proven = geometry.is_below(w, close)
+    proven = NormBounds.of(geometry).is_below(w, close)
     if not (device.on_cpu(w) and bool(proven.all())):
-        close = torch.where(proven, close, geometry.certificate(w))
+        close = torch.where(proven, close, NormBounds.of(geometry).certificate(w))
     return torch.minimum(upper, close)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.geometry.base import Cache, Geometry
+from surefoot.geometry.base import ChangeBounds, Completed, Geometry
 from surefoot.optim.batching import Batch, Blocks, load, store
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
@@ -20,45 +20,28 @@ from surefoot.step import direct, smooth
 
 
 @dataclass(frozen=True)
-class Reduced(Geometry):
+class Reduced(Completed):
     """A norm that is the largest of the rows': of the rows here, or, where that is known, of all rows.
 
     Args:
-        of: the norm.
+        norm_of: the norm.
         asked: the norms of the rows here, in the order in which a scheme asked for them.
         known: those of all rows, if they are known already.
     """
 
-    of: Geometry
     asked: list[Tensor] = field(default_factory=list)
     known: Iterator[Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ndim", self.of.ndim)
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Those of the norm."""
-        return self.of.couples
 
     def norm(self, w: Tensor) -> Tensor:
         """Of all rows if it is known; else of those here, which is remembered."""
         if self.known is not None:
             return next(self.known)
-        self.asked.append(self.of.norm(w))
+        self.asked.append(self.norm_of.norm(w))
         return self.asked[-1]
 
     def is_zero(self, w: Tensor) -> Tensor:
         """Whether all rows are zero."""
         return self.norm(w)[(..., *(None,) * self.ndim)] == 0
-
-    def direction(self, g: Tensor) -> Tensor:
-        """Never asked for: a scheme is given it."""
-        raise NotImplementedError
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Row by row."""
-        return self.of.project(w, radius, cache)
 
 
 def step_by_rows(shards: list[Shard], groups: dict[Tensor, dict[str, Any]], precision: Precision) -> None:
@@ -108,7 +91,9 @@ class _Table:
     def _longest(self, ball: Geometry) -> float:
         """The largest norm of a direction, in the norm that is reduced."""
         assert isinstance(ball, Reduced)
-        return self._placement.role.geometry.direction_norm_bound(ball.of, tuple(self._blocks.weights[0].shape))
+        return ChangeBounds.of(self._placement.role.geometry).direction_norm_bound(
+            ball.norm_of, tuple(self._blocks.weights[0].shape)
+        )
 
     def ask(self) -> list[Tensor]:
         """What the scheme asks of the rows here."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, Tangents
 from surefoot.geometry.constraints import Constraint
 from surefoot.linalg import device
 
@@ -59,7 +59,7 @@ class Stabiliser(ABC):
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
         keeps = self.constraint(geometry, ball, w.shape)
-        return {} if keeps is None else geometry.init_tangent(w, keeps)
+        return {} if keeps is None else Tangents.of(geometry).init_tangent(w, keeps)
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """What a step under geometry keeps to first order of a weight of this shape; None: any step will do."""
@@ -89,7 +89,8 @@ class Stabiliser(ABC):
         """
         if (keeps := self.constraint(geometry, ball, w.shape)) is None:
             return geometry.direction(m), cache
-        return geometry.tangent(w, m, keeps, self.init_state(w, geometry, ball) if cache is None else cache)
+        cache = self.init_state(w, geometry, ball) if cache is None else cache
+        return Tangents.of(geometry).tangent(w, m, keeps, cache)
 
     @abstractmethod
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:

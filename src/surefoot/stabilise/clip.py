@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count, require_positive
@@ -76,12 +76,12 @@ class PostClip(Ball):
         reach = eta * known.longest(ball)
         running, inside = known.upper, torch.tensor(self.radius)
         if ball.costly:  # the bound at the first step, see `RunningBound.init_state`; it grows by rounding, too
-            first = torch.full_like(running, inf) if device.on_cpu(w) else ball.certificate(w)
+            first = torch.full_like(running, inf) if device.on_cpu(w) else NormBounds.of(ball).certificate(w)
             running = known.cache.get("upper", first) * (1 + 1e-5)
             if not device.on_cpu(w):
-                return reach + (torch.maximum(running, ball.certificate(w)) + reach - self.radius).clamp_min(0)
+                return reach + (running.maximum(NormBounds.of(ball).certificate(w)) + reach - self.radius).clamp_min(0)
             inside = self.radius - RunningBound.margin(self.radius, reach, self.period)
-        back = ball.clip_change_bound((known.upper - inside).clamp_min(0), reach)
+        back = ChangeBounds.of(ball).clip_change_bound((known.upper - inside).clamp_min(0), reach)
         return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
@@ -173,14 +173,14 @@ class Rescale(Ball):
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then scale down."""
         stepped = along(w, d, eta, into=w)
-        _, upper, cache = ball.bounds(stepped, cache)
+        _, upper, cache = NormBounds.of(ball).bounds(stepped, cache)
         scale = (self.radius / expand(upper, ball).clamp_min(self.radius)).to(w.dtype)
         return stepped * scale, cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the way back."""
         reach, tight = eta * known.longest(ball), 1.0 if device.on_cpu(w) else 1.02
-        return reach + (ball.bounds(w)[1] + reach - self.radius / tight).clamp_min(0)
+        return reach + (NormBounds.of(ball).bounds(w)[1] + reach - self.radius / tight).clamp_min(0)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= radius`, by rescaling."""

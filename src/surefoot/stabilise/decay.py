@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
 from surefoot.stabilise.base import (
@@ -140,7 +140,7 @@ class PreDecay(Decay):
         """Shrink the norm, step, and clip what a long direction left outside."""
         largest = largest_step(eta, ball)
         keep = remaining(largest, self.rate)
-        shrunk, norm = ball.shrink(w, keep)
+        shrunk, norm = NormBounds.of(ball).shrink(w, keep)
         moved, norm = along(shrunk, d, eta, into=shrunk), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)

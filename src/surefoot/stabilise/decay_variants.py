@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
@@ -67,9 +67,10 @@ class CautiousDecay(Stabiliser):
         columns = float(torch.linalg.vector_norm(w, dim=-2).max()) if ball.ndim > 1 else inf
         whole = float(torch.linalg.vector_norm(w, dim=tuple(range(-ball.ndim, 0))).max())
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
-        decayed = torch.full_like(change, min(ball.norm_bound(sizes, shape), torch.finfo(change.dtype).max))
+        most = ChangeBounds.of(ball).norm_bound(sizes, shape)
+        decayed = torch.full_like(change, min(most, torch.finfo(change.dtype).max))
         if isinstance(ball, ScaledSpectral):
-            decayed = decayed.minimum((ball.bounds(w.abs())[1] + known.upper) / 2)
+            decayed = decayed.minimum((NormBounds.of(ball).bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import MeanOperator, RowRMS, lp_balls
-from surefoot.geometry.base import Cache, Eta, Geometry
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, Tangents
 from surefoot.geometry.constraints import Constraint, SameLengths
 from surefoot.geometry.sizes import Sizes
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
@@ -62,7 +62,7 @@ class _Lengths(Stabiliser):
         if self.radius is None:
             return now
         vectors = max(1, w.shape[-3 - self.dim])  # rows for -1, columns for -2
-        return torch.where(now > 0, self.radius * ball.root_square(w.shape) / math.sqrt(vectors), 0)
+        return torch.where(now > 0, self.radius * Tangents.of(ball).root_square(w.shape) / math.sqrt(vectors), 0)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, orthogonal to the vectors, and the way back: by their factors, or by the lengths that they lose."""
@@ -80,8 +80,8 @@ class _Lengths(Stabiliser):
         reach = eta * known.longest(ball)
         ways = (
             _largest(factor) * (known.upper + reach),
-            _largest(gap) * ball.norm_bound(one.within(shape), shape),
-            gap.square().sum(-1).sqrt() * ball.norm_bound(Sizes(whole=1.0).within(shape), shape),
+            _largest(gap) * ChangeBounds.of(ball).norm_bound(one.within(shape), shape),
+            gap.square().sum(-1).sqrt() * ChangeBounds.of(ball).norm_bound(Sizes(whole=1.0).within(shape), shape),
         )
         return reach + torch.stack(ways).amin(0)
 
@@ -173,11 +173,11 @@ class Stiefel(Ball):
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """Equal singular values, or lengths of rows."""
-        return ball.extremes(self.radius, shape)
+        return Tangents.of(ball).extremes(self.radius, shape)
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then the nearest point of the manifold."""
-        there = ball.retract(along(w, d, eta)) * self.radius
+        there = Tangents.of(ball).retract(along(w, d, eta)) * self.radius
         return torch.where((w != 0).any(tuple(range(-ball.ndim, 0)), keepdim=True), there, w), cache
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
@@ -190,7 +190,7 @@ class Stiefel(Ball):
         The way is as long as the singular value (the row) that is furthest from the radius after the step is from it: a
         step lifts those that are 0, too, and then they become the radius at once.
         """
-        least, most = ball.spread(w)
+        least, most = Tangents.of(ball).spread(w)
         away = torch.maximum(most - self.radius, self.radius - least)
         reach = eta * known.longest(ball) * (most / self.radius).clamp_min(1)  # the closed form turns w as it is
         change = torch.minimum(2 * reach + away, known.upper + self.radius * (1 + 1e-4))

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Eta, Geometry, expand
+from surefoot.geometry.base import Eta, Geometry, NormBounds, expand
 from surefoot.linalg import device
 from surefoot.linalg.matmul_precision import full_precision
 from surefoot.momentum import State
@@ -63,7 +63,7 @@ class RunningBound:
         if not geometry.costly:
             return {}
         unknown = w.new_full(w.shape[: -geometry.ndim], math.inf)
-        return {"upper": unknown if device.on_cpu(w) else geometry.certificate(w)}
+        return {"upper": unknown if device.on_cpu(w) else NormBounds.of(geometry).certificate(w)}
 
     @staticmethod
     def enforce(
@@ -94,7 +94,8 @@ class RunningBound:
         rounding = math.sqrt(min(w.shape[-geometry.ndim :])) * torch.finfo(w.dtype).eps
         upper = torch.where(eta > 0, state["upper"] * (1 + 2 * rounding) + reach, state["upper"])
         if not device.on_cpu(w):
-            upper = torch.minimum(geometry.quick_bound(w), upper if math.isfinite(longest) else geometry.certificate(w))
+            bounds = NormBounds.of(geometry)
+            upper = torch.minimum(bounds.quick_bound(w), upper if math.isfinite(longest) else bounds.certificate(w))
             scaled = w * expand(torch.where(eta > 0, radius / upper.clamp_min(radius), 1), geometry)
             held = torch.where(upper > radius, radius * (1 + 4 * rounding), upper)
             return scaled, {**state, "upper": torch.where(eta > 0, held, state["upper"])}
@@ -157,7 +158,7 @@ class RunningBound:
             )
             self._announced = True
         if due or (params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            uppers = [geometry.certificate(w) for w in weights]
+            uppers = [NormBounds.of(geometry).certificate(w) for w in weights]
         elif any(self._versions.get(p) != p._version for p in params):
             uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
         else:
@@ -227,5 +228,5 @@ def _hashes(count: int, where: torch.device) -> Tensor:
 
 def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
     """upper where it is certain to bound w, to `SLACK`; elsewhere inf, on an accelerator a certificate."""
-    other = math.inf if device.on_cpu(w) else geometry.certificate(w)
-    return torch.where(geometry.is_below(w, upper * (1 + SLACK)), upper, other)
+    other = math.inf if device.on_cpu(w) else NormBounds.of(geometry).certificate(w)
+    return torch.where(NormBounds.of(geometry).is_below(w, upper * (1 + SLACK)), upper, other)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import RMS, Frobenius, lp_balls
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
@@ -62,7 +62,7 @@ class Normalise(Stabiliser):
             return back_to_sphere(w, reach, self.radius, ball)
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
-        both = known.upper + target * self.norm.direction_norm_bound(ball, tuple(w.shape))
+        both = known.upper + target * ChangeBounds.of(self.norm).direction_norm_bound(ball, tuple(w.shape))
         if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
             values = finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape)
             share = target / torch.where(now == 0, 1, now)
@@ -71,7 +71,7 @@ class Normalise(Stabiliser):
         along_w = torch.full_like(now, own)
         if isinstance(self.norm, Frobenius | RMS):  # `<w, d>` is at most the dual norm, which may be less than lengths
             square = _length(w, ball).flatten(-ball.ndim)[..., 0].square()
-            along_w = along_w.minimum(now * reach * ball.dual(w) / torch.where(square == 0, 1, square))
+            along_w = along_w.minimum(now * reach * ChangeBounds.of(ball).dual(w) / torch.where(square == 0, 1, square))
         return back_to_other(now, own, along_w, target, reach, known.upper).minimum(both)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
@@ -113,7 +113,8 @@ class Hyperball(Stabiliser):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The chord of the largest angle, `asin(eta)`, which may be of rank one; at most both weights."""
         now = _length(w, ball).flatten(-ball.ndim)[..., 0].to(known.upper.dtype)
-        longest = ball.norm_bound(Sizes(whole=1.0).within(tuple(w.shape[-ball.ndim :])), tuple(w.shape)) * now
+        one = Sizes(whole=1.0).within(tuple(w.shape[-ball.ndim :]))
+        longest = ChangeBounds.of(ball).norm_bound(one, tuple(w.shape)) * now
         chord = 2 * math.sin(math.asin(eta) / 2) if eta < 1 else 2.0
         return torch.minimum(chord * longest, known.upper + longest)
 
@@ -166,7 +167,9 @@ class SpectralSphere(Ball):
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
     """The step's result with norm radius, or with w's; w where it is zero or would become so."""
     after = expand(sphere.norm(stepped), sphere)
-    target = expand(sphere.norm(w), sphere) if radius is None else radius * (~sphere.is_zero(w)).to(after.dtype)
+    if radius is None:
+        return scaled_to(stepped, w, after, expand(sphere.norm(w), sphere))
+    target = radius * (~NormBounds.of(sphere).is_zero(w)).to(after.dtype)
     return scaled_to(stepped, w, after, target)
 
 

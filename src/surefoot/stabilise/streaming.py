@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Geometry, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, NormBounds, NormEstimates, expand
 from surefoot.stabilise.base import Ball, Decay, Known, Limit, Moved, along, largest_step, remaining, require_count
 
 
@@ -39,17 +39,18 @@ class StreamingPostClip(Ball):
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """Singular-vector estimates, where the weight's norm is costly."""
-        return ball.init_vectors(w, self.vectors)
+        return NormEstimates.of(ball).init_vectors(w, self.vectors)
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then clip on the span of the vectors."""
-        cache = ball.init_vectors(w, self.vectors) if cache is None else cache
-        return ball.clip_leading(along(w, d, eta, into=w), self.radius, cache)
+        cache = NormEstimates.of(ball).init_vectors(w, self.vectors) if cache is None else cache
+        return NormEstimates.of(ball).clip_leading(along(w, d, eta, into=w), self.radius, cache)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and all that is outside the ball: the vectors may have missed it so far."""
         reach = eta * known.longest(ball)
-        return ball.clip_change_bound((ball.bounds(w)[1] - self.radius).clamp_min(0), reach)
+        excess = (NormBounds.of(ball).bounds(w)[1] - self.radius).clamp_min(0)
+        return ChangeBounds.of(ball).clip_change_bound(excess, reach)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """The radius, without a guarantee."""
@@ -81,7 +82,7 @@ class StreamingPreDecay(Decay):
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
         """Singular-vector estimates, where the weight's norm is costly."""
-        return ball.init_vectors(w, self.vectors)
+        return NormEstimates.of(ball).init_vectors(w, self.vectors)
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
@@ -89,15 +90,15 @@ class StreamingPreDecay(Decay):
         return along(clipped, d, eta, into=clipped), cache
 
     def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> tuple[Tensor, dict[str, Tensor]]:
-        cache = ball.init_vectors(w, self.vectors) if cache is None else cache
-        norm, cache = ball.estimate_norm(w, cache)
+        cache = NormEstimates.of(ball).init_vectors(w, self.vectors) if cache is None else cache
+        norm, cache = NormEstimates.of(ball).estimate_norm(w, cache)
         limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
-        return ball.clip_leading(w, limit, cache)
+        return NormEstimates.of(ball).clip_leading(w, limit, cache)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the decay, which is known: the next vectors may find more than the estimate."""
         kept = dict(known.cache) or None
-        return eta * known.longest(ball) + ball.bounds(self._decayed(w, eta, ball, kept)[0] - w)[1]
+        return eta * known.longest(ball) + NormBounds.of(ball).bounds(self._decayed(w, eta, ball, kept)[0] - w)[1]
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`1 / rate`, without a guarantee."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Geometry
+from surefoot.geometry.base import Geometry, NormBounds
 
 PIECES = 256
 """Of the interval over which a maximum is bounded piece by piece; the bound exceeds it by about 1/256."""
@@ -13,7 +13,7 @@ PIECES = 256
 
 def back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
     """Bound on the change by a step of norm reach and a rescaling of the same norm; a zero weight stays."""
-    lower, upper, _ = ball.bounds(w)
+    lower, upper, _ = NormBounds.of(ball).bounds(w)
     off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
     return torch.where(upper == 0, 0, off + 2 * reach)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Extent, Geometry, expand
+from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, expand
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
@@ -23,7 +23,7 @@ Taken = tuple[Tensor, dict[str, Tensor]]
 """A direction, and what it remembers for the next step."""
 
 
-class Adaptive(Geometry):
+class Adaptive(Around):
     """A norm whose direction is changed: rescaled by its history, by the gradient's size, or against the weight.
 
     A subclass is a frozen dataclass with the field `norm_of`, the norm whose direction it changes, and defines `take`.
@@ -43,8 +43,6 @@ class Adaptive(Geometry):
 
     owned: ClassVar[tuple[str, ...]] = ()
     """What is remembered by the process alone that steps a matrix, where several hold it."""
-
-    norm_of: Geometry
 
     @abstractmethod
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
@@ -67,7 +65,7 @@ class Adaptive(Geometry):
 
     def init_memory(self, w: Tensor) -> dict[str, Tensor]:
         """That of `norm_of`."""
-        return self.norm_of.init_memory(w)
+        return self.norm_of.init_memory(w) if isinstance(self.norm_of, Adaptive) else {}
 
     @property
     def changes(self) -> tuple[Adaptive, ...]:
@@ -77,24 +75,7 @@ class Adaptive(Geometry):
     @property
     def plain(self) -> Geometry:
         """The norm without any change."""
-        return self.norm_of.plain
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Those of `norm_of`."""
-        return self.norm_of.couples
-
-    def norm(self, w: Tensor) -> Tensor:
-        """That of `norm_of`."""
-        return self.norm_of.norm(w)
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """That of `norm_of`."""
-        return self.norm_of.project(w, radius, cache)
-
-    def direction(self, g: Tensor) -> Tensor:
-        """That of `norm_of`, before any change."""
-        return self.norm_of.direction(g)
+        return self.changes[-1].norm_of
 
     def tangent(
         self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
@@ -160,8 +141,7 @@ class RMSScaled(Adaptive):
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
         """The direction times `rms(m)`, of entries `|m|`; under Euclidean norms of vectors m times a number."""
         norm = self.norm_of
-        plain = isinstance(norm, VectorGeometry) and type(norm).direction is VectorGeometry.direction
-        if isinstance(norm, VectorGeometry) and plain and norm.exponent == 2 and m.numel():
+        if isinstance(norm, VectorGeometry) and not norm._redirected and norm.exponent == 2 and m.numel():
             return m * (1 / (norm.scale(m.shape) * math.sqrt(m.shape[norm.dim]))), memory
         (d, memory), dims = self.inner(w, m, active, memory), tuple(self.norm_of.couples)
         if not dims or not m.numel():
@@ -176,7 +156,11 @@ class RMSScaled(Adaptive):
         columns, rows = max(1, shape[-1]), max(1, math.prod(shape))
         over = {frozenset[int](): known.entry, frozenset({-1}): known.row / math.sqrt(columns)}
         length = over.get(dims, known.whole / math.sqrt(rows))
-        return ROUNDED * length * self.norm_of.direction_norm_bound(norm, shape) if math.prod(shape) else 0.0
+        return (
+            ROUNDED * length * ChangeBounds.of(self.norm_of).direction_norm_bound(norm, shape)
+            if math.prod(shape)
+            else 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -215,9 +199,9 @@ class RadialBrake(Adaptive):
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """That of the direction, and of what is taken back: at most as long as it in the Frobenius norm."""
-        sizes = self.norm_of.direction_sizes(shape, smoothed)
-        own = self.norm_of.direction_norm_bound(norm, shape, smoothed)
-        back = norm.norm_bound(Sizes(whole=sizes.within(shape).whole).within(shape), shape)
+        step = ChangeBounds.of(self.norm_of)
+        sizes, own = step.direction_sizes(shape, smoothed), step.direction_norm_bound(norm, shape, smoothed)
+        back = ChangeBounds.of(norm).norm_bound(Sizes(whole=sizes.within(shape).whole).within(shape), shape)
         return own + (1 - self.keep) * back
 
 

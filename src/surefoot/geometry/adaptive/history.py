@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive.base import Adaptive, Taken
-from surefoot.geometry.base import Geometry
+from surefoot.geometry.base import ChangeBounds, Geometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 from surefoot.linalg.max_abs import max_abs_or_one
@@ -61,8 +61,8 @@ class NormalisedRows(Adaptive):
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """From the Frobenius norm alone: a row that was short may now have all of it."""
-        whole = self.norm_of.direction_sizes(shape, smoothed).within(shape).whole * ROUNDED
-        return norm.norm_bound(Sizes(whole=whole).within(shape), shape)
+        whole = ChangeBounds.of(self.norm_of).direction_sizes(shape, smoothed).within(shape).whole * ROUNDED
+        return ChangeBounds.of(norm).norm_bound(Sizes(whole=whole).within(shape), shape)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Oblique(Adaptive):
         """From rows or columns of entries of RMS 0.2."""
         length = [0.2 * math.sqrt(n) * ROUNDED for n in shape[-2:]]
         sizes = (Sizes(column=length[0]), Sizes(row=length[1]))
-        return max(norm.norm_bound(size.within(shape), shape) for size in sizes)
+        return max(ChangeBounds.of(norm).norm_bound(size.within(shape), shape) for size in sizes)
 
 
 def _tangent(w: Tensor, m: Tensor, dim: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive.base import ROUNDED, Adaptive, Taken
-from surefoot.geometry.base import Geometry
+from surefoot.geometry.base import ChangeBounds, Geometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 
@@ -69,4 +69,4 @@ class MeanLookahead(Adaptive):
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """That of the direction over `1 - ahead`."""
-        return ROUNDED * self.norm_of.direction_norm_bound(norm, shape, smoothed) / (1 - self.ahead)
+        return ROUNDED * ChangeBounds.of(self.norm_of).direction_norm_bound(norm, shape, smoothed) / (1 - self.ahead)

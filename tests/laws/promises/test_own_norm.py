@@ -1,0 +1,54 @@
+"""A norm of a user's own, four methods: what schemes need beyond them follows, or is named."""
+
+import pytest
+import torch
+
+import surefoot as sf
+from laws.schemes import EVERY
+from surefoot.geometry.base import Tangents
+
+
+class HalfMaximum(sf.Geometry):
+    """Four methods and no part."""
+
+    couples = frozenset()
+
+    def norm(self, w):
+        return 2 * w.abs().amax((-2, -1))
+
+    def direction(self, g):
+        return g.sign() / 2
+
+    def project(self, w, radius, cache=None):
+        return w.clamp(-radius / 2, radius / 2), cache
+
+
+@pytest.mark.parametrize("scheme", EVERY, ids=repr)
+def test_a_norm_of_four_methods_works_under_every_scheme(scheme):
+    """What more a scheme needs follows from them; the monitor's numbers, too."""
+    layer = torch.nn.Linear(6, 4, bias=False)
+    optimizer = sf.SteepestDescent([{"params": [layer.weight], "role": own(scheme)}], lr=0.1)
+    for _ in range(3):
+        layer.weight.grad = torch.randn(4, 6)
+        bound = next(iter(optimizer.stability().values()))["update_upper"]
+        before = layer.weight.detach().clone()
+        optimizer.step()
+        change = float(HalfMaximum().norm(layer.weight.detach() - before))
+        assert change <= bound
+        assert change > 0 or isinstance(scheme, sf.Stiefel)  # whose points under this norm are the signs alone
+
+
+def own(scheme):
+    return sf.Role("mine", HalfMaximum(), stabiliser=scheme)
+
+
+def test_a_method_of_a_part_that_the_norm_does_not_derive_from_is_refused():
+    """It would be passed over."""
+
+    class Certified(HalfMaximum):
+        def certificate(self, w):
+            return 2 * self.norm(w)
+
+    with pytest.raises(TypeError, match=r"Certified.* defines `certificate`: derive it from `NormBounds`"):
+        sf.check(Certified())
+    assert Tangents.of(Certified()).ndim == 2
