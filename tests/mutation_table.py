@@ -215,7 +215,7 @@ MUTATIONS = (
         "step.py",
         "longest = partial(ChangeBounds.of(role.geometry).direction_norm_bound,",
         "longest = partial(ChangeBounds.of(ball).direction_norm_bound,",
-        STABILISERS,
+        "tests/laws/test_running_bound.py",
     ),
     Mutation("sphere's multiplier of the wrong sign", "linalg/tangent.py", "x - step * h", "x + step * h", TANGENT),
     Mutation(

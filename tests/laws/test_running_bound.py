@@ -142,6 +142,19 @@ def test_a_users_costly_norm_is_bounded_without_more_code(device):
     assert len(projections) <= 8
 
 
+@pytest.mark.parametrize("period", [4, None])
+def test_steps_of_another_norm_count_by_their_length_in_the_weights(period):
+    """A Frobenius step of norm 1 is four times as long in the spectral norm, where the gradient has rank one."""
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16, bias=False)
+    role = sf.Role("mine", sf.Frobenius(), weight_norm=sf.Spectral(), stabiliser=sf.PostClip(RADIUS, period))
+    optimizer = sf.SteepestDescent([{"params": [layer.weight], "role": role}], lr=0.05)
+    for _ in range(40):
+        layer.weight.grad = -torch.ones(16, 16)
+        optimizer.step()
+        assert float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) <= RADIUS * (1 + 1e-4)
+
+
 def test_after_a_step_of_unknown_norm_the_weight_is_certified_at_once(accelerator):
     """An orthogonal matrix: by its Frobenius norm, four times the other, it would be scaled down for nothing."""
     w = torch.linalg.qr(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))).Q

@@ -14,7 +14,10 @@ from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
 from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.maxima import largest_rms
 
-hf = pytest.importorskip("transformers")
+
+def hf():
+    """The library transformers, where it is installed; else the test is skipped."""
+    return pytest.importorskip("transformers")
 
 
 TOKENS = torch.arange(32).reshape(2, 16)
@@ -57,12 +60,12 @@ def config(kind: type, **options):
 
 
 FOREIGN = {
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_head=4, n_layer=1, vocab_size=32)),
-    "llama": lambda: hf.LlamaForCausalLM(config(hf.LlamaConfig, intermediate_size=24, num_key_value_heads=2)),
-    "phi3": lambda: hf.Phi3ForCausalLM(config(hf.Phi3Config, intermediate_size=24, num_key_value_heads=2)),
-    "neox": lambda: hf.GPTNeoXForCausalLM(config(hf.GPTNeoXConfig, intermediate_size=24)),
-    "phi": lambda: hf.PhiForCausalLM(config(hf.PhiConfig, intermediate_size=24)),
-    "bert": lambda: hf.BertForMaskedLM(config(hf.BertConfig, intermediate_size=24)),
+    "gpt2": lambda: hf().GPT2LMHeadModel(hf().GPT2Config(n_embd=16, n_head=4, n_layer=1, vocab_size=32)),
+    "llama": lambda: hf().LlamaForCausalLM(config(hf().LlamaConfig, intermediate_size=24, num_key_value_heads=2)),
+    "phi3": lambda: hf().Phi3ForCausalLM(config(hf().Phi3Config, intermediate_size=24, num_key_value_heads=2)),
+    "neox": lambda: hf().GPTNeoXForCausalLM(config(hf().GPTNeoXConfig, intermediate_size=24)),
+    "phi": lambda: hf().PhiForCausalLM(config(hf().PhiConfig, intermediate_size=24)),
+    "bert": lambda: hf().BertForMaskedLM(config(hf().BertConfig, intermediate_size=24)),
     "gpt": lambda: reference("gpt", 32),
     "biased": lambda: GPT(GPTConfig(Size(32, 1, 16, 32), biases="all")),
     "reference llama": lambda: reference("llama", 32),
@@ -163,7 +166,7 @@ def test_attention_is_bounded(family):
 
 def test_attention_that_adds_its_input_has_no_bound():
     sizes = {"vocab_size": 32, "hidden_size": 16, "n_layer": 1, "n_head": 4}
-    model = hf.BloomForCausalLM(hf.BloomConfig(**sizes))
+    model = hf().BloomForCausalLM(hf().BloomConfig(**sizes))
     name = "transformer.h.0.self_attention"
     numbers = sf.measure(model, TOKENS, plan=sf.Plan.of(model), names=[name])[name]
     assert numbers["forward"] > 0.9  # that of the input, as the weights are near 0
