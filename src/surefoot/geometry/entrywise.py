@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Around, Cache, ChangeBounds
+from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import ROUNDED, MeanGeometry, VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
@@ -127,7 +127,11 @@ class Identity(Around):
     """
 
     ndim = 1
-    norm_of = MaxNorm()
+
+    @property
+    def norm_of(self) -> Geometry:  # type: ignore[override]
+        """For metrics, the largest entry."""
+        return MaxNorm()
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the argument."""
