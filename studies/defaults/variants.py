@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surefoot import recipes
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size
-from surefoot.experiment.training.baselines import gpt2_, torch_
+from surefoot.experiment.training.initial_values import gpt2_, torch_
 from surefoot.experiment.training.methods import AdamW, Initialise, Method, Steepest
 from surefoot.geometry import Identity
 from surefoot.momentum import Adam, Momentum

@@ -11,9 +11,9 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.experiment.training.baselines import gpt2_, torch_
+from surefoot.experiment.training.initial_values import gpt2_, torch_
 from surefoot.experiment.training.methods import MUP_BASE_WIDTH, AdamW, Method, MupAdamW, Steepest
-from surefoot.recipes.table import build
+from surefoot.recipes.recipe import build
 from surefoot.stabilise import Stabiliser
 
 Point = Mapping[str, Any]

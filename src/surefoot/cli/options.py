@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from surefoot.cli.elsewhere import device_elsewhere, slurm_option
-from surefoot.cli.elsewhere import executor as executor
+from surefoot.cli.executor import device_elsewhere, slurm_option
+from surefoot.cli.executor import executor as executor
 from surefoot.experiment.data.source import absolute
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_own, published_name, refuse_other
 from surefoot.experiment.training import config, numbers

@@ -14,6 +14,7 @@ from surefoot.recipes.known import (
     sign_natural,
     sign_sgd,
 )
+from surefoot.recipes.recipe import Recipe
 from surefoot.recipes.related import (
     mano,
     moonlight,
@@ -27,7 +28,6 @@ from surefoot.recipes.related import (
     wion,
 )
 from surefoot.recipes.steady import steady, steady_bounded, steady_soap
-from surefoot.recipes.table import Recipe
 
 __all__ = [
     "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",

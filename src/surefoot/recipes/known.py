@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from surefoot.geometry import RMS, Frobenius, Geometry, HeadRMS, Identity, MaxNorm, MeanOperator, RowMean, VectorMean
 from surefoot.momentum import Adam, Momentum
-from surefoot.recipes.table import Recipe, build
+from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
 from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, Normalise, Stabiliser, WeightDecay
 

@@ -10,7 +10,7 @@ from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MeanOperator, N
 from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.momentum.preconditioning import Whitened
 from surefoot.recipes.known import beyond_mup, lion, muon
-from surefoot.recipes.table import Recipe, build
+from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, LongerSide, Moonlight, RootFanIn
 from surefoot.stabilise import DecoupledWeightDecay, Free, PostClip, Stabiliser, StreamingPostClip
 

@@ -14,7 +14,7 @@ from surefoot.momentum.preconditioning import RowAdam
 from surefoot.momentum.soap import SOAP
 from surefoot.recipes.depth import DepthRule
 from surefoot.recipes.horizon import HorizonRule
-from surefoot.recipes.table import Recipe
+from surefoot.recipes.recipe import Recipe
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip, Stabiliser

@@ -10,7 +10,7 @@ from surefoot.experiment.coordcheck import evaluate, measure
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.models import sizes
 from surefoot.experiment.models.decoder import REFERENCES, reference
-from surefoot.experiment.training import baselines, methods, names
+from surefoot.experiment.training import initial_values, methods, names
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
@@ -51,7 +51,7 @@ def test_every_method_initialises_by_seed_and_takes_a_step(name, corpus):
     assert all(bool(p.isfinite().all()) for p in runs[0].model.parameters())
 
 
-@pytest.mark.parametrize("initialise", [baselines.torch_, baselines.gpt2_])
+@pytest.mark.parametrize("initialise", [initial_values.torch_, initial_values.gpt2_])
 def test_initial_values_leave_the_global_generator_alone(initialise):
     model = reference("gpt", 32)
     state = torch.get_rng_state()
@@ -61,7 +61,7 @@ def test_initial_values_leave_the_global_generator_alone(initialise):
 
 def test_torch_initial_values_have_torchs_distribution():
     ours, torchs = reference("gpt", 128), reference("gpt", 128)
-    baselines.torch_(ours, 0)
+    initial_values.torch_(ours, 0)
     for (name, p), q in zip(ours.named_parameters(), torchs.parameters(), strict=True):
         assert not torch.equal(p, q) or p.ndim == 1, name
         assert float(p.detach().std()) == pytest.approx(float(q.detach().std()), rel=0.03, abs=1e-6), name
@@ -71,7 +71,7 @@ def test_torch_initial_values_have_torchs_distribution():
 
 def test_gpt2_initial_values_shrink_what_adds_to_the_residual_stream():
     model = reference("llama", 128, depth=8)
-    baselines.gpt2_(model, 0)
+    initial_values.gpt2_(model, 0)
     for name, p in model.named_parameters():
         expected = 0.02 / 4 if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
         if p.ndim == 2:
@@ -80,13 +80,13 @@ def test_gpt2_initial_values_shrink_what_adds_to_the_residual_stream():
 
 def test_a_tied_head_starts_as_the_embedding():
     model = reference("gpt", 64, head="tied")
-    baselines.torch_(model, 0)
+    initial_values.torch_(model, 0)
     assert float(model.head.weight.detach().std()) == pytest.approx(1.0, rel=0.05)
 
 
 def test_baselines_refuse_other_modules():
     with pytest.raises(ValueError, match=r"^0 is a Conv1d"):
-        baselines.torch_(nn.Sequential(nn.Conv1d(2, 2, 1)), 0)
+        initial_values.torch_(nn.Sequential(nn.Conv1d(2, 2, 1)), 0)
 
 
 def test_adamw_decays_matrices_only():
@@ -112,7 +112,7 @@ def test_mup_is_adamw_at_its_base_width():
     model, other = reference("gpt", 64), reference("gpt", 64)
     method = methods.MupAdamW(base_width=64)
     method.initialise_(model, 3)
-    baselines.torch_(other, 3)
+    initial_values.torch_(other, 3)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
     assert {group["lr"] for group in method.optimizer(model, 0.5).param_groups} == {0.5}
 

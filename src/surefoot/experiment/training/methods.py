@@ -13,7 +13,7 @@ from torch import nn
 
 from surefoot import recipes, stabilise
 from surefoot.experiment.training import names
-from surefoot.experiment.training.baselines import mup_, mup_kinds, torch_, width_of
+from surefoot.experiment.training.initial_values import mup_, mup_kinds, torch_, width_of
 from surefoot.momentum import Adam, Momentum
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan

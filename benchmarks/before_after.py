@@ -1,6 +1,6 @@
 """Whole steps of this tree beside those of another, alternating in one process: what did a change cost?
 
-    git worktree add ../before COMMIT; python benchmarks/against.py ../before/src/surefoot
+    git worktree add ../before COMMIT; python benchmarks/before_after.py ../before/src/surefoot
 
 The other package is imported under a name of its own. Rates, shapes and schemes are those of `step.py`.
 """
