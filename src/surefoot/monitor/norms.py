@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import HeadRMS
-from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, NormEstimates
+from surefoot.geometry.base import Cache, ChangeBounds, Extent, Geometry, NormBounds, NormEstimates
 from surefoot.linalg import device
 from surefoot.monitor.head_loss import loss_bound, spread
 from surefoot.plan import Placement
@@ -125,7 +125,7 @@ def _of_block(
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
         apart = spread(w)
-        if eta > 0 and isinstance(stabiliser, _SHRINKING):
+        if eta > 0 and isinstance(stabiliser, _SHRINKING) and stabiliser.extent == Extent.ENTRY:
             rounded = torch.finfo(w.dtype).eps * upper  # of the rows, which may be far larger than what they differ by
             change = change.minimum(stabiliser.largest_change(w, eta, geometry, replace(known, upper=apart)) + rounded)
         for own, weight, s, moved in zip(numbers, w, apart.tolist(), change.tolist(), strict=True):
