@@ -32,8 +32,7 @@ from torch import Tensor
 import surefoot as sf
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports.style import markdown
-from surefoot.linalg.backend import choose_ops
-from surefoot.linalg.ops import TORCH
+from surefoot.linalg.ops import TORCH, choose_ops
 from surefoot.linalg.polar import METHODS
 
 Shape = tuple[int, int]

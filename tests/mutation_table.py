@@ -116,11 +116,7 @@ MUTATIONS = (
         PROJECTION,
     ),
     Mutation(
-        "flags restored too early",
-        "linalg/matmul_precision.py",
-        "while _replaced and not _users:",
-        "while _replaced:",
-        PRECISION,
+        "flags restored too early", "linalg/device.py", "while _replaced and not _users:", "while _replaced:", PRECISION
     ),
     Mutation("few long rows in float32", "linalg/ops.py", "FLOAT64_ROWS = 16", "FLOAT64_ROWS = 0", MSIGN),
     Mutation(

@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import ChangeBounds, Eta, Extent
 from surefoot.linalg import device
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser

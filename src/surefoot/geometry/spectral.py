@@ -17,7 +17,7 @@ from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.polar import msign, require_method
 from surefoot.linalg.power_iteration import clip_leading, power_iteration, random_vectors
 from surefoot.linalg.small_eigh import finite_only

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 
 BLOCK = 64

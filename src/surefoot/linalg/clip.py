@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg.bounds import gram_is_below, is_below, unit_gram
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.polar import msign
 from surefoot.linalg.small_eigh import finite_only

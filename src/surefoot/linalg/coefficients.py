@@ -12,7 +12,7 @@ NEWTON_SCHULZ: tuple[Quintic, ...] = ((3.4445, -4.7750, 2.0315),) * 5
 
 # N. Amsel, D. Persson, C. Musco, R. M. Gower, "The Polar Express", 2025, list for l = 1e-3: the minimax odd
 # quintic of each step, given the interval that the steps before it leave.
-_POLAR_EXPRESS: tuple[Quintic, ...] = (
+_MINIMAX: tuple[Quintic, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
     (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
@@ -20,22 +20,12 @@ _POLAR_EXPRESS: tuple[Quintic, ...] = (
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
 )
-_CLOSING: Quintic = (1.875, -1.25, 0.375)
-"""The classical quintic, tangent to 1 at 1: it removes what rounding and the minimax ripple leave."""
-
-
-def polar_express(closing: int) -> tuple[Quintic, ...]:
-    """Coefficients of Polar Express: six minimax steps, damped by 1 % against rounding, then classical ones.
-
-    Args:
-        closing: number of classical steps.
-
-    Returns:
-        `6 + closing` steps.
-    """
-    damped = tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS)
-    return damped + (_CLOSING,) * closing
-
+POLAR_EXPRESS: tuple[Quintic, ...] = (
+    *((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _MINIMAX),
+    *((1.875, -1.25, 0.375),) * 2,
+)
+"""Six minimax steps, damped by 1 % against rounding, then two of the classical quintic, tangent to 1 at 1: it removes
+what rounding and the minimax ripple leave."""
 
 POLAR_EXPRESS_FP16: tuple[Quintic, ...] = (
     (8.300666943488281, -24.037544230253616, 17.466133545669692),

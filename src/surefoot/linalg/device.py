@@ -1,9 +1,20 @@
-"""Code that must not wait for an accelerator: which tensors may be branched on, and numbers made on the device."""
+"""What depends on the device and on the process's settings: branching on values, numbers made there, full precision."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
+
+_BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+_lock = threading.Lock()
+_users: list[object] = []
+_replaced: dict[Any, str] = {}
+"""The contexts that are open in any thread, and the settings to restore when the last one is left, by backend."""
 
 
 def on_cpu(x: Tensor) -> bool:
@@ -38,3 +49,46 @@ def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None =
         return torch.as_tensor(value, dtype=dtype, device=like.device)
     wide = torch.full((), value, dtype=torch.float64, device=like.device)  # directly in dtype it would raise
     return wide.to(dtype or torch.get_default_dtype())
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Context in which float32 products are float32 products: no autocast, no TF32, no bfloat16 passes of oneDNN.
+
+    Contexts may be nested and entered from several threads: the process's settings are restored when the last one is
+    left. Until then float32 products of every other thread are computed in full precision too. If a setting is changed
+    to something other than `ieee` inside, the change survives: the next context entered replaces it, and the last one
+    left restores it. A setting that was inherited from `torch.backends.fp32_precision` is restored as an explicit one.
+    Within a graph of `torch.compile` it does nothing: `surefoot.compiled` sets the flags around the graph. On the meta
+    device it does nothing, either.
+
+    Args:
+        device: the device whose autocast is switched off, for this thread.
+
+    Yields:
+        Nothing.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), full_precision(torch.device("cpu")):
+    ...     (torch.eye(2) @ torch.eye(2)).dtype
+    torch.float32
+    """
+    if torch.compiler.is_compiling() or device.type == "meta":  # a graph cannot set flags
+        yield
+        return
+    user = object()
+    with _lock:
+        _users.append(user)
+        for backend in _BACKENDS:
+            if backend.fp32_precision != "ieee":
+                _replaced[backend] = backend.fp32_precision
+                backend.fp32_precision = "ieee"
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        with _lock:
+            _users.remove(user)
+            while _replaced and not _users:
+                backend, precision = _replaced.popitem()
+                if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so
+                    backend.fp32_precision = precision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.small_eigh import small_eigh
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.linalg import device
 from surefoot.linalg.bounds import upper_bound
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.polar import msign
 

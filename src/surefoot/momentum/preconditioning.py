@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Extent
 from surefoot.geometry.sizes import UNKNOWN, Sizes
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.momentum.base import Adam, Momentum, Smoothing, State
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Eta, Geometry, NormBounds, expand
 from surefoot.linalg import device
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 from surefoot.momentum import State
 
 log: logging.Logger = logging.getLogger("surefoot")

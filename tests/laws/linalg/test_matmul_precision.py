@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from surefoot.linalg.matmul_precision import full_precision
+from surefoot.linalg.device import full_precision
 
 CPU = torch.device("cpu")
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
