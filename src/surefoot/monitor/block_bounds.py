@@ -28,7 +28,7 @@ import copy
 import math
 import operator
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,42 +39,39 @@ from surefoot.monitor.attention_bound import forward_bound
 from surefoot.monitor.linear_layers import Linear, linear
 from surefoot.monitor.maxima import over_vectors, rms
 
-GELU_SLOPE, SILU_SLOPE, MISH_SLOPE, HARDSWISH_SLOPE = 1.129, 1.100, 1.089, 1.5
-
-LIPSCHITZ: dict[type[nn.Module], float] = {
-    nn.ReLU: 1.0,
-    nn.GELU: GELU_SLOPE,
-    nn.SiLU: SILU_SLOPE,
-    nn.Mish: MISH_SLOPE,
-    nn.Hardswish: HARDSWISH_SLOPE,
-    **dict.fromkeys((nn.ReLU6, nn.Tanh, nn.Softsign), 1.0),
-    nn.Identity: 1.0,
-    nn.Dropout: 1.0,  # in eval mode
+_SLOPES = {
+    **dict.fromkeys(("relu", "relu6", "tanh", "softsign"), 1.0),
+    "gelu": 1.129, "silu": 1.100, "mish": 1.089, "hardswish": 1.5,
 }
-"""Largest slope of an activation function that is 0 at 0."""
+"""Largest slope of an activation function that is 0 at 0, by its name in `torch.nn.functional`."""
+
+_CLASSES = (nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.ReLU6, nn.Tanh, nn.Softsign)
+LIPSCHITZ: dict[type[nn.Module], float] = {
+    **{kind: _SLOPES[kind.__name__.lower()] for kind in _CLASSES},
+    nn.Identity: 1.0, nn.Dropout: 1.0,  # in eval mode
+}
+"""The same of layers."""
 
 _FUNCTIONS: dict[object, float] = {
-    F.gelu: GELU_SLOPE,
-    F.silu: SILU_SLOPE,
-    F.mish: MISH_SLOPE,
-    F.hardswish: HARDSWISH_SLOPE,
-    **dict.fromkeys((F.relu, torch.relu, F.relu6, F.tanh, torch.tanh, F.softsign, "relu", "tanh"), 1.0),
+    **{getattr(F, name): slope for name, slope in _SLOPES.items()},
+    **dict.fromkeys((torch.relu, torch.tanh, "relu", "tanh"), 1.0),
 }
 """The same of functions, and of methods of tensors by name."""
 
 _GELUS = ("GELUActivation", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
 _FOREIGN = {
-    **dict.fromkeys(_GELUS, GELU_SLOPE),
-    "QuickGELUActivation": SILU_SLOPE,
-    "SiLUActivation": SILU_SLOPE,
-    "MishActivation": MISH_SLOPE,
-    "LinearActivation": 1.0,
+    **dict.fromkeys(_GELUS, _SLOPES["gelu"]),
+    **dict.fromkeys(("QuickGELUActivation", "SiLUActivation"), _SLOPES["silu"]),
+    "MishActivation": _SLOPES["mish"], "LinearActivation": 1.0,
 }
 """The same of classes of `transformers.activations`."""
 
+_Gate = tuple[float, Linear, Linear]
+"""A factor of a gated MLP: the slope of its activation, 1 without one, and the linear layer of the input, the present
+one and the older one."""
 
-@dataclass(frozen=True)
-class Bounds:
+
+class Bounds(NamedTuple):
     """Upper bounds over the inputs of a block of RMS at most 1; infinite where unknown.
 
     Args:
@@ -82,21 +79,26 @@ class Bounds:
         before: the same of the older block.
         dependency: on the RMS of two outputs' difference over that of their inputs'.
         update: on the RMS of the difference between the block's output and the older one's.
+        gate: the layer, where the output is an activation function of one layer of the input.
     """
 
     forward: float = 1.0
     before: float = 1.0
     dependency: float = 1.0
     update: float = 0.0
+    gate: _Gate | None = None
 
     def then(self, new: Linear, old: Linear) -> Bounds:
         """With a linear layer behind."""
         update = _times(new.slope(), self.update) + (new - old).rms(self.before)
-        return Bounds(new.rms(self.forward), old.rms(self.before), _times(new.slope(), self.dependency), update)
+        gate = (1.0, new, old) if self is _INPUT else None
+        dependency = _times(new.slope(), self.dependency)
+        return Bounds(new.rms(self.forward), old.rms(self.before), dependency, update, gate)
 
     def times(self, slope: float) -> Bounds:
         """With a function behind that is 0 at 0 and has this slope at most."""
-        return Bounds(*(_times(slope, bound) for bound in vars(self).values()))
+        gate = self.gate and (slope * self.gate[0], *self.gate[1:])
+        return Bounds(*(_times(slope, bound) for bound in self[:4]), gate)
 
     def normed(self, forward: float, before: float, change: float) -> Bounds:
         """With a norm behind, whose output has these RMS at most and changes by so much for one input."""
@@ -104,7 +106,10 @@ class Bounds:
 
     def added(self, other: Bounds) -> Bounds:
         """Of the sum of two functions of one input."""
-        return Bounds(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return Bounds(*(a + b for a, b in zip(self[:4], other[:4], strict=True)))
+
+
+_INPUT = Bounds()
 
 
 def _times(slope: float, bound: float) -> float:
@@ -131,13 +136,12 @@ def block_bounds(module: nn.Module, old: nn.Module | None = None) -> dict[str, f
     before = module if old is None else old
     if not all(_as_its_class(part) for root in (module, before) for part in root.modules()):
         return {}
-    bounds = _sequence(Bounds(), module, before) or _mlp(module, before)
+    bounds = _sequence(_INPUT, module, before) or _mlp(module, before)
     if bounds is None:
         forward = forward_bound(module)
         return {} if forward is None else {"forward_bound": forward}
-    numbers = {f"{name}_bound": value for name, value in vars(bounds).items()}
-    unknown = {"before_bound", *(["update_bound"] if old is None else [])}
-    return {name: value for name, value in numbers.items() if name not in unknown and math.isfinite(value)}
+    names = ("forward", "dependency", *(() if old is None else ("update",)))
+    return {f"{name}_bound": value for name in names if math.isfinite(value := getattr(bounds, name))}
 
 
 def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | None:
@@ -211,7 +215,8 @@ def _mlp(module: nn.Module, old: nn.Module) -> Bounds | None:
     if not graphs or str(graphs[0]) != str(graphs[1]) or _overwrites(module, graphs[0]):
         return None
     (output,) = (node for node in graphs[0].nodes if node.op == "output")
-    return _traced(output.args[0], module, old)
+    bounds = _traced(output.args[0], module, old)
+    return bounds if bounds is not None and math.isfinite(bounds.forward) else None
 
 
 def _overwrites(module: nn.Module, graph: fx.Graph) -> bool:
@@ -226,11 +231,13 @@ def _traced(node: object, module: nn.Module, old: nn.Module) -> Bounds | None:
     """The bounds of a value in a module's code; None where it is not known how it comes from the input."""
     if not isinstance(node, fx.Node):
         return None
-    if _is_input(node):
-        return Bounds()
+    if node is next(iter(node.graph.nodes)):
+        return _INPUT
     if node.target in (operator.mul, torch.mul) and len(node.args) == 2:
-        a, b = (_factor(factor, module, old) for factor in node.args)
-        return None if a is None or b is None else _product(a[1:], b[1:]).times(a[0] * b[0])
+        a, b = (_traced(factor, module, old) for factor in node.args)
+        return _product(a.gate, b.gate) if a and b and a.gate and b.gate else None
+    if node.target is operator.getitem:
+        return _half(node, module, old)
     if len(node.args) != 1 or (inner := _traced(node.args[0], module, old)) is None:
         return None
     if node.op == "call_module" and not node.kwargs:
@@ -245,44 +252,24 @@ def _function_slope(node: fx.Node) -> float | None:
     return _FUNCTIONS.get(node.target) if plain and not node.kwargs.keys() - {"approximate", "inplace"} else None
 
 
-def _factor(node: object, module: nn.Module, old: nn.Module) -> tuple[float, Linear, Linear] | None:
-    """A factor of a gated MLP: the slope of its activation, 1 without one, and the linear layer of the input."""
-    if not isinstance(node, fx.Node) or not node.args:
-        return None
-    if node.op == "call_module" and not node.kwargs and len(node.args) == 1:
-        part, before = (m.get_submodule(str(node.target)) for m in (module, old))
-        layer, old_layer, slope = linear(part), linear(before), _slope(part) if repr(part) == repr(before) else None
-        if layer is not None and old_layer is not None:
-            return (1.0, layer, old_layer) if _is_input(node.args[0]) else None
-    else:
-        slope = _function_slope(node)
-    if slope is not None:
-        inner = _factor(node.args[0], module, old)
-        return None if inner is None else (slope * inner[0], *inner[1:])
-    return _half(node, module, old)
-
-
-def _half(node: fx.Node, module: nn.Module, old: nn.Module) -> tuple[float, Linear, Linear] | None:
-    """One of the two halves of a linear layer's output."""
-    halves, index = node.args if node.target is operator.getitem else (None, None)
+def _half(node: fx.Node, module: nn.Module, old: nn.Module) -> Bounds | None:
+    """One of the two halves of a linear layer's output, which is bounded as a factor alone."""
+    halves, index = node.args
     if not isinstance(halves, fx.Node) or halves.target not in ("chunk", torch.chunk) or not isinstance(index, int):
         return None
     if (*halves.args[1:], *halves.kwargs.values()) != (2, -1) or halves.kwargs.keys() - {"dim"}:
         return None
-    whole = _factor(halves.args[0], module, old)
-    if whole is None or len(whole[1].weight) % 2:
+    whole = _traced(halves.args[0], module, old)
+    if whole is None or whole.gate is None or len(whole.gate[1].weight) % 2:
         return None
-    new, before = (Linear(x.weight.chunk(2)[int(index)], x.bias.chunk(2)[int(index)], x.normed) for x in whole[1:])
-    return whole[0], new, before
+    slope, *layers = whole.gate
+    new, before = (Linear(x.weight.chunk(2)[index], x.bias.chunk(2)[index], x.normed) for x in layers)
+    return Bounds(math.inf, math.inf, math.inf, math.inf, (slope, new, before))
 
 
-def _is_input(node: object) -> bool:
-    return isinstance(node, fx.Node) and node is next(iter(node.graph.nodes))
-
-
-def _product(gates: tuple[Linear, Linear], ups: tuple[Linear, Linear]) -> Bounds:
-    """The bounds of `gate(x) * up(x)`, for each the present layer and the older one."""
-    (gate, old_gate), (up, old_up) = gates, ups
+def _product(a: _Gate, b: _Gate) -> Bounds:
+    """The bounds of `gate(x) * up(x)`."""
+    (slope, gate, old_gate), (up_slope, up, old_up) = a, b
 
     def product(a: Linear, b: Linear) -> float:
         return min(a.rms() * b.largest(), a.largest() * b.rms())
@@ -291,4 +278,4 @@ def _product(gates: tuple[Linear, Linear], ups: tuple[Linear, Linear]) -> Bounds
     normed = gate.normed or up.normed
     dependency = math.inf if normed else product(gate, up_alone) + product(gate_alone, up)
     update = product(gate, up - old_up) + product(gate - old_gate, old_up)
-    return Bounds(product(gate, up), product(old_gate, old_up), dependency, update)
+    return Bounds(product(gate, up), product(old_gate, old_up), dependency, update).times(slope * up_slope)
