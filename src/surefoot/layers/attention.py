@@ -15,6 +15,8 @@ from torch import Tensor, nn
 MakeLinear = Callable[[int, int], nn.Linear]
 """From input and output features to a linear layer, In Norm or plain, with a bias or without."""
 
+MakeNorm = Callable[[int], nn.Module]
+
 PLAIN = partial(nn.Linear, bias=False)
 
 
@@ -133,11 +135,7 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        heads: Heads,
-        rope: Rope | None = None,
-        linear: MakeLinear = PLAIN,
-        norm: Callable[[int], nn.Module] | None = None,
+        self, heads: Heads, rope: Rope | None = None, linear: MakeLinear = PLAIN, norm: MakeNorm | None = None
     ) -> None:
         super().__init__()
         width, kv_width = heads.count * heads.dim, heads.kv_count * heads.dim

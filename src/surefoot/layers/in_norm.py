@@ -1,4 +1,4 @@
-"""`Norm(x) = x / rms(x)` before or behind a linear layer: In Norm and Out Norm."""
+"""`Norm(x) = x / rms(x)` before or behind a linear layer, In Norm and Out Norm, and in residual blocks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,14 @@ def rms_norm(x: Tensor) -> Tensor:
     return (x.to(size.dtype) / size).to(x.dtype)
 
 
+Device = torch.device | str | None
+
+
 class _Unbiased(nn.Linear):
     """`nn.Linear` without a bias by default."""
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, d_in: int, d_out: int, bias: bool = False, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(d_in, d_out, bias, device, dtype)
 
@@ -107,6 +105,82 @@ class OutNormLinear(_Unbiased):
     def forward(self, x: Tensor) -> Tensor:
         """Return `Norm(W x + b)`, shape `(..., d_out)`, for `x` of shape `(..., d_in)`."""
         return rms_norm(super().forward(x))
+
+
+class _Residual(nn.Module):
+    """A block of which the stack's residual stream is the input and the output."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+
+@final
+class PreNorm(_Residual):
+    """Pre Norm: `x + F(Norm(x))`.
+
+    F sees inputs of RMS 1 only. The residual stream is not normalised, so that a norm follows the last block
+    (`rms_norm`, or an `InNormLinear` as the head). Forward at RMS at most 1: 1 plus that of F.
+
+    Args:
+        block: F, a module that maps `(..., d)` to `(..., d)`.
+
+    Source: "Beyond MuP 2", linear transformation.
+
+    >>> import torch
+    >>> PreNorm(nn.Identity())(torch.tensor([3.0, 3.0]))
+    tensor([4., 4.])
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return `x + F(Norm(x))`, shape `(..., d)`; further arguments go to F."""
+        y: Tensor = x + self.block(rms_norm(x), *args, **kwargs)
+        return y
+
+
+@final
+class PostNorm(_Residual):
+    """Post Norm: `Norm(x + F(x))`. Behind a normalised input, every F of a stack sees inputs of RMS 1.
+
+    Forward: 1, whatever the block. A stack of them is that of `PostInNorm` with a norm behind it.
+
+    Args:
+        block: F, a module that maps `(..., d)` to `(..., d)`.
+
+    Source: "Beyond MuP 2", linear transformation.
+
+    >>> import torch
+    >>> PostNorm(nn.Identity())(torch.tensor([3.0, -3.0]))
+    tensor([ 1., -1.])
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return `Norm(x + F(x))`, shape `(..., d)`; further arguments go to F."""
+        return rms_norm(x + self.block(x, *args, **kwargs))
+
+
+@final
+class PostInNorm(_Residual):
+    """Post Norm as In Norm: `Norm(y) + F(Norm(y))`.
+
+    With `x_t = Norm(y_t)` a stack of `x -> Norm(x + F(x))` is one of `y -> Norm(y) + F(Norm(y))`, whose only difference
+    from Pre Norm is that the skip connection is normalised, too. Forward: 1 plus that of F at RMS 1.
+
+    Args:
+        block: F, a module that maps `(..., d)` to `(..., d)`.
+
+    Source: "Beyond MuP 2", linear transformation.
+
+    >>> import torch
+    >>> PostInNorm(nn.Identity())(torch.tensor([3.0, -3.0]))
+    tensor([ 2., -2.])
+    """
+
+    def forward(self, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return `Norm(y) + F(Norm(y))`, shape `(..., d)`; further arguments go to F."""
+        x = rms_norm(y)
+        z: Tensor = x + self.block(x, *args, **kwargs)
+        return z
 
 
 def _rms(x: Tensor) -> Tensor:
