@@ -1,8 +1,8 @@
 """The public names in one place; `surefoot/__init__.py` imports them when one is first used."""
 
 from surefoot import geometry, layers, recipes, views
+from surefoot.attention.logits import scale_attention_
 from surefoot.attention.qk_clip import LogitControl
-from surefoot.attention.scale import scale_attention_
 from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *

@@ -1,12 +1,14 @@
-"""Attention logits `s <q, k>`: maxima, bounds by the norms of W_q and W_k, and clipping factors. Pure functions."""
+"""Attention logits `s <q, k>`: maxima, bounds by the norms of W_q and W_k, clipping factors, the scale s."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from surefoot.discovery.heads import head_dim_of
 from surefoot.geometry import Spectral
 
 CHUNK = 512
@@ -74,8 +76,8 @@ def multihead_logits(query: Tensor, key: Tensor, num_heads: int, **given: Any) -
     >>> multihead_logits(torch.ones(1, 4), torch.ones(1, 4), **called)
     tensor([1.4142, 1.4142])
     """
-    weights = given["in_proj_weight"].chunk(3) if not given.get("use_separate_proj_weight") else ()
-    weights = weights or (given["q_proj_weight"], given["k_proj_weight"])
+    separate = given.get("use_separate_proj_weight")
+    weights = (given["q_proj_weight"], given["k_proj_weight"]) if separate else given["in_proj_weight"].chunk(3)
     biases = (None, None) if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
     size = len(weights[0]) // num_heads
     q, k = (
@@ -168,3 +170,51 @@ def logit_factors(largest: Tensor, threshold: float, key_heads: int) -> tuple[Te
     total = torch.where(largest.isfinite(), threshold / largest, 1.0).clamp(max=1.0)
     key = total.reshape(key_heads, -1).amax(1).sqrt()
     return total / key.repeat_interleave(len(largest) // key_heads), key
+
+
+def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
+    """Make attention scale its logits by `sqrt(d0)/d_head` instead of `1/sqrt(d_head)`, for transfer across head sizes.
+
+    Trained queries and keys are aligned, so that their product grows as `d_head`: under the usual scale logits grow
+    with its root, and with them the best learning rate moves. At `d_head = d0` nothing changes. The modules are those
+    with an attribute `scaling` equal to `1/sqrt(d_head)`, as most of `transformers` have it; it is not part of a
+    checkpoint, so call this whenever the model is built. Not for pretrained models, which were trained with theirs.
+
+    Args:
+        model: written to.
+        base_head_dim: d0, the head dimension of the model at which the learning rate is tuned.
+
+    Returns:
+        The names of the modules that changed.
+
+    Raises:
+        ValueError: a dimension below 1, or a model without such a module.
+
+    Source: G. Yang et al., "Tensor Programs V", definition 4.1; "Beyond MuP 3".
+
+    >>> layer = nn.Module()
+    >>> layer.head_dim, layer.scaling = 64, 0.125
+    >>> scale_attention_(layer, base_head_dim=16), layer.scaling
+    ([''], 0.0625)
+    """
+    if base_head_dim < 1:
+        raise ValueError(f"base_head_dim is a positive number of features, not {base_head_dim}")
+    found = usually_scaled(model)
+    if not found:
+        raise ValueError(
+            "no module has an attribute scaling of 1/sqrt(its head dimension): scale the queries by "
+            f"sqrt({base_head_dim} / d_head) in the model's own code"
+        )
+    for module, size in found.values():
+        module.scaling = math.sqrt(base_head_dim) / size  # type: ignore[assignment]
+    return list(found)
+
+
+def usually_scaled(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
+    """Modules whose attribute `scaling` is `1/sqrt(d_head)`: name -> module and head dimension."""
+    found: dict[str, tuple[nn.Module, int]] = {}
+    for name, module in model.named_modules():
+        size, scale = head_dim_of(module), getattr(module, "scaling", None)
+        if size and isinstance(scale, float) and math.isclose(scale, size**-0.5, rel_tol=1e-6):
+            found[name] = module, size
+    return found

@@ -20,7 +20,13 @@ from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
 
-_MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
+_SIGNATURES = {
+    F.multi_head_attention_forward: inspect.signature(F.multi_head_attention_forward),
+    F.scaled_dot_product_attention: inspect.signature(  # that of a builtin function cannot be read
+        lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
+    ),
+}
+"""The functions that compute attention, which are measured when a layer calls them."""
 
 
 class LogitControl:
@@ -216,28 +222,18 @@ class _LogitRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func in _SIGNATURES:
             self.calls += 1
             if self.measures:
-                self._measure(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            self.calls += 1
-            if self.measures:
-                self.record(self.name, multihead_logits(**_MULTIHEAD.bind(*args, **kwargs).arguments))
+                self.record(self.name, _measured(_SIGNATURES[func].bind(*args, **kwargs).arguments))
         return func(*args, **kwargs)
 
-    @torch.no_grad()
-    def _measure(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
-        """Record the largest logits; the arguments are those of `scaled_dot_product_attention`."""
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        self.record(self.name, largest_logits(query, key, scale, attn_mask, is_causal))
+
+@torch.no_grad()
+def _measured(call: dict[str, Any]) -> Tensor:
+    """The largest logits of a call of either function of `_SIGNATURES`, by its arguments."""
+    if "num_heads" in call:
+        return multihead_logits(**call)
+    scale = call.get("scale")
+    scale = call["query"].shape[-1] ** -0.5 if scale is None else scale
+    return largest_logits(call["query"], call["key"], scale, call.get("attn_mask"), call.get("is_causal", False))

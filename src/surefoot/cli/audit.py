@@ -83,7 +83,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
     Returns:
         One sentence per warning.
     """
-    from surefoot.attention.scale import usually_scaled
+    from surefoot.attention.logits import usually_scaled
     from surefoot.geometry import Spectral
     from surefoot.monitor.norms import stability
 
