@@ -42,10 +42,10 @@ MUTATIONS = (
         ADAPTIVE,
     ),
     Mutation("decay without caution", "stabilise/decay_variants.py", "d * w >= 0", "d * w <= 0", DECAYS),
-    Mutation("a block's bound without biases", "monitor/linear_layers.py", " + rms(self.bias)\n", "\n", BLOCKS),
+    Mutation("a block's bound without biases", "monitor/layer_bounds.py", " + rms(self.bias)\n", "\n", BLOCKS),
     Mutation(
         "the rows of a head with their mean",
-        "monitor/head_loss.py",
+        "monitor/layer_bounds.py",
         "else w\n    return",
         "else w; centred = w\n    return",
         "tests/unit/monitor/test_head_loss.py",
@@ -64,7 +64,7 @@ MUTATIONS = (
         "",
         "tests/unit/monitor/test_activation_slopes.py",
     ),
-    Mutation("the bound of one head", "monitor/attention_bound.py", ".square().mean())", ".square().amin())", BLOCKS),
+    Mutation("the bound of one head", "monitor/layer_bounds.py", ".square().mean())", ".square().amin())", BLOCKS),
     Mutation(
         "an epsilon in In Norm",
         "layers/in_norm.py",

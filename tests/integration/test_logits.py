@@ -13,7 +13,7 @@ import surefoot as sf
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.qk_pairs import find_pairs
 from surefoot.discovery.heads import head_dim_of, parts
-from surefoot.monitor.attention_bound import forward_bound
+from surefoot.monitor.layer_bounds import forward_bound
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]

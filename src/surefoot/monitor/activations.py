@@ -31,6 +31,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ from torch import Tensor, nn
 
 from surefoot.discovery.normalised import own_parameters
 from surefoot.monitor.block_bounds import block_bounds
-from surefoot.monitor.head_loss import spread
+from surefoot.monitor.layer_bounds import spread
 from surefoot.monitor.maxima import coarsest, larger, largest_ratio, largest_rms, over_vectors, smallest_rms
 from surefoot.plan import Plan
 
@@ -92,8 +93,8 @@ def measure(
     """
     selected = list(dict.fromkeys([*owners(model), *names]))
     modules, old_modules = _modules(model, selected, "the model"), _old_modules(before, model, selected)
-    numbers, dtypes = Numbers(), dict[str, torch.dtype]()
-    observe = partial(_observe, numbers, dtypes, old_modules, plan is not None)
+    observe = _Measurement(old_modules, plan is not None)
+    numbers = observe.numbers
     with forward_hooks(model if before is None else before, (), observe), forward_hooks(model, selected, observe):
         _forward(model, batch)
     if plan is not None:
@@ -128,17 +129,11 @@ def lm_heads(model: nn.Module, plan: Plan) -> set[str]:
     Raises:
         ValueError: a trainable parameter that the plan lacks.
     """
-    tables = {
-        id(own_parameters(module).get("weight")) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    weights = {id(p) for name, p in trained if plan[name].role.name == "head"} | tables
-    modules = [(name, model.get_submodule(name)) for name in owners(model)]
-    return {
-        name
-        for name, module in modules
-        if id(own_parameters(module).get("weight")) in weights - {id(None)} and not isinstance(module, nn.Embedding)
-    }
+    weights = {name: own_parameters(module).get("weight") for name, module in model.named_modules()}
+    tables = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    heads = {id(p) for name, p in model.named_parameters() if p.requires_grad and plan[name].role.name == "head"}
+    heads |= {id(weights[name]) for name in tables}
+    return {name for name, weight in weights.items() if weight is not None and id(weight) in heads} - tables
 
 
 @contextmanager
@@ -194,17 +189,10 @@ def _forward(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-def first_tensor(value: Any) -> Tensor | None:
-    """First tensor in nested tuples, lists and mappings, depth first; None if there is none.
-
-    >>> first_tensor([None, {"y": torch.ones(1)}])
-    tensor([1.])
-    """
-    return next(_tensors(value), None)
-
-
 def first_output(value: Any) -> Tensor | None:
-    """As `first_tensor`, of floating-point tensors alone: the indices and masks of a router are no activations.
+    """First floating-point tensor in nested tuples, lists and mappings, depth first; None if there is none.
+
+    The indices and masks of a router are no activations.
 
     >>> first_output((torch.tensor([3]), torch.ones(1)))
     tensor([1.])
@@ -213,6 +201,7 @@ def first_output(value: Any) -> Tensor | None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, depth first."""
     if isinstance(value, Tensor):
         yield value
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -237,46 +226,45 @@ def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -
     return modules
 
 
-def _observe(
-    numbers: Numbers,
-    dtypes: dict[str, torch.dtype],
-    old_modules: dict[str, nn.Module],
-    bounded: bool,
-    name: str,
-    module: nn.Module,
-    args: Any,
-    kwargs: Any,
-    output: Any,
-) -> None:
-    """Update a module's numbers, the maxima over its calls, after a forward pass; an `Observer` by `partial`."""
-    x, y = first_tensor((args, kwargs)), first_output(output)
-    if y is None:
-        return
-    largest = numbers.setdefault(name, {})
-    values = {}
-    if x is not None and x.is_floating_point():
-        values["input"] = largest_rms(x)
-        values["input_smallest"] = -larger(-smallest_rms(x), -largest.pop("input_smallest", math.inf))
-    values["forward"] = largest_rms(y)
-    by_vector = isinstance(module, _BY_VECTOR) and over_vectors(module)
-    dtypes[name] = _coarsest(name, module, y.device.type, dtypes)
-    if x is not None and (ratio := largest_ratio(x, y, by_vector, dtypes[name])) is not None:
-        values["dependency"] = ratio
-    unknown = bounded and "forward_bound" not in largest
-    bounds = block_bounds(module, old_modules.get(name)) if unknown else {}
-    if name in old_modules:  # last, as it may write to the inputs
-        old = first_output(old_modules[name](*args, **kwargs))
-        assert old is not None
-        values["update"] = largest_rms(y - old)
-    largest.update({key: larger(value, largest.get(key, 0.0)) for key, value in values.items()})
-    largest |= bounds
+@dataclass(frozen=True)
+class _Measurement:
+    """An `Observer`: the numbers of modules, the maxima over their calls, and the dtypes they were computed in."""
 
+    old_modules: dict[str, nn.Module]
+    bounded: bool
+    numbers: Numbers = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
-def _coarsest(name: str, module: nn.Module, device: str, inside: Mapping[str, torch.dtype]) -> torch.dtype:
-    """The coarsest dtype of a module's parameters, of autocast around it, and of the modules called inside."""
-    prefix = f"{name}." if name else ""
-    found = {p.dtype for p in module.parameters()} | {inside[n] for n in inside if n.startswith(prefix)}
-    return coarsest(found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set()))
+    def __call__(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        x, y = next(_tensors((args, kwargs)), None), first_output(output)
+        if y is None:
+            return
+        largest = self.numbers.setdefault(name, {})
+        values = {}
+        if x is not None and x.is_floating_point():
+            values["input"] = largest_rms(x)
+            values["input_smallest"] = -larger(-smallest_rms(x), -largest.pop("input_smallest", math.inf))
+        values["forward"] = largest_rms(y)
+        by_vector = isinstance(module, _BY_VECTOR) and over_vectors(module)
+        self.dtypes[name] = self._coarsest(name, module, y.device.type)
+        if x is not None and (ratio := largest_ratio(x, y, by_vector, self.dtypes[name])) is not None:
+            values["dependency"] = ratio
+        unknown = self.bounded and "forward_bound" not in largest
+        bounds = block_bounds(module, self.old_modules.get(name)) if unknown else {}
+        if name in self.old_modules:  # last, as it may write to the inputs
+            old = first_output(self.old_modules[name](*args, **kwargs))
+            assert old is not None
+            values["update"] = largest_rms(y - old)
+        largest.update({key: larger(value, largest.get(key, 0.0)) for key, value in values.items()})
+        largest |= bounds
+
+    def _coarsest(self, name: str, module: nn.Module, device: str) -> torch.dtype:
+        """The coarsest dtype of a module's parameters, of autocast around it, and of the modules called inside."""
+        prefix = f"{name}." if name else ""
+        found = {p.dtype for p in module.parameters()} | {
+            dtype for n, dtype in self.dtypes.items() if n.startswith(prefix)
+        }
+        return coarsest(found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set()))
 
 
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:

@@ -35,20 +35,23 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
-from surefoot.monitor.attention_bound import forward_bound
-from surefoot.monitor.linear_layers import Linear, linear
+from surefoot.monitor.layer_bounds import Linear, forward_bound, linear
 from surefoot.monitor.maxima import over_vectors, rms
 
 _SLOPES = {
     **dict.fromkeys(("relu", "relu6", "tanh", "softsign"), 1.0),
-    "gelu": 1.129, "silu": 1.100, "mish": 1.089, "hardswish": 1.5,
+    "gelu": 1.129,
+    "silu": 1.100,
+    "mish": 1.089,
+    "hardswish": 1.5,
 }
 """Largest slope of an activation function that is 0 at 0, by its name in `torch.nn.functional`."""
 
 _CLASSES = (nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.ReLU6, nn.Tanh, nn.Softsign)
 LIPSCHITZ: dict[type[nn.Module], float] = {
     **{kind: _SLOPES[kind.__name__.lower()] for kind in _CLASSES},
-    nn.Identity: 1.0, nn.Dropout: 1.0,  # in eval mode
+    nn.Identity: 1.0,
+    nn.Dropout: 1.0,  # in eval mode
 }
 """The same of layers."""
 
@@ -62,7 +65,8 @@ _GELUS = ("GELUActivation", "NewGELUActivation", "FastGELUActivation", "Accurate
 _FOREIGN = {
     **dict.fromkeys(_GELUS, _SLOPES["gelu"]),
     **dict.fromkeys(("QuickGELUActivation", "SiLUActivation"), _SLOPES["silu"]),
-    "MishActivation": _SLOPES["mish"], "LinearActivation": 1.0,
+    "MishActivation": _SLOPES["mish"],
+    "LinearActivation": 1.0,
 }
 """The same of classes of `transformers.activations`."""
 
@@ -98,7 +102,7 @@ class Bounds(NamedTuple):
     def times(self, slope: float) -> Bounds:
         """With a function behind that is 0 at 0 and has this slope at most."""
         gate = self.gate and (slope * self.gate[0], *self.gate[1:])
-        return Bounds(*(_times(slope, bound) for bound in self[:4]), gate)
+        return Bounds._make([*(_times(slope, bound) for bound in self[:4]), gate])
 
     def normed(self, forward: float, before: float, change: float) -> Bounds:
         """With a norm behind, whose output has these RMS at most and changes by so much for one input."""
@@ -106,7 +110,7 @@ class Bounds(NamedTuple):
 
     def added(self, other: Bounds) -> Bounds:
         """Of the sum of two functions of one input."""
-        return Bounds(*(a + b for a, b in zip(self[:4], other[:4], strict=True)))
+        return Bounds._make([*(a + b for a, b in zip(self[:4], other[:4], strict=True)), None])
 
 
 _INPUT = Bounds()

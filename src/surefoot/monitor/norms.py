@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry import HeadRMS
 from surefoot.geometry.base import Cache, ChangeBounds, Extent, Geometry, NormBounds, NormEstimates
 from surefoot.linalg import device
-from surefoot.monitor.head_loss import loss_bound, spread
+from surefoot.monitor.layer_bounds import loss_bound, spread
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.stabilise import DecoupledWeightDecay, IndependentDecay, WeightDecay
@@ -43,9 +43,9 @@ def stability(
     change of the weight, stabiliser included, whatever its gradient, see `Stabiliser.largest_change`; 0 for a gradient
     of zero.
 
-    Of an LM head also loss_forward, bounds on the largest loss (`head_loss.loss_bound`); loss_dependency, at most 4
-    times the `head_loss.spread` of its rows, which a vector added to all of them does not change; loss_update, at most
-    twice the update, and under weight decay twice the step and what decay takes of the spread.
+    Of an LM head also loss_forward, bounds on the largest loss (`layer_bounds.loss_bound`); loss_dependency, at most 4
+    times the `layer_bounds.spread` of its rows, which a vector added to all of them does not change; loss_update, at
+    most twice the update, and under weight decay twice the step and what decay takes of the spread.
 
     Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
     cache's vectors give the lower bounds, and one Cholesky factor proves that the upper ones are 2 % above them; where

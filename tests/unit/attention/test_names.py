@@ -13,7 +13,7 @@ from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_clip import LogitControl
 from surefoot.attention.qk_pairs import find_pairs
 from surefoot.discovery import heads
-from surefoot.monitor.attention_bound import forward_bound
+from surefoot.monitor.layer_bounds import forward_bound
 
 D, SIZE = 16, 4
 NAMES = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
-from surefoot.monitor.attention_bound import forward_bound
+from surefoot.monitor.layer_bounds import forward_bound
 from surefoot.monitor.maxima import largest_rms
 
 

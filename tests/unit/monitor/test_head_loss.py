@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.geometry import HeadRMS
-from surefoot.monitor.head_loss import loss_bound, spread
+from surefoot.monitor.layer_bounds import loss_bound, spread
 
 
 def largest_loss(weight):
@@ -45,7 +45,7 @@ def test_the_bounds_enclose_the_largest_loss(scale, mean):
 def test_rows_are_compared_in_chunks(monkeypatch):
     weight = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
     whole = loss_bound(weight, exact=True)
-    monkeypatch.setattr("surefoot.monitor.head_loss.CHUNK", 7)
+    monkeypatch.setattr("surefoot.monitor.layer_bounds.CHUNK", 7)
     assert loss_bound(weight, exact=True) == pytest.approx(whole)
 
 

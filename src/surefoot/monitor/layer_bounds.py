@@ -1,0 +1,206 @@
+"""Bounds of single layers from their weights: linear layers, attention, and the cross entropy behind an LM head.
+
+One vector added to all rows of a head adds one number to all logits of an input, which the cross entropy does not see.
+All its bounds are therefore of differences of rows, and `spread` is the norm of which they are multiples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # type of MultiheadAttention.out_proj
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from surefoot.discovery.heads import QK_NORMS, Part, head_dim_of, parts
+from surefoot.geometry import HeadRMS, Spectral
+from surefoot.layers import InNormLinear, rms_norm
+from surefoot.monitor.maxima import rms
+
+_PACKAGES = ("surefoot", "transformers")
+_NO_MEANS = (".nystromformer.", ".yoso.", ".mra.", ".informer.", ".bloom.", ".blt.")
+"""Where an attention module's class comes from, as its formula is not checked; and where it takes no means of values,
+or adds the residual stream to them."""
+
+CHUNK = 1024
+"""Rows whose distances from all others are computed at once."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`y = W x + b`, or in In Norm `W Norm(x) + b`, at least in float32.
+
+    Args:
+        weight: `(out, in)`.
+        bias: `(out,)`; zeros if the layer has none.
+        normed: whether the layer normalises its input.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    normed: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output y."""
+        return F.linear(rms_norm(x) if self.normed else x, self.weight, self.bias)
+
+    def __sub__(self, old: Linear) -> Linear:
+        """The layer whose output is the difference of two for the same input."""
+        return Linear(self.weight - old.weight, self.bias - old.bias, self.normed)
+
+    def rms(self, r: float = 1.0) -> float:
+        """Bound on the output's RMS for inputs of RMS at most r; in In Norm, for all inputs."""
+        return float(Spectral().norm(self.weight)) * (1.0 if self.normed else r) + rms(self.bias)
+
+    def slope(self) -> float:
+        """`|W|`, the largest ratio of two outputs' difference to their inputs'; infinite in In Norm."""
+        return math.inf if self.normed else float(Spectral().norm(self.weight))
+
+    def largest(self) -> float:
+        """Bound on the output's entries for inputs of RMS at most 1."""
+        return float(HeadRMS().norm(self.weight)) + float(F.pad(self.bias.abs(), (0, 1)).max())
+
+
+def linear(layer: object) -> Linear | None:
+    """The weight and the bias of an `nn.Linear`, an `InNormLinear` or `transformers`' `Conv1D`; None of anything else.
+
+    Exact types only: a subclass may compute anything.
+
+    >>> linear(nn.Linear(3, 5)).weight.shape
+    torch.Size([5, 3])
+    """
+    if not isinstance(layer, nn.Module):
+        return None
+    kind = type_before_parametrizations(layer)
+    transposed = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    if kind not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
+        return None
+    weight, bias = layer.weight.detach(), layer.bias  # type: ignore[operator]
+    wide = (weight.mT if transposed else weight).to(torch.promote_types(weight.dtype, torch.float32))
+    zeros_or_bias = wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype)  # type: ignore[operator]
+    return Linear(wide, zeros_or_bias, kind is InNormLinear)
+
+
+def forward_bound(module: nn.Module) -> float | None:
+    """Bound on the RMS of an attention module's output, over inputs of RMS at most 1; None if it is not known.
+
+    Each head's output is a mean of its values, so that `|W_o| sqrt(mean_h |W_v,h|^2)` is one, with `W_v,h` the rows of
+    head h, at most `sqrt(heads) |W_o| |W_v|`; the RMS of the biases come on top.
+
+    Args:
+        module: an `nn.MultiheadAttention`, or a module of `transformers` or of the reference models.
+
+    Returns:
+        The bound.
+
+    Source: "Beyond MuP 2", the linear layer, composed.
+
+    >>> layer = nn.MultiheadAttention(4, 2, bias=False)
+    >>> _ = layer.in_proj_weight.data.copy_(torch.eye(4).repeat(3, 1)), layer.out_proj.weight.data.copy_(torch.eye(4))
+    >>> round(forward_bound(layer), 4)  # sqrt(2 heads): one head may take all of the input
+    1.4142
+    """
+    parts = _of_torch(module) if type(module) is nn.MultiheadAttention else _of_attributes(module)
+    if parts is None:
+        return None
+    value, output, head_dim = parts
+    heads = value.weight.reshape(-1, head_dim, value.weight.shape[1])
+    means = math.sqrt(float(Spectral().norm(heads).square().mean())) + rms(value.bias)
+    return means if output is None else output.rms(means)
+
+
+def _of_torch(module: nn.MultiheadAttention) -> tuple[Linear, Linear | None, int] | None:
+    """W_v, W_o and the number of features of a head."""
+    own = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in module.named_parameters()}
+    value = own["v_proj_weight"] if "v_proj_weight" in own else own["in_proj_weight"].chunk(3)[2]
+    bias = own["in_proj_bias"].chunk(3)[2] if "in_proj_bias" in own else value.new_zeros(len(value))
+    return None if "bias_v" in own else (Linear(value, bias), linear(module.out_proj), module.head_dim)
+
+
+def _of_attributes(module: nn.Module) -> tuple[Linear, Linear | None, int] | None:
+    """The same of a module with linear layers for queries, keys and values, or one for all, and at most one behind."""
+    head_dim = head_dim_of(module)
+    path = type(module).__module__
+    if head_dim is None or path.split(".")[0] not in _PACKAGES or any(name in path for name in _NO_MEANS):
+        return None
+    found = parts(module)
+    if set(found) != {"query", "key", "value"} or not all(linear(part.layer) for part in found.values()):
+        return None
+    known = {*(part.name for part in found.values()), *QK_NORMS}
+    others = [x for name, x in module.named_children() if name not in known and any(True for _ in x.parameters())]
+    output, value = linear(others[0]) if others else None, _value(found["value"])
+    unknown = len(others) > 1 or (others and output is None) or any(True for _ in module.parameters(recurse=False))
+    if value is None or unknown or len(value.weight) % head_dim:
+        return None
+    shared = output is None or output.weight.shape[1] % len(value.weight) == 0  # query heads may share values
+    return (value, output, head_dim) if shared else None
+
+
+def _value(part: Part) -> Linear | None:
+    """W_v: a layer, or one of three matrices in one."""
+    layer = linear(part.layer)
+    if layer is None or part.view is None:
+        return layer
+    weights, biases = ([x for block in part.view.split(y) for x in block] for y in (layer.weight, layer.bias))
+    return Linear(weights[part.index], biases[part.index])
+
+
+@torch.no_grad()
+def spread(weight: Tensor) -> Tensor:
+    """Half of a bound on `d rms(w_i - w_j)` over all pairs of rows, the same for rows that are shifted by one vector.
+
+    It is the smaller one of `c = d max_i rms(w_i - mean)` and the norm `d max_i rms(w_i)`: `rms(w_i - w_j)` is at most
+    `rms(w_i - a) + rms(w_j - a)` for every vector a, the mean and 0 among them. With s for a head's spread, and
+    `|log sum exp a - log sum exp b| <= max |a_i - b_i|`, for inputs of RMS at most 1:
+
+    - The loss changes by at most `4 s` between any two inputs and labels, as `max_i <w_i - w_t, x>` is at most `2 s`
+      for each. Its gradient for x is `sum_j p_j (w_j - w_t)`, so that at one label it changes by at most
+      `2 s rms(x1 - x2)`.
+    - Where the rows change, the loss of an input changes by at most twice the spread of their changes.
+
+    Args:
+        weight: rows `(..., V, d)`.
+
+    Returns:
+        One number for each table, in the unit of the head's norm.
+
+    >>> weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    >>> spread(weight), spread(weight + 100)  # sqrt(2)
+    (tensor(1.4142, dtype=torch.float64), tensor(1.4142, dtype=torch.float64))
+    """
+    w = weight.detach().double()
+    centred = w - w.mean(-2, keepdim=True) if w.numel() else w
+    return torch.minimum(HeadRMS().norm(w), HeadRMS().norm(centred))
+
+
+@torch.no_grad()
+def loss_bound(weight: Tensor, exact: bool = False) -> tuple[float, float]:
+    """Bounds on the largest cross entropy over inputs of RMS at most 1 and over labels.
+
+    With `r = d max_ij rms(w_i - w_j)` the largest loss is at least `max(log V, r)` and at most `log V + r`, since the
+    loss is `log sum_j exp <w_j - w_i, x>`. As `c = d max_i rms(w_i - mean)` is between r/2 and r, the same holds of c
+    below; above, twice the `spread` is a bound.
+
+    Args:
+        weight: `(V, d)`, without a bias.
+        exact: r itself, at a cost of `V^2 d`; else c and the spread.
+
+    Returns:
+        `(lower, upper)` in nats.
+
+    Source: "Beyond MuP 3", the LM head; without the mean its bound is `log V + 2 d max_i rms(w_i)`.
+
+    >>> low, high = loss_bound(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), exact=True)  # r = 2 sqrt(2)
+    >>> round(low, 4), round(high, 4)
+    (2.8284, 3.5216)
+    """
+    w, d = weight.detach().double(), weight.shape[-1]
+    uniform = math.log(max(1, len(w)))
+    if exact:
+        farthest = max((float(torch.cdist(rows, w).max()) for rows in torch.split(w, CHUNK)), default=0.0)
+        return max(uniform, math.sqrt(d) * farthest), uniform + math.sqrt(d) * farthest
+    centred = float(HeadRMS().norm(w - w.mean(0)))
+    return max(uniform, centred), uniform + 2 * float(spread(w))
