@@ -269,15 +269,15 @@ MUTATIONS = (
     Mutation(
         "best lr taken from another width",
         "experiment/sweep/summary.py",
-        '"best_log2_lr": [o.log2_lr for o in optima]',
-        '"best_log2_lr": [optima[0].log2_lr for o in optima]',
+        '"best_log2_lr": [o.log2_lr for o in best]',
+        '"best_log2_lr": [best[0].log2_lr for o in best]',
         SWEEP,
     ),
     Mutation(
         "regret of the wrong width's optimum",
         "experiment/sweep/summary.py",
-        "_regret(optima[0].log2_lr",
-        "_regret(optima[-1].log2_lr",
+        "vertex = optima[widths[0]]",
+        "vertex = optima[widths[-1]]",
         SWEEP,
     ),
 )

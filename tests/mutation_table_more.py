@@ -120,7 +120,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a law through the optima that there are",
-        "experiment/extrapolate/law.py",
+        "experiment/sweep/law.py",
         "or len(means) < len(optima)",
         "or len(means) < 2",
         LAW,

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.extrapolate.summary import Swept
-from surefoot.experiment.extrapolate.summary import summarise as extrapolated
-from surefoot.experiment.sweep.summary import summarise
+from surefoot.experiment.sweep.summary import Swept, extrapolated, summarise
 
 MACHINE = {"cpu": "test <b>machine</b>", "torch": "0"}
 

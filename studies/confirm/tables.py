@@ -17,13 +17,14 @@ from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Par
 from search import rounding
 from search.winners import results
 from search.winners import searches as searched
+from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.files import dumps
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig
 from surefoot.experiment.sweep.search import Grid
-from surefoot.experiment.sweep.sweep import CONFIG, RESULTS
+from surefoot.experiment.sweep.sweep import RESULTS
 
 OCTAVES = math.log2(256 / 32)
 

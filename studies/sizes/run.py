@@ -24,14 +24,12 @@ from typing import Any
 
 import torch
 
+from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.data.corpus import load
-from surefoot.experiment.extrapolate import run as extrapolating
-from surefoot.experiment.extrapolate.axis import AXES
-from surefoot.experiment.extrapolate.config import Extrapolation
-from surefoot.experiment.sweep import sweep
-from surefoot.experiment.sweep.config import Trial, TrialResult
-from surefoot.experiment.sweep.executors import Executor
-from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep import extrapolate, sweep
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.config import Extrapolation, Trial, TrialResult
+from surefoot.experiment.sweep.executors import Executor, Pool
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.summary import transfer_rate
 from surefoot.experiment.sweep.worker import run_trial as named_trial
@@ -104,7 +102,7 @@ class Part:
     def measure(self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor) -> None:
         """Run what is missing: the sweeps, then the search at the target, from the predicted rate."""
         config, directory = self.config(recipe, settings), self.directory(recipe, out)
-        summary = extrapolating.run(config, directory, run_trial, target=self.target, executor=executor)
+        summary = extrapolate.run(config, directory, run_trial, target=self.target, executor=executor)
         (entry,) = summary["recipes"]
         print(f"{directory.name}: power {entry['power']} {entry['power_ci']} {entry['no_law'] or ''}", flush=True)
         if self.target is not None and entry["target_log2_lr"] is not None:
@@ -114,9 +112,9 @@ class Part:
     def finished(self, recipe: str, out: Path) -> bool:
         """Whether all of it was run."""
         directory = self.directory(recipe, out)
-        if not (directory / sweep.CONFIG).exists():
+        if not (directory / CONFIG).exists():
             return False
-        summary, _ = extrapolating.load(directory)
+        summary, _ = extrapolate.load(directory)
         predicts = summary["recipes"][0]["target_log2_lr"] is not None
         return summary["finished"] and (not predicts or (directory / self.truth / sweep.SUMMARY).exists())
 

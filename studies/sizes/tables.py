@@ -9,15 +9,15 @@ from confirm.tables import cell, rate
 from sizes import decay
 from sizes import run as sizes
 from sizes.run import SAME_DECAY, TRUTH
-from surefoot.experiment.extrapolate.axis import AXES
-from surefoot.experiment.extrapolate.law import power_law
-from surefoot.experiment.extrapolate.run import load
-from surefoot.experiment.extrapolate.summary import optima
+from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.reports import extrapolate
 from surefoot.experiment.reports.style import markdown
 from surefoot.experiment.reports.transfer import optimum
 from surefoot.experiment.sweep import fit, sweep
-from surefoot.experiment.sweep.summary import points, transfer_rate
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.extrapolate import load
+from surefoot.experiment.sweep.law import power_law
+from surefoot.experiment.sweep.summary import optima, points, transfer_rate
 
 NOT_RUN = ["not run"] * 3
 WIDTH = 64
@@ -78,7 +78,7 @@ def decay_units() -> str | None:
 
 def _axis(name: str, out: Path) -> str | None:
     """All recipes and widths of one axis; None if nothing was begun."""
-    directories = sorted(path.parent for path in out.glob(f"{name}_*/{sweep.CONFIG}"))
+    directories = sorted(path.parent for path in out.glob(f"{name}_*/{CONFIG}"))
     if not directories:
         return None
     values = sorted({value for directory in directories for value in load(directory)[0]["values"]})

@@ -29,7 +29,7 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
-from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep.executors import Pool
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.config import TrainConfig

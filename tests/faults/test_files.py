@@ -22,10 +22,10 @@ def refuse_folders(path, *arguments, **options):
 os.open = refuse_folders
 from pathlib import Path
 from surefoot.experiment.errors import DirectoryInUse
-from surefoot.experiment.files import Log, claim, locked
+from surefoot.experiment.configs import claimed
+from surefoot.experiment.files import Log, locked
 directory = Path(sys.argv[1])
-with locked(directory):
-    claim(directory, {"steps": 3}, "log.jsonl")
+with claimed(directory, "train", {"steps": 3}, "log.jsonl"):
     with Log(directory / "log.jsonl") as log:
         log.append({"step": 1})
     try:

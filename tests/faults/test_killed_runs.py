@@ -13,8 +13,7 @@ import pytest
 
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
-from surefoot.experiment.sweep.executors import Raised
-from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep.executors import Pool, Raised
 from surefoot.experiment.sweep.progress import Progress
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import SweepError, run

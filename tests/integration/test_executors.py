@@ -109,7 +109,7 @@ def test_a_sweep_has_the_results_of_the_pool(name, make, tmp_path):
 
 @each
 def test_a_coordinate_check_has_the_results_of_the_pool(name, make, tmp_path):
-    from surefoot.experiment.sweep.pool import Pool
+    from surefoot.experiment.sweep.executors import Pool
 
     config, corpus = TrainConfig.of(steps=2, head_dim=8, **SMALL), load("markov:16")
     for where, place in (("pool", Pool(2)), (name, make(name))):

@@ -31,7 +31,7 @@ EXPERIMENT = (
     ("distributed",),
     ("training",),
     ("sweep",),
-    ("coordcheck", "compare", "extrapolate"),
+    ("coordcheck", "compare"),
     ("reports",),
 )
 """The same inside `experiment`."""

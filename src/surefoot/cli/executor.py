@@ -41,7 +41,7 @@ def executor(arguments: argparse.Namespace) -> Executor | None:
             raise ValueError(f"--gpus-per-run {gpus:g}: slurm gives whole GPUs")
         return Slurm(arguments.out / "slurm", arguments.workers, int(gpus or 0), dict(arguments.slurm))
     if kind == "pool":
-        from surefoot.experiment.sweep.pool import Pool
+        from surefoot.experiment.sweep.executors import Pool
 
         return Pool(arguments.workers)
     return None

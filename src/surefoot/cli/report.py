@@ -98,7 +98,7 @@ def write_page(directory: Path) -> None:
 
 
 def _print(directory: Path, as_json: bool) -> int:
-    from surefoot.experiment.reports.kind import kind_of
+    from surefoot.experiment.configs import kind_of
 
     reports = {
         "transfer": _transfer, "extrapolate": _extrapolate, "compare": _compare, "train": _train,
@@ -121,8 +121,8 @@ def _transfer(directory: Path) -> Report:
 
 
 def _extrapolate(directory: Path) -> Report:
-    from surefoot.experiment.extrapolate.run import load
     from surefoot.experiment.reports import extrapolate as extrapolate_report
+    from surefoot.experiment.sweep.extrapolate import load
 
     summary, _ = load(directory)
     return summary, extrapolate_report.statement(summary), extrapolate_report.figure(summary, directory)

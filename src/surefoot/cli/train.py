@@ -78,17 +78,16 @@ def _run_first(
     arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, identity: dict[str, Any]
 ) -> int:
     """Train on the process that writes files and speaks."""
-    from surefoot.experiment.files import claim, dumps, locked, write_atomic
+    from surefoot.experiment.configs import claimed
+    from surefoot.experiment.files import write_json
     from surefoot.experiment.sweep.summary import environment
 
     out: Path = arguments.out
     boards = _boards(arguments, identity)
-    out.mkdir(parents=True, exist_ok=True)
     command = "the same command" if arguments.start == "auto" else "the same command with --resume auto"
     arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
-    with locked(out):
-        claim(out, identity, LOG)
-        write_atomic(out / ENVIRONMENT, dumps(environment(), indent=2) + "\n")
+    with claimed(out, "train", identity, LOG):
+        write_json(out / ENVIRONMENT, environment())
         evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
         print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
         try:
@@ -100,7 +99,7 @@ def _run_first(
             raise
         shown = asdict(result) | compute.at(result.tokens_per_second)
         shown |= _measured_before(out / RESULT, shown)
-        write_atomic(out / RESULT, dumps(shown, indent=2) + "\n")
+        write_json(out / RESULT, shown)
         draw(out)
         write_page(out)
     print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))

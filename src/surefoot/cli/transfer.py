@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.cli.report import write_page
-from surefoot.experiment.extrapolate.axis import AXES, Axis, flag
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
+from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import log2_lr
 
 if TYPE_CHECKING:
-    from surefoot.experiment.extrapolate.config import Extrapolation
-    from surefoot.experiment.sweep.config import SweepConfig
+    from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
     from surefoot.experiment.sweep.executors import Executor
     from surefoot.experiment.sweep.search import Bracket, Grid
 
@@ -145,8 +144,8 @@ def _over_widths(arguments: argparse.Namespace, executor: Executor | None) -> No
 
 
 def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | None) -> None:
-    from surefoot.experiment.extrapolate import run as extrapolating
     from surefoot.experiment.reports import extrapolate as extrapolate_report
+    from surefoot.experiment.sweep import extrapolate
     from surefoot.experiment.sweep.worker import run_trial
 
     config, target = configure_axis(arguments, axis), getattr(arguments, axis.target)
@@ -156,7 +155,7 @@ def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | N
         print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
 
     print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    summary = extrapolating.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
+    summary = extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
     said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else extrapolate_report.statement(summary)
     print(said)
     if picture := extrapolate_report.figure(summary, arguments.out):
@@ -197,7 +196,7 @@ def configure_axis(arguments: argparse.Namespace, axis: Axis) -> Extrapolation:
     Raises:
         ValueError: as `options.trial_settings`, a value twice, or one alone.
     """
-    from surefoot.experiment.extrapolate.config import Extrapolation
+    from surefoot.experiment.sweep.config import Extrapolation
 
     (width,) = arguments.widths or (Architecture(arguments.model).width,)
     settings = {**options.trial_settings(arguments, arguments.recipes, [width]), "steps": arguments.steps}

@@ -1,10 +1,17 @@
-"""The text of a `config.json`, read strictly, and compared with what is wanted."""
+"""A run directory's `config.json`: the kind of run, and its settings, compared with what is wanted."""
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from surefoot.experiment.files import dumps, locked, write_json
+
+CONFIG = "config.json"
+KINDS = ("transfer", "extrapolate", "compare", "train", "coordcheck")
+"""Of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
 
 _MISSING = object()
 
@@ -48,6 +55,35 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not valid JSON (an object is needed, not {json.dumps(value)[:40]})")
     return value
+
+
+def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
+    """Tell which kind of run a directory is of.
+
+    Args:
+        directory: of a run, finished or not.
+
+    Returns:
+        One of `KINDS`, and the content of `config.json` but for that.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+        ValueError: `config.json` is damaged, or was written by another program.
+    """
+    path = directory / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
+    config = read(path)
+    kind = config.pop("kind", None) or _kind_without_name(config)
+    if kind not in KINDS:
+        raise ValueError(f"{path} is of no run of transfer, compare, train or coordcheck")
+    return kind, config
+
+
+def _kind_without_name(config: Mapping[str, Any]) -> str | None:
+    """The kind of a run by the keys of its configuration, where an earlier version has not named it."""
+    kinds = {"axis": "extrapolate", "rates_per_recipe": "compare", "recipes": "transfer", "width": "train"}
+    return next((kind for key, kind in {**kinds, "method": "coordcheck"}.items() if key in config), None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,3 +138,47 @@ def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
     if there == wanted and isinstance(there, bool) == isinstance(wanted, bool):  # in Python 1 == True
         return []
     return [f"{key}: there {'missing' if there is _MISSING else json.dumps(there)}, now {json.dumps(wanted)}"]
+
+
+@contextmanager
+def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) -> Iterator[None]:
+    """Make a run directory, lock it for one writer, and make it belong to one configuration.
+
+    `config.json` is written with the kind of run, or compared with what is wanted.
+
+    Args:
+        directory: created if missing.
+        kind: of run, one of `KINDS`.
+        config: JSON values.
+        data: name of the file of results.
+
+    Raises:
+        ValueError: the directory belongs to another configuration (the message names the keys that differ), or has
+            results and no `config.json`, or one that is damaged.
+        DirectoryInUse: another process writes to the directory.
+        OSError: a file cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        _claim(directory, json.loads(dumps({"kind": kind, **config})), data)
+        yield
+
+
+def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:
+    path = directory / CONFIG
+    if not path.exists():
+        if (directory / data).is_file() and (directory / data).stat().st_size:
+            raise ValueError(f"{directory} holds {data} but no config.json: choose another directory")
+        write_json(path, wanted)
+        return
+    try:
+        there = parse(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
+    if isinstance(there, dict) and "kind" not in there:  # of an earlier version
+        wanted = {key: value for key, value in wanted.items() if key != "kind"}
+    if differing := differences(there, wanted):
+        raise ValueError(
+            f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
+            "Choose another directory, or repeat the arguments it was started with to resume it"
+        )

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from surefoot.experiment.configs import claimed
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.errors import SweepError
-from surefoot.experiment.files import Log, Record, claim, dumps, finite_or_none, locked, write_atomic
+from surefoot.experiment.files import Log, Record, finite_or_none, write_json
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.executors import Executor, Killed, Raised, Runs
+from surefoot.experiment.sweep.executors import Executor, Killed, outcomes
 from surefoot.experiment.sweep.search import check_list
 from surefoot.experiment.sweep.summary import environment
 from surefoot.experiment.sweep.worker import unchanged
@@ -82,11 +83,9 @@ def check(
         SweepError: a run on the executor raised (`DataError` if of the data), or was killed twice, which is recorded.
     """
     _check_widths(config, corpus, widths)
-    directory.mkdir(parents=True, exist_ok=True)
     common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
-    with locked(directory):
-        claim(directory, common, RESULTS)
+    with claimed(directory, "coordcheck", common, RESULTS):
         with Log(directory / RESULTS, ("width", "seed")) as log:
             done = {(record["width"], record["seed"]): record for record in finished(log.records)}
             runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
@@ -96,7 +95,7 @@ def check(
                 on_record(record)
         slopes = evaluate(_require_finished([done[_key(run)] for run in runs]), band)
         summary = {**slopes, "config": common, "environment": environment()}
-        write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
+        write_json(directory / SUMMARY, summary)
     return summary
 
 
@@ -138,20 +137,12 @@ def _measured(
     if executor is None:
         yield from (measure(run, corpus) for run in missing)
         return
-    wanted = [_Part(run, data, corpus.sha256) for run in reversed(missing)]
+    waiting = [_Part(run, data, corpus.sha256) for run in reversed(missing)]
     with closing(executor):
-        runs: Runs[_Part] = Runs(executor, _measure_part)
-        while ended := runs.ended(wanted):
-            wanted = [part for part in wanted if part not in dict(ended)]
-            for part, end in ended:
-                if isinstance(end, Killed):
-                    width, seed = _key(part.config)
-                    yield {"width": width, "seed": seed, "failed": f"killed twice: {end}"}
-                elif not isinstance(end, Raised):
-                    yield end
-            for part, end in ended:
-                if isinstance(end, Raised):
-                    raise end.error_of(part) from end
+        for part, end in outcomes(executor, _measure_part, lambda: waiting):
+            waiting.remove(part)
+            width, seed = _key(part.config)
+            yield {"width": width, "seed": seed, "failed": f"killed twice: {end}"} if isinstance(end, Killed) else end
 
 
 def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from surefoot.experiment import configs
 from surefoot.experiment.errors import DirectoryInUse
 
 Record = dict[str, Any]
@@ -38,6 +37,20 @@ def write_atomic(path: Path, text: str) -> None:
         replace_files({path: text.encode()})
     except OSError as error:
         raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file as `write_atomic` does, by a value as strict JSON.
+
+    Args:
+        path: the file, in a directory that exists.
+        value: JSON values.
+
+    Raises:
+        ValueError: NaN or an infinity in the value.
+        OSError: it cannot be written.
+    """
+    write_atomic(path, dumps(value, indent=2) + "\n")
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
@@ -245,37 +258,6 @@ def _holder(path: Path) -> str:
     with contextlib.suppress(OSError):
         return "".join(path.read_text(errors="replace").split()[:1]) or "unknown"
     return "unknown"
-
-
-def claim(directory: Path, config: Mapping[str, Any], data: str) -> None:
-    """Make a run directory belong to one configuration: write `config.json`, or compare with it.
-
-    Args:
-        directory: exists.
-        config: JSON values.
-        data: name of the file of results.
-
-    Raises:
-        ValueError: the directory belongs to another configuration (the message names the keys that differ), or has
-            results and no `config.json`, or one that is damaged.
-        OSError: `config.json` cannot be written.
-    """
-    path = directory / "config.json"
-    wanted = json.loads(dumps(dict(config)))
-    if not path.exists():
-        if _bytes(directory / data):
-            raise ValueError(f"{directory} holds {data} but no config.json: choose another directory")
-        write_atomic(path, dumps(wanted, indent=2) + "\n")
-        return
-    try:
-        there = configs.parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
-    if differing := configs.differences(there, wanted):
-        raise ValueError(
-            f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
-            "Choose another directory, or repeat the arguments it was started with to resume it"
-        )
 
 
 def finite_or_none(value: float) -> float | None:

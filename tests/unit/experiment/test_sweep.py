@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import dumps
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.progress import on_stderr
@@ -98,6 +99,25 @@ def test_results_are_strict_json_with_the_promised_keys(finished):
     assert {"python", "torch", "platform", "cpu", "cores", "date", "surefoot"} <= environment.keys()
     assert environment["corpus_sha256"] == "abc"
     assert summary["config"]["settings"] == {"depth": 2}
+
+
+def test_the_configuration_names_the_kind_of_run_and_goes_on_without_the_name(finished, tmp_path):
+    """As directories of earlier versions have none."""
+    directory, summary, _ = finished
+    stored = json.loads((directory / "config.json").read_text())
+    assert stored == {"kind": "transfer", **summary["config"]}
+    assert kind_of(directory) == ("transfer", summary["config"])
+    del stored["kind"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    (tmp_path / "results.jsonl").write_bytes((directory / "results.jsonl").read_bytes())
+    assert kind_of(tmp_path) == ("transfer", summary["config"])
+    assert load(tmp_path)[0]["recipes"] == run(config(), tmp_path, None, progress=silent)["recipes"]
+    for kind in ("compare", "elephant"):
+        (tmp_path / "config.json").write_text(json.dumps({"kind": kind, **stored}))
+        with pytest.raises(ValueError, match=f'it differs in kind: there "{kind}", now "transfer"'):
+            run(config(), tmp_path, None, progress=silent)
+    with pytest.raises(ValueError, match="is of no run of transfer"):
+        kind_of(tmp_path)
 
 
 def test_seeds_of_a_curve_share_their_rates_within_the_budget(finished):

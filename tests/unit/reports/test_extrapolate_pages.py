@@ -5,7 +5,7 @@ import json
 import pytest
 
 import run_directories as made
-from surefoot.experiment.reports.kind import kind_of
+from surefoot.experiment.configs import kind_of
 from surefoot.experiment.reports.web.page import html
 from surefoot.experiment.reports.web.report import page
 from surefoot.experiment.reports.web.server import Server

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from surefoot.experiment import configs, files
+from surefoot.experiment import configs
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 from surefoot.experiment.training.config import TrainConfig
@@ -32,9 +32,13 @@ def test_what_is_missing_is_a_default():
 @pytest.mark.parametrize("place", [lambda settings: settings, lambda settings: {"steps": 4, "settings": settings}])
 def test_an_early_directory_goes_on(tmp_path, place):
     (tmp_path / "config.json").write_text(json.dumps(place(early(TINY.to_json()))))
-    files.claim(tmp_path, place(TINY.to_json()), "log.jsonl")
-    with pytest.raises(ValueError, match='cooldown_shape: there "linear", now "sqrt"'):
-        files.claim(tmp_path, place(TINY.replace(cooldown_shape="sqrt").to_json()), "log.jsonl")
+    with configs.claimed(tmp_path, "train", place(TINY.to_json()), "log.jsonl"):
+        pass
+    with (
+        pytest.raises(ValueError, match='cooldown_shape: there "linear", now "sqrt"'),
+        configs.claimed(tmp_path, "train", place(TINY.replace(cooldown_shape="sqrt").to_json()), "log.jsonl"),
+    ):
+        pass
 
 
 def test_an_early_checkpoint_goes_on(corpus, tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.summary import Runs, best_rates, summarise
-from surefoot.experiment.files import claim, dumps, locked, write_atomic
+from surefoot.experiment.files import write_json
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
@@ -45,10 +45,7 @@ def run(
         SweepError: a run raised, or worker processes cannot start.
     """
     question.check(comparison)
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        claim(directory, comparison.to_json(), f"{TUNING}/{RESULTS}")
-        (directory / TUNING).mkdir(exist_ok=True)
+    with configs.claimed(directory, "compare", comparison.to_json(), f"{TUNING}/{RESULTS}"):
         _write(comparison, question, directory)
         sweep.run(comparison.tuning(), directory / TUNING, run_trial, executor=executor, progress=progress)
         tuned = _write(comparison, question, directory)
@@ -83,5 +80,5 @@ def _runs(directory: Path) -> Runs:
 
 def _write(comparison: Comparison, question: Question, directory: Path) -> dict[str, Any]:
     summary = summarise(comparison, question, _runs(directory), environment())
-    write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
+    write_json(directory / SUMMARY, summary)
     return summary

@@ -1,15 +1,17 @@
-"""From the finished runs of a comparison to `summary.json`."""
+"""From the finished runs of a comparison to `summary.json`: paired differences, p values, mean curves, a target."""
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.experiment.compare import paired
+import numpy as np
+from scipy.special import stdtr
+
 from surefoot.experiment.compare.config import Comparison, Question
-from surefoot.experiment.files import Record, dumps
+from surefoot.experiment.files import Record
 from surefoot.experiment.sweep import fit
-from surefoot.experiment.sweep.summary import pair, points, transfer_rate
+from surefoot.experiment.sweep.summary import UNFINISHED, as_json, points, transfer_rate
 from surefoot.experiment.training.names import parse_at
 
 
@@ -46,47 +48,39 @@ def summarise(comparison: Comparison, question: Question, runs: Runs, environmen
         target = baseline["curve"]["val_loss"][-1]
     for entry in entries:
         _compare(entry, baseline, target)
-    summary = {
+    return as_json({
         "finished": all(map(_finished, entries)),
         "baseline": question.baseline,
         "target": target,
         "target_asked": question.target,
         "recipes": entries,
         "config": comparison.to_json(),
-        "environment": dict(environment),
-    }
-    return json.loads(dumps(summary))  # type: ignore[no-any-return]  # seeds are keys: as who reads the file has them
+        "environment": environment,
+    })  # fmt: skip
 
 
 def _finished(entry: Mapping[str, Any]) -> bool:
-    return entry["tuning_status"] != "unfinished" and (entry["lr"] is None or entry["final_runs"] == entry["seeds"])
+    return entry["tuning_status"] != UNFINISHED and (entry["lr"] is None or entry["final_runs"] == entry["seeds"])
 
 
 def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> dict[str, Any]:
     """The rate of the final runs, and how it was found."""
-    if name in comparison.published:
-        return {
-            "settings": "published",
-            "tuning_runs": 0,
-            "tuning_diverged": 0,
-            "tuning_failed": 0,
-            "tuning_status": None,
-            "tuning": [],
-            "rate_from": "published",
-            "log2_lr": parse_at(name)[1],
-        }
-    own = [record for record in tuning if record["recipe"] == name]
+    published = name in comparison.published
+    own = [] if published else [record for record in tuning if record["recipe"] == name]
     curve = points(own, name, comparison.width)
     optimum = fit.optimum(curve)
-    if len(curve) < comparison.tuning_runs:
-        status, source, rate = "unfinished", None, None
+    status: str | None = optimum.status
+    if published:
+        status, source, rate = None, "published", parse_at(name)[1]
+    elif len(curve) < comparison.tuning_runs:
+        status, source, rate = UNFINISHED, None, None
     elif optimum.log2_lr is not None:
-        status, source, rate = optimum.status, "fitted", transfer_rate(optimum.log2_lr)
+        source, rate = "fitted", transfer_rate(optimum.log2_lr)
     else:
-        status, rate = optimum.status, optimum.best_rate
+        rate = optimum.best_rate
         source = None if rate is None else "measured"
     return {
-        "settings": "tuned",
+        "settings": "published" if published else "tuned",
         "tuning_runs": len(curve),
         "tuning_diverged": sum(record["diverged"] for record in own),
         "tuning_failed": sum("failed" in record for record in own),
@@ -104,7 +98,7 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
     records.sort(key=lambda record: record["seed"])
     losses = {record["seed"]: record["val_loss"] for record in records if record["val_loss"] is not None}
     lost = len(losses) < len(records)  # the mean over the seeds that are left would be too optimistic
-    loss = fit.Estimate(None, None, 0) if lost else paired.mean(losses)
+    loss = fit.UNKNOWN if lost else fit.mean(losses)
     return {
         "name": name,
         "method": method,
@@ -115,9 +109,9 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
         "diverged": sum(record["diverged"] for record in records),
         "failed": sum("failed" in record for record in records),
         "val_loss": loss.value,
-        "val_loss_ci": pair(loss.interval),
+        "val_loss_ci": loss.interval,
         "val_loss_by_seed": losses,
-        "curve": paired.mean_curve([r["facts"]["curve"] for r in records]) if records and not lost else None,
+        "curve": mean_curve([r["facts"]["curve"] for r in records]) if records and not lost else None,
     }
 
 
@@ -125,14 +119,80 @@ def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float |
     """Add the difference to the baseline, and the steps and the time to the target."""
     known = entry is not baseline and entry["val_loss"] is not None and baseline["val_loss"] is not None
     ours, theirs = entry["val_loss_by_seed"], baseline["val_loss_by_seed"]
-    difference = fit.difference(ours, theirs) if known else fit.Estimate(None, None, 0)
-    entry["difference"], entry["difference_ci"] = difference.value, pair(difference.interval)
-    entry["p"] = paired.p_value(ours, theirs) if known else None
-    reached, first = (_reached(one["curve"], target) for one in (entry, baseline))
+    difference = fit.difference(ours, theirs) if known else fit.UNKNOWN
+    entry["difference"], entry["difference_ci"] = difference.value, difference.interval
+    entry["p"] = p_value(ours, theirs) if known else None
+    here, there = (_reached(one["curve"], target) for one in (entry, baseline))
     for i, unit in enumerate(("steps", "seconds")):
-        entry[f"{unit}_to_target"] = reached and reached[i]
-        entry[f"{unit}_ratio"] = reached[i] / first[i] if reached and first and first[i] > 0 else None
+        entry[f"{unit}_to_target"] = here and here[i]
+        entry[f"{unit}_ratio"] = here[i] / there[i] if here and there and there[i] > 0 else None
 
 
 def _reached(curve: Mapping[str, Any] | None, target: float | None) -> tuple[float, float] | None:
-    return None if curve is None or target is None else paired.reached(curve, target)
+    return None if curve is None or target is None else reached(curve, target)
+
+
+def p_value(losses: Mapping[int, float], others: Mapping[int, float]) -> float | None:
+    """Compute the two-sided p value of Student's t test of paired differences.
+
+    Args:
+        losses: seed -> loss.
+        others: seed -> loss to compare with.
+
+    Returns:
+        The p value; None below three common seeds, as for the interval.
+
+    >>> round(p_value({1: 2.0, 2: 2.2, 3: 2.1}, {1: 1.5, 2: 1.9, 3: 1.7}), 4)
+    0.0202
+    """
+    differences = [loss - others[seed] for seed, loss in losses.items() if seed in others]
+    n = len(differences)
+    if n < fit.SEEDS_FOR_AN_INTERVAL:
+        return None
+    error = float(np.std(differences, ddof=1)) / math.sqrt(n)
+    middle = float(np.mean(differences))
+    if error == 0.0:
+        return 1.0 if middle == 0.0 else 0.0
+    return 2 * float(stdtr(n - 1, -abs(middle) / error))
+
+
+def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Average the curves of several seeds, all evaluated after the same steps.
+
+    Args:
+        curves: each with the lists "step", "val_loss" (None where it was not finite) and "seconds".
+
+    Returns:
+        "step"; "val_loss", its mean, with the "lowest" and the "highest" seed's, None where one is; mean "seconds".
+    """
+    losses = [values if None not in values else None for values in zip(*(c["val_loss"] for c in curves), strict=True)]
+    return {
+        "step": list(curves[0]["step"]),
+        "val_loss": [None if values is None else float(np.mean(values)) for values in losses],
+        "lowest": [None if values is None else min(values) for values in losses],
+        "highest": [None if values is None else max(values) for values in losses],
+        "seconds": [float(np.mean(values)) for values in zip(*(c["seconds"] for c in curves), strict=True)],
+    }
+
+
+def reached(curve: Mapping[str, Sequence[Any]], target: float) -> tuple[float, float] | None:
+    """Find when a curve first is at a target loss, linear between evaluations.
+
+    Args:
+        curve: of `mean_curve`.
+        target: a loss in nats.
+
+    Returns:
+        `(steps, seconds)`; None where it is above the target throughout.
+
+    >>> reached({"step": [0, 10, 20], "val_loss": [4.0, 3.0, 2.0], "seconds": [0.0, 1.0, 3.0]}, 2.5)
+    (15.0, 2.0)
+    """
+    losses = curve["val_loss"]
+    place = next((i for i, loss in enumerate(losses) if loss is not None and loss <= target), None)
+    if place is None:
+        return None
+    before, here = losses[place - 1] if place else None, losses[place]
+    at = place if before is None else place - 1 + (before - target) / (before - here)
+    places = range(len(losses))
+    return float(np.interp(at, places, curve["step"])), float(np.interp(at, places, curve["seconds"]))

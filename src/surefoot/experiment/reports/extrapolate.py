@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from surefoot.experiment.extrapolate.axis import AXES, flag
-from surefoot.experiment.extrapolate.summary import Swept
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import transfer
 from surefoot.experiment.reports.style import GREY, INK, aligned, frame, lr, plus_minus
+from surefoot.experiment.sweep.axis import AXES, flag
+from surefoot.experiment.sweep.summary import Swept
 
 BENDS = (
     "An interval over seeds says how far other seeds would move the line.\n"

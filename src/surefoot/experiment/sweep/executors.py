@@ -1,15 +1,24 @@
-"""Where the runs of a sweep are run: three methods, and what every executor needs besides."""
+"""Where the runs of a sweep are run: what every executor has, and that of one machine, a pool of processes."""
 
+import multiprocessing
 import os
+import pickle
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from surefoot.experiment.errors import DataError, SweepError
 
 Item = TypeVar("Item", bound=Hashable)
 Function = Callable[[Any], Any]
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000" or "<microseconds> <period>" (cgroup v2)
 
 
 class Killed(Exception):
@@ -85,56 +94,45 @@ class Executor(Protocol):
         """End whatever still runs. A later `submit` begins anew."""
 
 
-class Runs(Generic[Item]):
-    """Items under way on an executor, each at most once at a time. One whose process is killed is begun once more.
+def outcomes(
+    executor: Executor, function: Function, wanted: Callable[[], Sequence[Item]]
+) -> Iterator[tuple[Item, Any]]:
+    """Run items on an executor until none is wanted. One whose process is killed is begun once more.
 
     Args:
-        executor: where.
+        executor: where; as many items as it has workers are under way at a time.
         function: what is called with each item.
+        wanted: gives the items without a result, the most urgent first; asked again whenever one has ended.
+
+    Yields:
+        Each item that has ended, with its result, or `Killed` where that was so twice.
+
+    Raises:
+        SweepError: the function raised (`DataError` if it was one), or twice a process could not even begin.
     """
-
-    def __init__(self, executor: Executor, function: Function) -> None:
-        self._executor, self._function = executor, function
-        self._running: dict[Hashable, Item] = {}
-        self._killed: set[Item] = set()
-
-    def ended(self, wanted: Iterable[Item]) -> list[tuple[Item, Any]]:
-        """Begin what is wanted and not yet under way, as far as there is room, and wait for what ends next.
-
-        Args:
-            wanted: items without a result, the most urgent first.
-
-        Returns:
-            The items that have ended, each with its result, `Raised`, or `Killed` (twice); empty if none was wanted.
-        """
-        wanted = list(wanted)
-        while True:
-            under_way = set(self._running.values())
-            waiting = [item for item in wanted if item not in under_way]
-            begun = waiting[: max(0, self._executor.workers - len(under_way))]
-            if begun:
-                self._running.update(zip(self._executor.submit(self._function, begun), begun, strict=True))
-            if not self._running:
-                return []
-            ended = [(self._running.pop(handle), end) for handle, end in self._executor.wait(list(self._running))]
-            if final := [(item, _final(end)) for item, end in ended if not self._again(item, end)]:
-                return final
-
-    def _again(self, item: Item, end: Any) -> bool:
-        """Whether a run is begun once more: it was killed, for the first time."""
-        again = isinstance(end, Killed) and item not in self._killed
-        if again:
-            self._killed.add(item)
-        return again
-
-
-def _final(end: Any) -> Any:
-    """A process that twice cannot even begin is no fault of the run: an environment is broken, so nothing goes on."""
-    if isinstance(end, NeverStarted):
-        return Raised(
-            f"twice {end} before it could begin; a script that starts a sweep needs `if __name__ == '__main__'`"
-        )
-    return end
+    running: dict[Hashable, Item] = {}
+    killed: set[Item] = set()
+    while True:
+        under_way = set(running.values())
+        waiting = [item for item in wanted() if item not in under_way]
+        if begun := waiting[: max(0, executor.workers - len(under_way))]:
+            running.update(zip(executor.submit(function, begun), begun, strict=True))
+        if not running:
+            return
+        raised: list[tuple[Item, Raised]] = []
+        for handle, end in executor.wait(list(running)):
+            item = running.pop(handle)
+            if isinstance(end, Killed) and item not in killed:
+                killed.add(item)
+            elif isinstance(end, NeverStarted):  # no fault of the run: an environment is broken
+                main = "a script that starts a sweep needs `if __name__ == '__main__'`"
+                raised.append((item, Raised(f"twice {end} before it could begin; {main}")))
+            elif isinstance(end, Raised):
+                raised.append((item, end))
+            else:
+                yield item, end
+        for item, error in raised:
+            raise error.error_of(item) from error
 
 
 def guarded(function: Function, item: Any) -> Any:
@@ -146,3 +144,128 @@ def guarded(function: Function, item: Any) -> Any:
         return function(item)
     except (Exception, SystemExit) as error:
         return Raised.of(error)
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use: its affinity mask, and a container's quota if there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+class Pool:
+    """Worker processes of one thread each on this machine, spawned (CUDA and threads do not survive a fork).
+
+    Each has a pipe of its own, so that one that dies takes no other run with it.
+
+    Args:
+        workers: their number; by default one per usable core.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers: int = workers or usable_cores()
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    def submit(self, function: Function, items: Sequence[Any]) -> list["_Worker"]:
+        """As in `Executor`; processes that have finished a run are used again."""
+        begun = []
+        for item in items:
+            self._idle = [worker for worker in self._idle if worker.process.is_alive()]
+            worker = self._idle.pop() if self._idle else _Worker()
+            self._busy.append(worker)
+            worker.begin(function, item)
+            begun.append(worker)
+        return begun
+
+    def wait(self, handles: Sequence["_Worker"]) -> list[tuple["_Worker", Any]]:
+        """As in `Executor`."""
+        ended: list[tuple[_Worker, Any]] = []
+        while not ended:
+            # A process that a run has forked keeps the pipe open when the worker is killed, hence a look each second.
+            connection.wait([worker.pipe for worker in handles], timeout=1.0)
+            ends = [(worker, worker.end()) for worker in handles]
+            ended = [(worker, end[0]) for worker, end in ends if end is not None]
+        for worker, _ in ended:
+            self._busy.remove(worker)
+            self._idle.append(worker)
+        return ended
+
+    def close(self) -> None:
+        """As in `Executor`: a running trial would otherwise delay the exit by minutes."""
+        workers, self._idle, self._busy = self._idle + self._busy, [], []
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+            worker.pipe.close()
+
+
+class _Worker:
+    """A process, and this end of the pipe to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process.start()
+        theirs.close()  # else the pipe would stay open when the process dies
+        self._started = False
+
+    def begin(self, function: Function, item: Any) -> None:
+        """Send a run to the process; if that has died, `end` says so."""
+        work = pickle.dumps((function, item))
+        with suppress(OSError):
+            self.pipe.send_bytes(work)
+
+    def end(self) -> tuple[Any] | None:
+        """How the run has ended: its result, `Killed` or `Raised`, in a tuple; None if it has not."""
+        died = not self.process.is_alive()  # asked before the pipe, into which it may have written last
+        try:
+            while self.pipe.poll():
+                message = self.pipe.recv()
+                if self._started:
+                    return (pickle.loads(message) if isinstance(message, bytes) else message,)
+                self._started = True
+        except (EOFError, OSError):
+            self.process.join()
+            died = True
+        kind = Killed if self._started else NeverStarted
+        return (kind(f"its worker process ended with {_code(self.process.exitcode)}"),) if died else None
+
+
+def _code(code: int | None) -> str:
+    """An exit code, or the signal that it stands for.
+
+    >>> _code(-9), _code(3)
+    ('SIGKILL (out of memory?)', 'exit code 3')
+    """
+    with suppress(ValueError):
+        if code is not None and code < 0:
+            return signal.Signals(-code).name + " (out of memory?)" * (code == -signal.SIGKILL)
+    return f"exit code {code}"
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """What a worker process does: say that it has started, then answer each run with its result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):  # the parent has closed its end
+        pipe.send("started")
+        while True:
+            pipe.send(guarded(_call, pipe.recv_bytes()))
+
+
+def _call(work: bytes) -> bytes:
+    function, item = pickle.loads(work)
+    return pickle.dumps(function(item))
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent has, in the middle of a run too."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -56,6 +56,9 @@ class Estimate:
     seeds: int
 
 
+UNKNOWN = Estimate(None, None, 0)
+
+
 @dataclass(frozen=True)
 class Optimum:
     """The fitted optimum of one curve.
@@ -234,7 +237,7 @@ def drift(narrow: Optimum, wide: Optimum) -> Estimate:
         The move and its interval; a value of None if either optimum is not interior.
     """
     if narrow.log2_lr is None or wide.log2_lr is None:
-        return Estimate(None, None, 0)
+        return UNKNOWN
     seeds = [seed for seed in narrow.by_seed if seed in wide.by_seed]
     moves = [wide.by_seed[seed] - narrow.by_seed[seed] for seed in seeds]
     return Estimate(wide.log2_lr - narrow.log2_lr, interval(moves), len(moves))
@@ -257,7 +260,7 @@ def regret(points: Iterable[Point], rate: float) -> Estimate:
     """
     points = list(points)
     here = curve(points).get(rate)
-    return Estimate(None, None, 0) if here is None else difference(here, lowest(points))
+    return UNKNOWN if here is None else difference(here, lowest(points))
 
 
 def lowest(points: Iterable[Point]) -> dict[int, float]:
@@ -280,4 +283,9 @@ def difference(losses: Mapping[int, float], others: Mapping[int, float]) -> Esti
     0.75
     """
     values = [loss - others[seed] for seed, loss in losses.items() if seed in others]
-    return Estimate(float(np.mean(values)), interval(values), len(values)) if values else Estimate(None, None, 0)
+    return Estimate(float(np.mean(values)), interval(values), len(values)) if values else UNKNOWN
+
+
+def mean(losses: Mapping[int, float]) -> Estimate:
+    """Average losses by seed; a value of None without a seed."""
+    return difference(losses, dict.fromkeys(losses, 0.0))

@@ -1,17 +1,39 @@
-"""From the finished runs of a sweep to `summary.json`."""
+"""From the finished runs of sweeps, over widths or over an axis, to `summary.json`."""
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from surefoot.experiment.files import Record, dumps
 from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.law import Law, power_law
 
 # Transferred rates are multiples of 1/64 octave, 1.1 %.
 TRANSFER_GRID = 64
+UNFINISHED = "unfinished"
+LINE_POINTS = 17  # at which the law is drawn: its interval is curved on logarithmic axes, and widest at the ends
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What there is of one value's sweep.
+
+    Args:
+        records: of the runs that have finished.
+        finished: whether these are all.
+    """
+
+    records: Sequence[Record] = ()
+    finished: bool = False
 
 
 def transfer_rate(vertex: float) -> float:
@@ -38,60 +60,149 @@ def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> lis
     ]
 
 
-def summarise(
-    config: Mapping[str, Any], records: Iterable[Mapping[str, Any]], environment: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Compute the content of `summary.json` from the content of `config.json`, the finished runs and the machine."""
+def summarise(config: Mapping[str, Any], records: Iterable[Record], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the content of a sweep's `summary.json`.
+
+    Args:
+        config: the content of `config.json`.
+        records: of the finished runs.
+        environment: joins the summary.
+
+    Returns:
+        JSON values; an entry for each recipe, in `recipes`.
+    """
     records = list(records)
-    recipes = [_recipe(name, config["widths"], records) for name in config["recipes"]]
-    return {"recipes": recipes, "config": dict(config), "environment": dict(environment)}
+    recipes = [_over_widths(name, config["widths"], records) for name in config["recipes"]]
+    return as_json({"recipes": recipes, "config": config, "environment": environment})
 
 
-def _recipe(recipe: str, widths: Iterable[int], records: list[Mapping[str, Any]]) -> dict[str, Any]:
-    widths, own = list(widths), [record for record in records if record["recipe"] == recipe]
-    curves = [points(records, recipe, width) for width in widths]
-    optima = [fit.optimum(curve) for curve in curves]
-    drift = fit.drift(optima[0], optima[-1]) if len(widths) > 1 else fit.Estimate(None, None, 0)
+def as_json(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary as who reads its file has it: lists in place of tuples, strings for keys."""
+    return json.loads(dumps(summary))  # type: ignore[no-any-return]
+
+
+def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) -> dict[str, Any]:
+    own = [record for record in records if record["recipe"] == recipe]
+    optima = {width: fit.optimum(points(own, recipe, width)) for width in widths}
+    vertex = optima[widths[0]].log2_lr if len(widths) > 1 else None
+    rate, widest = None if vertex is None else transfer_rate(vertex), widths[-1]
+    cost = fit.UNKNOWN if rate is None else fit.regret(points(own, recipe, widest), rate)
+    regret = {
+        "regret_nats": cost.value,
+        "regret_nats_ci": cost.interval,
+        "regret_log2_lr": rate,
+        "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (widest, rate)),
+    }
+    runs = [[record for record in own if record["width"] == width] for width in widths]
+    return _entry(recipe, "widths", optima, regret, runs)
+
+
+def _entry(
+    recipe: str,
+    sizes: str,
+    optima: Mapping[int, fit.Optimum],
+    more: Mapping[str, Any],
+    runs: Sequence[Sequence[Record]],
+) -> dict[str, Any]:
+    """What a summary says of a recipe; where there are several sizes, each key has a list."""
+    best = list(optima.values())
+    drift = fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN
     return {
         "recipe": recipe,
-        "widths": widths,
-        **columns(optima, drift),
-        **_regret(optima[0].log2_lr if len(widths) > 1 else None, widths[-1], own),
-        "seeds": len({point.seed for curve in curves for point in curve}),
-        "runs": [len(curve) for curve in curves],
-        "diverged": [sum(r["diverged"] for r in own if r["width"] == width) for width in widths],
-        "failed": [sum("failed" in r for r in own if r["width"] == width) for width in widths],
-    }
-
-
-def columns(optima: Sequence[fit.Optimum], drift: fit.Estimate) -> dict[str, Any]:
-    """Describe optima, a list by key, and the move from the first to the last."""
-    return {
-        "best_log2_lr": [o.log2_lr for o in optima],
-        "best_log2_lr_ci": [pair(o.interval) for o in optima],
-        "best_loss": [o.best_loss for o in optima],
-        "best_loss_log2_lr": [o.best_rate for o in optima],
-        "interior": [o.interior for o in optima],
-        "status": [o.status for o in optima],
+        sizes: list(optima),
+        "best_log2_lr": [o.log2_lr for o in best],
+        "best_log2_lr_ci": [o.interval for o in best],
+        "best_loss": [o.best_loss for o in best],
+        "best_loss_log2_lr": [o.best_rate for o in best],
+        "interior": [o.interior for o in best],
+        "status": [o.status for o in best],
         "drift_octaves": drift.value,
-        "drift_octaves_ci": pair(drift.interval),
+        "drift_octaves_ci": drift.interval,
+        **more,
+        "seeds": len({record["seed"] for each in runs for record in each}),
+        "runs": [len(each) for each in runs],
+        "diverged": [sum(record["diverged"] for record in each) for each in runs],
+        "failed": [sum("failed" in record for record in each) for each in runs],
     }
 
 
-def _regret(vertex: float | None, width: int, own: list[Mapping[str, Any]]) -> dict[str, Any]:
-    rate = None if vertex is None else transfer_rate(vertex)
-    cost = fit.Estimate(None, None, 0) if rate is None else fit.regret(points(own, own[0]["recipe"], width), rate)
-    return {
-        "regret_nats": cost.value,
-        "regret_nats_ci": pair(cost.interval),
-        "regret_log2_lr": rate,
-        "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (width, rate)),
+def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit.Optimum]:
+    """Fit a recipe's optimum at each value; there is none where the sweep is unfinished.
+
+    Args:
+        width: of the models.
+        swept: by value.
+        recipe: name of a method.
+
+    Returns:
+        The optima, by value.
+    """
+    found = {value: fit.optimum(points(one.records, recipe, width)) for value, one in swept.items()}
+    return {value: best if swept[value].finished else _unsettled(best) for value, best in found.items()}
+
+
+def _unsettled(best: fit.Optimum) -> fit.Optimum:
+    """What is the best so far, without a vertex, which the rest of the search may move."""
+    return replace(best, status=UNFINISHED, log2_lr=None, interval=None, by_seed={})
+
+
+def extrapolated(
+    config: Mapping[str, Any], swept: Mapping[int, Swept], target: int | None, environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Compute the content of the `summary.json` of sweeps over an axis.
+
+    Args:
+        config: the content of `config.json`.
+        swept: by value, in the order of `config["values"]`.
+        target: the value at which each recipe's law is read off; None for none.
+        environment: joins the summary.
+
+    Returns:
+        JSON values; an entry for each recipe, in `recipes`.
+    """
+    return as_json({
+        "axis": config["axis"],
+        "values": list(swept),
+        "width": config["width"],
+        "target": target,
+        "finished": all(one.finished for one in swept.values()),
+        "recipes": [_over_axis(config, swept, target, recipe) for recipe in config["recipes"]],
+        "config": config,
+        "environment": environment,
+    })  # fmt: skip
+
+
+def _over_axis(
+    config: Mapping[str, Any], swept: Mapping[int, Swept], target: int | None, recipe: str
+) -> dict[str, Any]:
+    best = optima(config["width"], swept, recipe)
+    law = power_law(best)
+    power, there = (law.power if law else fit.UNKNOWN), (law.at(target) if law and target else fit.UNKNOWN)
+    found = {
+        "power": power.value,
+        "power_ci": power.interval,
+        "rms_octaves": law.rms_octaves if law else None,
+        "no_law": None if law else _why(config["axis"], best),
+        "target_log2_lr": there.value,
+        "target_log2_lr_ci": there.interval,
+        "line": _drawn(law, [*best, *([target] if target else [])]) if law else None,
     }
+    runs = [[record for record in one.records if record["recipe"] == recipe] for one in swept.values()]
+    return _entry(recipe, "values", best, found, runs)
 
 
-def pair(interval: fit.Interval) -> list[float] | None:
-    """Return an interval as JSON has it."""
-    return None if interval is None else list(interval)
+def _why(axis: str, best: Mapping[int, fit.Optimum]) -> str:
+    """Which values have no optimum that a law could go through, and why."""
+    return "; ".join(
+        f"{AXES[axis].text.format(value)}: {one.status}" for value, one in best.items() if not one.interior
+    )
+
+
+def _drawn(law: Law, sizes: Sequence[int]) -> dict[str, list[Any]]:
+    """The law from the lowest of these sizes to the highest, with its interval, by column."""
+    drawn = np.geomspace(min(sizes), max(sizes), LINE_POINTS).tolist()
+    rates = [law.at(size) for size in drawn]
+    return {"size": drawn, "log2_lr": [rate.value for rate in rates], "log2_lr_ci": [rate.interval for rate in rates]}
 
 
 def environment() -> dict[str, Any]:

@@ -8,16 +8,15 @@ from typing import Any
 
 from surefoot.experiment import configs
 from surefoot.experiment.errors import SweepError as SweepError
-from surefoot.experiment.files import Log, Record, claim, dumps, locked, read_lines, write_atomic
+from surefoot.experiment.files import Log, Record, read_lines, write_json
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
-from surefoot.experiment.sweep.executors import Executor, Killed, Raised, Runs
-from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep.executors import Executor, Killed, Pool, outcomes
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
 from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
 
-RESULTS, SUMMARY, CONFIG = "results.jsonl", "summary.json", "config.json"
+RESULTS, SUMMARY = "results.jsonl", "summary.json"
 _KEYS = ("recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds")
 
 
@@ -59,15 +58,13 @@ def run(
         SweepError: a trial raised, or worker processes cannot start.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        claim(directory, config.to_json(), RESULTS)
+    with configs.claimed(directory, "transfer", config.to_json(), RESULTS):
         with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
                 _Sweep(config, log).work(run_trial, place, show)
             facts = {**this_environment(), **(environment or {})}
             summary = summarise(config.to_json(), log.records, facts)
-        write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
+        write_json(directory / SUMMARY, summary)
     return summary
 
 
@@ -88,14 +85,12 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
     records = results(directory)
     if (directory / SUMMARY).exists():
         return configs.read(directory / SUMMARY), records
-    if not (directory / CONFIG).exists():
-        raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-    config = configs.read(directory / CONFIG)
-    if "recipes" not in config:
-        raise ValueError(f"{directory} holds no sweep: its {CONFIG} names no recipes")
-    for key, kind in (("recipes", str), ("widths", int)):
-        if not isinstance(values := config.get(key), list) or not all(isinstance(value, kind) for value in values):
-            raise ValueError(f"{directory / CONFIG}: {key} must be a list of {kind.__name__}, got {values!r}")
+    kind, config = configs.kind_of(directory)
+    if kind != "transfer":
+        raise ValueError(f"{directory} holds no sweep: it is of {kind}")
+    for key, type_ in (("recipes", str), ("widths", int)):
+        if not isinstance(values := config.get(key), list) or not all(isinstance(value, type_) for value in values):
+            raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")
     return summarise(config, records, {}), records
 
 
@@ -128,17 +123,11 @@ class _Sweep:
 
     def work(self, run_trial: RunTrial, executor: Executor, show: Callback) -> None:
         """Run the missing trials, widest first, until the search is complete."""
-        runs: Runs[Trial] = Runs(executor, run_trial)
-        while ended := runs.ended(self.missing()):
-            for trial, end in ended:
-                if not isinstance(end, Raised):
-                    record = _to_record(trial, end)
-                    self.log.append(record)
-                    self.done[_key(record)] = record
-                    show(self._progress(record, executor.workers))
-            for trial, end in ended:
-                if isinstance(end, Raised):
-                    raise end.error_of(trial) from end
+        for trial, end in outcomes(executor, run_trial, self.missing):
+            record = _to_record(trial, end)
+            self.log.append(record)
+            self.done[_key(record)] = record
+            show(self._progress(record, executor.workers))
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now, widest first."""

@@ -12,7 +12,7 @@ from typing import final
 
 from torch import Tensor
 
-from surefoot.experiment.files import Log, Record, continued, dumps, finite_or_none, write_atomic
+from surefoot.experiment.files import Log, Record, continued, finite_or_none, write_json
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
@@ -136,7 +136,7 @@ class NormLog:
     def _open(self, run: Run) -> Log:
         self._norms = Norms(run, self._limit)
         layers = {name: asdict(layer) for name, layer in self._norms.layers.items()}
-        write_atomic(self._directory / LAYERS, dumps(layers, indent=2) + "\n")
+        write_json(self._directory / LAYERS, layers)
         self._times = [*accumulate(map(run.config.schedule.factor, range(run.config.schedule.steps)), initial=0.0)]
         self._alarms = Alarms(self._norms.layers, self._times[-1])
         log = self._files.enter_context(continued(self._directory / NORMS, run.step))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from surefoot.experiment.compare import paired
+from surefoot.experiment.compare import summary
 from surefoot.experiment.sweep import fit
 
 
@@ -17,21 +17,21 @@ def test_difference_interval_and_p_are_those_of_scipy(n, shift):
     losses, others = (dict(enumerate(values.tolist(), start=1)) for values in (ours, theirs))
     shuffled = dict(reversed(others.items()))  # seeds pair, not places
     estimate = fit.difference(losses, shuffled)
-    assert paired.p_value(losses, shuffled) == pytest.approx(expected.pvalue, rel=1e-9)
+    assert summary.p_value(losses, shuffled) == pytest.approx(expected.pvalue, rel=1e-9)
     assert estimate.value == pytest.approx(np.mean(ours - theirs))
     assert estimate.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
 def test_two_seeds_have_neither_interval_nor_p():
-    assert paired.p_value({1: 2.0, 2: 2.1, 3: 2.0}, {1: 1.0, 2: 1.0}) is None
-    assert paired.mean({1: 2.0, 2: 3.0}) == fit.Estimate(2.5, None, 2)
-    assert paired.mean({}).value is None
+    assert summary.p_value({1: 2.0, 2: 2.1, 3: 2.0}, {1: 1.0, 2: 1.0}) is None
+    assert fit.mean({1: 2.0, 2: 3.0}) == fit.Estimate(2.5, None, 2)
+    assert fit.mean({}).value is None
 
 
 def test_differences_without_spread():
     ours = {1: 2.0, 2: 2.5, 3: 3.0}
-    assert paired.p_value(ours, ours) == 1.0
-    assert paired.p_value(ours, {seed: loss - 0.5 for seed, loss in ours.items()}) == 0.0
+    assert summary.p_value(ours, ours) == 1.0
+    assert summary.p_value(ours, {seed: loss - 0.5 for seed, loss in ours.items()}) == 0.0
 
 
 def curve(*losses):
@@ -40,7 +40,7 @@ def curve(*losses):
 
 
 def test_the_mean_curve_and_its_band():
-    mean = paired.mean_curve([curve(4.0, 3.0, 2.0), curve(4.0, None, 2.5)])
+    mean = summary.mean_curve([curve(4.0, 3.0, 2.0), curve(4.0, None, 2.5)])
     assert mean == {
         "step": [0, 10, 20],
         "val_loss": [4.0, None, 2.25],
@@ -65,5 +65,5 @@ def test_the_mean_curve_and_its_band():
     ],
 )
 def test_when_a_curve_is_at_a_target(losses, target, expected):
-    reached = paired.reached(curve(*losses), target)
+    reached = summary.reached(curve(*losses), target)
     assert reached == (None if expected is None else pytest.approx(expected))

@@ -10,8 +10,7 @@ from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.compare.run import load, run
 from surefoot.experiment.reports import compare as compare_report
 from surefoot.experiment.sweep.config import TrialResult
-from surefoot.experiment.sweep.executors import Killed
-from surefoot.experiment.sweep.pool import Pool
+from surefoot.experiment.sweep.executors import Killed, Pool
 
 BEST = {"steady": -4.25, "adamw": -6.0, "muon": -3.0, "lion": math.nan}
 LEVEL = {"steady": 2.0, "adamw": 2.2, "muon": 2.1, "lion": 0.0}

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from surefoot.experiment.extrapolate.law import power_law
 from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.law import power_law
 
 SIZES = (100, 200, 400)
 

@@ -8,14 +8,13 @@ import pytest
 
 from inline_executor import Inline
 from surefoot.experiment.errors import DirectoryInUse
-from surefoot.experiment.extrapolate.axis import AXES
-from surefoot.experiment.extrapolate.config import Extrapolation
-from surefoot.experiment.extrapolate.run import load, run
-from surefoot.experiment.extrapolate.summary import summarise
 from surefoot.experiment.files import locked, read_lines
 from surefoot.experiment.reports import extrapolate as report
-from surefoot.experiment.sweep.config import TrialResult
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.config import Extrapolation, TrialResult
+from surefoot.experiment.sweep.extrapolate import load, run
 from surefoot.experiment.sweep.search import Bracket, Grid
+from surefoot.experiment.sweep.summary import extrapolated
 from surefoot.experiment.sweep.sweep import SweepError
 from surefoot.experiment.sweep.sweep import load as load_sweep
 from surefoot.experiment.sweep.sweep import run as run_sweep
@@ -110,7 +109,7 @@ def test_summary_and_files_agree_and_are_strict_json(finished):
     directory, summary = finished
     stored = json.loads((directory / "summary.json").read_text(), parse_constant=pytest.fail)
     assert stored == summary == load(directory)[0]
-    assert json.loads((directory / "config.json").read_text()) == summary["config"]
+    assert json.loads((directory / "config.json").read_text()) == {"kind": "extrapolate", **summary["config"]}
     assert {path.name for path in directory.iterdir()} == {
         ".lock", "config.json", "summary.json", *(f"horizon_{value}" for value in VALUES["horizon"])
     }  # fmt: skip
@@ -227,7 +226,7 @@ def test_the_table_and_the_rate_to_use(finished, tmp_path):
 )
 def test_other_targets(finished, target, said):
     directory, summary = finished
-    again = summarise(summary["config"], load(directory)[1], target, {})
+    again = extrapolated(summary["config"], load(directory)[1], target, {})
     assert said in report.recommendation(again).splitlines()[0]
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.extrapolate.axis import AXES
-from surefoot.experiment.extrapolate.run import load
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import extrapolate, transfer
 from surefoot.experiment.reports.loss_frame import shared_axes
 from surefoot.experiment.reports.style import lr
 from surefoot.experiment.reports.web import sweeps, vega
 from surefoot.experiment.reports.web.page import Chart, Fact, Page, Table
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.extrapolate import load
 
 Entry = Mapping[str, Any]
 

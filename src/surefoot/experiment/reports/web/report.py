@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import write_atomic
-from surefoot.experiment.reports.kind import kind_of
 from surefoot.experiment.reports.web import checks, comparisons, extrapolate, sweeps, training
 from surefoot.experiment.reports.web.page import Page, html
 
@@ -51,7 +51,7 @@ def _page(directory: Path) -> Page:
             return comparisons.page(directory)
         case "train":
             return training.page(directory, config)
-        case "coordcheck":
+        case _:
             return checks.page(directory, config)
 
 

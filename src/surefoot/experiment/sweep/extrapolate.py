@@ -1,21 +1,20 @@
 """Sweeps over an axis in a run directory: one after the other, each in a sub-directory, then the law; resumable."""
 
-import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
-from surefoot.experiment.extrapolate.axis import AXES
-from surefoot.experiment.extrapolate.config import Extrapolation, folder
-from surefoot.experiment.extrapolate.summary import Swept, summarise
-from surefoot.experiment.files import claim, dumps, locked, write_atomic
+from surefoot.experiment.files import write_json
 from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep.axis import AXES
+from surefoot.experiment.sweep.config import Extrapolation
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.search import FINEST_OCTAVES, Bracket
-from surefoot.experiment.sweep.summary import environment
-from surefoot.experiment.sweep.sweep import CONFIG, RESULTS, SUMMARY, RunTrial
+from surefoot.experiment.sweep.summary import Swept, environment, extrapolated
+from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 
 
 def run(
@@ -50,16 +49,16 @@ def run(
         OSError: a file cannot be written.
         SweepError: a run raised, or worker processes cannot start.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    axis = AXES[config.axis]
-    with locked(directory):
-        claim(directory, config.to_json(), f"{folder(axis, config.values[0])}/{RESULTS}")
+    folder = AXES[config.axis].folder
+    with configs.claimed(directory, "extrapolate", config.to_json(), f"{folder(config.values[0])}/{RESULTS}"):
         summary = _write(config, target, directory)
         centres = config.search.centres if isinstance(config.search, Bracket) else {}
         for place, value in enumerate(config.values):
             begin(value)
-            there = directory / folder(axis, value)
-            centres = _begun(there) or centres
+            there = directory / folder(value)
+            with suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `configs.claimed` says
+                # A search that has begun stays where it did, also when a run of the value before is made again.
+                centres = configs.read(there / configs.CONFIG)["search"]["centres"]
             sweep.run(config.sweep(value, centres), there, run_trial, executor=executor, progress=progress)
             summary = _write(config, target, directory)
             centres = {entry["recipe"]: _start(entry, place, centres) for entry in summary["recipes"] if centres}
@@ -79,30 +78,22 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
         FileNotFoundError: no such sweeps were started there.
         ValueError: a file is damaged.
     """
-    config = configs.read(directory / CONFIG)
+    _, config = configs.kind_of(directory)
     path = directory / SUMMARY
     stored = configs.read(path) if path.exists() else {}
     swept = _swept(config, directory)
-    return summarise(config, swept, stored.get("target"), stored.get("environment", {})), swept
+    return extrapolated(config, swept, stored.get("target"), stored.get("environment", {})), swept
 
 
 def _swept(config: Mapping[str, Any], directory: Path) -> dict[int, Swept]:
-    axis = AXES[config["axis"]]
-    folders = {value: directory / folder(axis, value) for value in config["values"]}
+    folders = {value: directory / AXES[config["axis"]].folder(value) for value in config["values"]}
     return {value: Swept(sweep.results(one), (one / SUMMARY).exists()) for value, one in folders.items()}
 
 
 def _write(config: Extrapolation, target: int | None, directory: Path) -> dict[str, Any]:
-    summary = summarise(config.to_json(), _swept(config.to_json(), directory), target, environment())
-    write_atomic(directory / SUMMARY, dumps(summary, indent=2) + "\n")
+    summary = extrapolated(config.to_json(), _swept(config.to_json(), directory), target, environment())
+    write_json(directory / SUMMARY, summary)
     return summary
-
-
-def _begun(directory: Path) -> dict[str, float] | None:
-    """Where the search of a sweep was started, which stays when a run of the value before is made again."""
-    with contextlib.suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `claim` says
-        return configs.read(directory / CONFIG)["search"]["centres"]  # type: ignore[no-any-return]
-    return None
 
 
 def _start(entry: Mapping[str, Any], place: int, centres: Mapping[str, float]) -> float:

@@ -17,8 +17,7 @@ class Axis:
         target: the field of the option for the value that the law is read off at.
         setting: of `TrainConfig`, which each sweep has another value of.
         text: of a value, with a place for it.
-        least: the lowest value that was measured.
-        most: the highest.
+        ends: what the lowest and the highest value are called.
     """
 
     name: str
@@ -26,8 +25,7 @@ class Axis:
     target: str
     setting: str
     text: str
-    least: str
-    most: str
+    ends: tuple[str, str]
 
     @property
     def title(self) -> str:
@@ -38,29 +36,35 @@ class Axis:
         """
         return self.setting.replace("_", " ")
 
+    @property
+    def least(self) -> str:
+        """The lowest value that was measured.
+
+        >>> AXES["horizon"].least
+        'shortest measured horizon'
+        """
+        return f"{self.ends[0]} measured {self.name}"
+
+    @property
+    def most(self) -> str:
+        """The highest."""
+        return f"{self.ends[1]} measured {self.name}"
+
+    def folder(self, value: int) -> str:
+        """The name of a value's sub-directory.
+
+        >>> AXES["horizon"].folder(100)
+        'horizon_100'
+        """
+        return f"{self.name}_{value}"
+
 
 AXES = {
     axis.name: axis
     for axis in (
-        Axis(
-            "horizon",
-            "horizons",
-            "to_steps",
-            "steps",
-            "{} steps",
-            "shortest measured horizon",
-            "longest measured horizon",
-        ),
-        Axis(
-            "batch",
-            "batches",
-            "to_batch",
-            "batch_size",
-            "batch size {}",
-            "smallest measured batch",
-            "largest measured batch",
-        ),
-        Axis("depth", "depths", "to_depth", "depth", "depth {}", "smallest measured depth", "largest measured depth"),
+        Axis("horizon", "horizons", "to_steps", "steps", "{} steps", ("shortest", "longest")),
+        Axis("batch", "batches", "to_batch", "batch_size", "batch size {}", ("smallest", "largest")),
+        Axis("depth", "depths", "to_depth", "depth", "depth {}", ("smallest", "largest")),
     )
 }
 """By name."""
