@@ -32,8 +32,8 @@ from torch import Tensor
 import surefoot as sf
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports.style import markdown
-from surefoot.linalg.ops import TORCH, choose_ops
-from surefoot.linalg.polar import METHODS
+from surefoot.linalg.ops import TORCH
+from surefoot.linalg.polar import METHODS, choose_ops
 
 Shape = tuple[int, int]
 Row = dict[str, Any]

@@ -99,7 +99,7 @@ MUTATIONS = (
         GEOMETRY,
     ),
     Mutation(
-        "zero matrix turned NaN", "linalg/max_abs.py", "return torch.where(peak == 0, 1, peak)", "return peak", MSIGN
+        "zero matrix turned NaN", "linalg/bounds.py", "return torch.where(peak == 0, 1, peak)", "return peak", MSIGN
     ),
     Mutation(
         "clip threshold without the width factor, spectral",

@@ -31,8 +31,9 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method, Steepest
 from surefoot.experiment.training.run import CHECK_EVERY, Run
 from surefoot.linalg.bounds import squared_norm_bound
+from surefoot.linalg.coefficients import ROUNDING
 from surefoot.linalg.ops import Ops
-from surefoot.linalg.polar import ROUNDING, apply_iteration
+from surefoot.linalg.polar import apply_iteration
 
 HERE = Path(__file__).parent
 BF16 = torch.bfloat16

@@ -87,23 +87,20 @@ def multihead_logits(query: Tensor, key: Tensor, num_heads: int, **given: Any) -
     if (extra := given.get("bias_k")) is not None:
         k = torch.cat([k, extra.view(1, 1, *k.shape[2:]).expand(-1, k.shape[1], -1, -1)])
     q, k = q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3)  # (B, heads, T, d)
-    allowed = torch.ones(len(q), 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
+    keys = k.shape[2]
+    allowed = torch.ones(len(q), 1, 1, keys, dtype=torch.bool, device=q.device)
     if (mask := given.get("attn_mask")) is not None:
         mask = mask.view(len(q), num_heads, *mask.shape[1:]) if mask.ndim == 3 and len(mask) > 1 else mask
-        allowed = allowed & _room_for(k, _allowed(mask))
+        allowed = allowed & _allowed(mask, keys)
     if (mask := given.get("key_padding_mask")) is not None:
-        allowed = allowed & _room_for(k, _allowed(mask).view(-1, 1, 1, mask.shape[-1]))
+        allowed = allowed & _allowed(mask, keys).view(-1, 1, 1, keys)
     return largest_logits(q, k, q.shape[-1] ** -0.5, allowed)
 
 
-def _allowed(mask: Tensor) -> Tensor:
-    """True where attention is allowed, of a mask of `nn.MultiheadAttention`: True, or -inf, where it is not."""
-    return ~mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-
-
-def _room_for(key: Tensor, allowed: Tensor) -> Tensor:
-    """The mask with True for the extra key that the layer adds."""
-    return torch.nn.functional.pad(allowed, (0, key.shape[2] - allowed.shape[-1]), value=True)
+def _allowed(mask: Tensor, keys: int) -> Tensor:
+    """True where a mask of `nn.MultiheadAttention` is not True, or -inf, and at the extra key that the layer adds."""
+    allowed = ~mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+    return torch.nn.functional.pad(allowed, (0, keys - mask.shape[-1]), value=True)
 
 
 def head_norm_bound(weight: Tensor, bias: Tensor | None, head_dim: int, input_rms: float = 1.0) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import near_one
+from surefoot.linalg.bounds import near_one
 
 Cache = dict[str, Tensor] | None
 """Tensors that a geometry keeps from step to step, such as singular-vector estimates; optimizer state."""

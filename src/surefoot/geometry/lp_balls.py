@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import max_abs, max_abs_or_one
+from surefoot.linalg.bounds import max_abs, max_abs_or_one
 
 SAFE = 1e-15
 """Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""

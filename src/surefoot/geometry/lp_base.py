@@ -13,7 +13,7 @@ from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, Ta
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
 from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import max_abs, near_one
+from surefoot.linalg.bounds import max_abs, near_one
 
 ROUNDED = 1 + 1e-5
 """Bound on the norm of a direction in float32."""

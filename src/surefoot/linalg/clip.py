@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import gram_is_below, is_below, unit_gram
+from surefoot.linalg.bounds import gram_is_below, is_below, max_abs_or_one, unit_gram
 from surefoot.linalg.device import full_precision
-from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.polar import msign
 from surefoot.linalg.small_eigh import finite_only
 
@@ -142,10 +141,6 @@ def _by_svd(x: Tensor, limit: Tensor) -> Tensor:
     return torch.where(s[..., :1, None] > limit, clipped.to(x.dtype), x)
 
 
-def _by_gram(x: Tensor, limit: Tensor) -> Tensor:
-    return _shrink(x, limit, *unit_gram(x))[0]
-
-
 def _shrink(x: Tensor, limit: Tensor, unit: Tensor, gram: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     """`x - Q (1 - t/s) Qᵀ x` over the eigenvectors Q of x xᵀ with s > t, given `unit_gram(x)`; and the largest s."""
     values, q = finite_only(torch.linalg.eigh, gram)
@@ -183,6 +178,6 @@ def _two_signs(x: Tensor, limit: Tensor) -> Tensor:
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "auto": _auto,
     "svd": _by_svd,
-    "gram": _by_gram,
+    "gram": lambda x, limit: _shrink(x, limit, *unit_gram(x))[0],
     "msign": _by_msign,
 }

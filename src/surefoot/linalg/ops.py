@@ -1,4 +1,4 @@
-"""The five operations that every polar iteration consists of, by torch, and the choice between those and Triton's.
+"""The five operations that every polar iteration consists of, by torch.
 
 The iterations in `polar` are written once over an `Ops`; a faster backend supplies the same five functions.
 All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)` and symmetric, and any two of them
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +26,6 @@ UNBLOCKED = 128
 FLOAT64_ROWS = 16
 """Rows below which a Gram matrix is summed in float64: in float32, few long rows of one sign lose a small singular
 value."""
-
-TRITON_MIN_ROWS = 256
-"""Fewest rows for which Triton's kernels are used: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
 
 LEAF, BATCH = 32, 4
 """Most rows of a block that LAPACK inverts, and fewest matrices of a batch for which inverting by blocks is faster."""
@@ -130,27 +125,3 @@ def _gram(x: Tensor) -> Tensor:
 
 
 TORCH = Ops(gram=_gram, quadratic=_quadratic, product=_symmetric, apply=_apply, inverse=_inverse)
-
-_constant: Any = torch.compiler.assume_constant_result
-_triton_is_installed: Callable[[], bool] = _constant(lambda: find_spec("triton") is not None)
-"""Constant for `torch.compile`, which cannot trace an import."""
-
-
-def choose_ops(x: Tensor) -> Ops:
-    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; otherwise torch's.
-
-    Args:
-        x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
-
-    Returns:
-        `TRITON` or `TORCH`.
-    """
-    if _large_on_a_gpu(x) and _triton_is_installed():
-        from surefoot.linalg.triton_ops import TRITON
-
-        return TRITON
-    return TORCH
-
-
-def _large_on_a_gpu(x: Tensor) -> bool:
-    return x.is_cuda and x.shape[-2] >= TRITON_MIN_ROWS

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import squared_norm_bound
-from surefoot.linalg.coefficients import HALLEY, NEWTON_SCHULZ, POLAR_EXPRESS, POLAR_EXPRESS_FP16, Quintic, qdwh
+from surefoot.linalg import coefficients
+from surefoot.linalg.bounds import max_abs_or_one, squared_norm_bound
+from surefoot.linalg.coefficients import Quintic
 from surefoot.linalg.device import full_precision, may_branch
-from surefoot.linalg.max_abs import max_abs_or_one
-from surefoot.linalg.ops import Ops, choose_ops
+from surefoot.linalg.ops import TORCH, Ops
 
 Iteration = Callable[[Tensor, Ops], Tensor]
 """A method of `msign`: wide matrices `(b, m, n)`, `m <= n`, to their matrix signs, by the products of an `Ops`."""
@@ -26,20 +28,11 @@ HALLEY_ROWS, HALLEY_COLUMNS = (32, 128), 2048
 """Fewest and most rows, and most columns, for which one Gram matrix in float32 is accurate enough. More rows cost most
 where matrices are wide; few long rows with a large mean exceed norm 1 (1.15 at 2 x 32768)."""
 
-STARTS = (0, 1, 3)
-"""Steps before which the Gram matrix of x is computed anew. The first step lifts a singular value of a tenth eightfold,
-and the rounding of its square 65-fold: a second step on the same Gram matrix can leave the interval in which the
-next ones converge (largest singular value 1.3 to 7, on few nonzero rows)."""
+TRITON_MIN_ROWS = 256
+"""Fewest rows for which Triton's kernels are used: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
 
 WIDE = 1.5
 """Width over height from which the steps are taken on the Gram matrix: at 24 m³ multiplications against 27 on x."""
-
-SHRINK = 0.96
-"""Factor that compensates ripple and rounding: without it the largest singular value was at most 1.0075, on a CPU."""
-
-ROUNDING = 0.998
-"""Factor that compensates what float32 rounding adds to the largest singular value of methods that take one Gram matrix
-only: at most 1.3e-3, on spectra of two values."""
 
 
 def msign(x: Tensor, method: str = "auto") -> Tensor:
@@ -116,6 +109,31 @@ def require_method(method: str) -> None:
         raise ValueError(f"unknown msign method {method!r}; choose auto or one of {', '.join(METHODS)}")
 
 
+_constant: Any = torch.compiler.assume_constant_result
+_triton_is_installed: Callable[[], bool] = _constant(lambda: find_spec("triton") is not None)
+"""Constant for `torch.compile`, which cannot trace an import."""
+
+
+def choose_ops(x: Tensor) -> Ops:
+    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; otherwise torch's.
+
+    Args:
+        x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
+
+    Returns:
+        `TRITON` or `TORCH`.
+    """
+    if _large_on_a_gpu(x) and _triton_is_installed():
+        from surefoot.linalg.triton_ops import TRITON
+
+        return TRITON
+    return TORCH
+
+
+def _large_on_a_gpu(x: Tensor) -> bool:
+    return x.is_cuda and x.shape[-2] >= TRITON_MIN_ROWS
+
+
 def choose(x: Tensor) -> str:
     """The name of the method that `auto` takes for matrices `(..., out, in)`, by dtype, device and shape."""
     if x.dtype == torch.float64:
@@ -123,8 +141,7 @@ def choose(x: Tensor) -> str:
     if x.device.type != "cpu":
         return "polar_express_fp16"
     rows, length = sorted(x.shape[-2:])
-    fewest, most = HALLEY_ROWS
-    return "halley" if fewest <= rows <= most and 2 * rows <= length <= HALLEY_COLUMNS else "qdwh_2"
+    return "halley" if HALLEY_ROWS[0] <= rows <= HALLEY_ROWS[1] and 2 * rows <= length <= HALLEY_COLUMNS else "qdwh_2"
 
 
 def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
@@ -202,10 +219,10 @@ def polar_express_fp16(x: Tensor, ops: Ops) -> Tensor:
     gram = ops.gram(x)
     top = squared_norm_bound(gram.float())
     x, gram = (x / top.sqrt()).half(), (gram / top).half()
-    every = len(POLAR_EXPRESS_FP16)
-    for start, end in pairwise((*(range(every) if n < WIDE * m else STARTS), every)):
-        x = ops.apply(_factor(ops.gram(x) if start else gram, POLAR_EXPRESS_FP16[start:end], ops), x)
-    return x.float().mul_(SHRINK)
+    every = len(coefficients.POLAR_EXPRESS_FP16)
+    for start, end in pairwise((*(range(every) if n < WIDE * m else coefficients.STARTS), every)):
+        x = ops.apply(_factor(ops.gram(x) if start else gram, coefficients.POLAR_EXPRESS_FP16[start:end], ops), x)
+    return x.float().mul_(coefficients.SHRINK)
 
 
 def _polynomial(gram: Tensor, step: Quintic, ops: Ops) -> Tensor:
@@ -251,7 +268,7 @@ def _halley(x: Tensor, ops: Ops) -> Tensor:
     """
     gram = ops.gram(x)
     bound = squared_norm_bound(gram)
-    (a, b, c), (p0, p1, p2, p3, p4) = HALLEY
+    (a, b, c), (p0, p1, p2, p3, p4) = coefficients.HALLEY
     low, high = b / c, a - b / c
     shifted = gram * (c / bound)
     shifted.diagonal(dim1=-2, dim2=-1).add_(1)
@@ -265,16 +282,16 @@ def _halley(x: Tensor, ops: Ops) -> Tensor:
     polynomial.diagonal(dim1=-2, dim2=-1).add_(p0 / p4)
     factor = inverse.mul_(high)
     factor.diagonal(dim1=-2, dim2=-1).add_(low)
-    return ops.apply(ops.product(polynomial, factor).mul_(ROUNDING * p4 * bound.rsqrt()), x)
+    return ops.apply(ops.product(polynomial, factor).mul_(coefficients.ROUNDING * p4 * bound.rsqrt()), x)
 
 
 METHODS: dict[str, Iteration] = {
     "svd": _svd,
-    "newton_schulz": partial(_iterate, steps=NEWTON_SCHULZ),
-    "polar_express": partial(_iterate, steps=POLAR_EXPRESS),
-    "gram": partial(_iterate_gram, steps=POLAR_EXPRESS),
+    "newton_schulz": partial(_iterate, steps=coefficients.NEWTON_SCHULZ),
+    "polar_express": partial(_iterate, steps=coefficients.POLAR_EXPRESS),
+    "gram": partial(_iterate_gram, steps=coefficients.POLAR_EXPRESS),
     "polar_express_fp16": polar_express_fp16,
-    "qdwh": partial(_qdwh, weights=qdwh(lowest=1e-4, steps=3)),
-    "qdwh_2": partial(_qdwh, weights=qdwh(lowest=1e-3, steps=2)),
+    "qdwh": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-4, steps=3)),
+    "qdwh_2": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-3, steps=2)),
     "halley": _halley,
 }

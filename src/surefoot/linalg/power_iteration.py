@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
-from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.linalg.small_eigh import small_eigh
 
 # Thin products are written row by row, `vᵀ xᵀ` and `uᵀ x`: on a CPU `x v` takes 4 times as long for 2 to 12 columns,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from surefoot.linalg import device
-from surefoot.linalg.bounds import upper_bound
-from surefoot.linalg.device import full_precision
-from surefoot.linalg.max_abs import max_abs_or_one
+from surefoot.linalg.bounds import max_abs_or_one, upper_bound
+from surefoot.linalg.device import full_precision, on_cpu
 from surefoot.linalg.polar import msign
 
 TOLERANCE, EVALUATIONS = 0.01, 10
@@ -78,18 +76,18 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
 def _search(a: Tensor, u: Tensor, v: Tensor, x: Tensor, method: str) -> tuple[Tensor, Tensor]:
     """`tangent_msign` for matrices of Frobenius norm 1 (or 0)."""
     pair = u[..., :, None] * v[..., None, :]
-    low, high = (
-        _End(torch.full_like(x, side), torch.zeros_like(x), torch.zeros_like(a)) for side in (-math.inf, math.inf)
-    )
+    ends = torch.full_like(x, -math.inf), torch.full_like(x, math.inf)  # infinite until h is known on that side of 0
+    low, high = (_End(end, torch.zeros_like(x), torch.zeros_like(a)) for end in ends)
     step = 2 / math.sqrt(min(a.shape[-2:]))  # twice a singular value of a, if all are equal: h changes by about 1
     for _ in range(EVALUATIONS):
         d = msign(a + x[..., None, None] * pair, method)
         h = (u[..., None, :] @ d @ v[..., :, None])[..., 0, 0]
-        low, high = low.replaced(h <= 0, x, h, d), high.replaced(h > 0, x, h, d)
+        new = _End(x, h, d)
+        low, high = new.where(h <= 0, low), new.where(h > 0, high)
         bracketed = low.x.isfinite() & high.x.isfinite()
         root = torch.where(bracketed, low.h / (low.h - high.h), high.x.isfinite())  # from low to high
         done = (h.abs() <= TOLERANCE) | (bracketed & (torch.maximum(-low.h, high.h) <= MIXTURE))
-        if device.on_cpu(done) and bool(done.all()):
+        if on_cpu(done) and bool(done.all()):
             break
         inside = low.x + (high.x - low.x) * root.clamp(MARGIN, 1 - MARGIN)
         x = torch.where(done, x, torch.where(bracketed, inside, x - step * h))
@@ -98,19 +96,17 @@ def _search(a: Tensor, u: Tensor, v: Tensor, x: Tensor, method: str) -> tuple[Te
     return torch.lerp(low.d, high.d, root[..., None, None]), x
 
 
-@dataclass(frozen=True)
-class _End:
-    """One end of each matrix's bracket: x (infinite until h has been evaluated on that side of 0), h and d there."""
+class _End(NamedTuple):
+    """One end of each matrix's bracket: x, h and d there."""
 
     x: Tensor
     h: Tensor
     d: Tensor
 
-    def replaced(self, where: Tensor, x: Tensor, h: Tensor, d: Tensor) -> _End:
-        """The end with the new values at matrices for which `where` is true."""
-        return _End(
-            torch.where(where, x, self.x), torch.where(where, h, self.h), torch.where(where[..., None, None], d, self.d)
-        )
+    def where(self, chosen: Tensor, other: _End) -> _End:
+        """This end at the matrices that are chosen, elsewhere the other."""
+        masks = (chosen, chosen, chosen[..., None, None])
+        return _End(*(torch.where(mask, a, b) for mask, a, b in zip(masks, self, other, strict=True)))
 
 
 def stiefel_msign(m: Tensor, w: Tensor, method: str = "qdwh") -> Tensor:
@@ -207,7 +203,7 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
     batch = a.shape[:-2]
     found, most, least = torch.zeros_like(a), a.new_zeros(batch), a.new_full(batch, math.inf)
     smoothing, at, target, before = a.new_full((*batch, 1, 1), SMOOTHING), x, x, least
-    for index in range(MOST if device.on_cpu(a) else ITERATIONS):
+    for index in range(MOST if on_cpu(a) else ITERATIONS):
         d, minimiser, bound = _tangent_step(a, unit, x, smoothing, method)
         size = upper_bound(d, 8)[..., None, None]
         d = d / size.clamp_min(1)
@@ -220,7 +216,7 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
         mixed = torch.where(worse, torch.lerp(at, target, RELAXATION), _mixed(x, minimiser - x, at, target - at))
         at, target = torch.where(worse, at, x), torch.where(worse, target, minimiser)
         before, x = torch.minimum(before, bound), torch.where(going[..., None], mixed, x)
-        if device.on_cpu(a) and not bool((most < SHARE * least).any()):
+        if on_cpu(a) and not bool((most < SHARE * least).any()):
             break
         smoothing = torch.where(size <= CONVERGED, (smoothing / SHARPENING).clamp_min(LEAST_SMOOTHING), smoothing)
     return found, x

@@ -13,7 +13,7 @@ from torch import Tensor
 from surefoot.geometry.base import Extent
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import max_abs
+from surefoot.linalg.bounds import max_abs
 
 State = dict[str, Tensor]
 """Named state tensors of one parameter (or of a chunk of stacked ones)."""

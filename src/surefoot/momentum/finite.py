@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.linalg.max_abs import max_abs
+from surefoot.linalg.bounds import max_abs
 
 
 def is_finite(g: Tensor, squares: bool = False) -> Tensor:

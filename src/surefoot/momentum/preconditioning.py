@@ -11,8 +11,8 @@ from torch import Tensor
 
 from surefoot.geometry.base import Extent
 from surefoot.geometry.sizes import UNKNOWN, Sizes
+from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
-from surefoot.linalg.max_abs import max_abs_or_one
 from surefoot.momentum.base import Adam, Momentum, Smoothing, State
 
 

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from surefoot.discovery.normalised import own_parameters
 from surefoot.monitor.block_bounds import block_bounds
 from surefoot.monitor.layer_bounds import spread
-from surefoot.monitor.maxima import coarsest, larger, largest_ratio, largest_rms, over_vectors, smallest_rms
+from surefoot.monitor.maxima import coarsest, larger, largest_ratio, largest_rms, over_vectors, vector_rms
 from surefoot.plan import Plan
 
 _BY_VECTOR = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
@@ -243,7 +243,8 @@ class _Measurement:
         values = {}
         if x is not None and x.is_floating_point():
             values["input"] = largest_rms(x)
-            values["input_smallest"] = -larger(-smallest_rms(x), -largest.pop("input_smallest", math.inf))
+            smallest = float(vector_rms(x).min()) if x.numel() else 0.0
+            values["input_smallest"] = -larger(-smallest, -largest.pop("input_smallest", math.inf))
         values["forward"] = largest_rms(y)
         by_vector = isinstance(module, _BY_VECTOR) and over_vectors(module)
         self.dtypes[name] = self._coarsest(name, module, y.device.type)

@@ -37,19 +37,11 @@ def largest_rms(x: Tensor) -> float:
     >>> largest_rms(torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
     2.5
     """
-    return float(_lengths(x).max()) if x.numel() else 0.0
+    return float(vector_rms(x).max()) if x.numel() else 0.0
 
 
-def smallest_rms(x: Tensor) -> float:
-    """The smallest one of the same vectors.
-
-    >>> smallest_rms(torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
-    1.0
-    """
-    return float(_lengths(x).min()) if x.numel() else 0.0
-
-
-def _lengths(x: Tensor) -> Tensor:
+def vector_rms(x: Tensor) -> Tensor:
+    """The `rms` of each of the same vectors."""
     vectors = x.detach().flatten(1) if x.ndim > 3 else x.detach().reshape(-1, x.shape[-1] if x.ndim else 1)
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
     return lengths / math.sqrt(vectors.shape[-1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from laws.inputs import gaussian
-from surefoot.linalg.max_abs import max_abs, max_abs_or_one, near_one
+from surefoot.linalg.bounds import max_abs, max_abs_or_one, near_one
 
 
 @pytest.mark.parametrize("dim", [0, -1, (1, 2), (-2, -1), (0, 1, 2)], ids=str)

@@ -41,7 +41,7 @@ def test_the_bound_and_the_alignment(shape):
     top = torch.linalg.matrix_norm(sign, 2)
     alignment = (sign * x).sum((-2, -1)) / (top * torch.linalg.svdvals(x.double()).sum(-1))
     assert {name: float(t) for name, t in zip(names, top, strict=True) if t > 1 + 5e-4} == {}
-    assert {name: float(t) for name, t in zip(names, top, strict=True) if t < polar.SHRINK * 0.98} == {}
+    assert {name: float(t) for name, t in zip(names, top, strict=True) if t < coefficients.SHRINK * 0.98} == {}
     assert {name: float(a) for name, a, b in zip(names, alignment, least, strict=True) if a < b} == {}
 
 
@@ -83,7 +83,7 @@ def test_the_dtype_is_kept(dtype):
 
 def test_a_constant_matrix_of_many_columns_does_not_overflow():
     sign = surefoot.msign(torch.ones(2, 100_000), "polar_express_fp16")
-    assert float(torch.linalg.matrix_norm(sign.double(), 2)) == pytest.approx(polar.SHRINK, rel=0.05)
+    assert float(torch.linalg.matrix_norm(sign.double(), 2)) == pytest.approx(coefficients.SHRINK, rel=0.05)
 
 
 def test_wide_matrices_go_by_the_gram_matrix(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 import surefoot
 from laws.inputs import gaussian
-from surefoot.linalg import ops
+from surefoot.linalg import polar
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar import polar_express_fp16
 
@@ -123,7 +123,7 @@ def test_the_kernel_compiles_for_hopper(monkeypatch, tmp_path, dtype, adds):
 def test_a_graph_holds_the_kernels(monkeypatch):
     """`torch.compile` of the matrix sign is one graph with every symmetric product in it."""
     pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setattr(ops, "_large_on_a_gpu", lambda x: True)
+    monkeypatch.setattr(polar, "_large_on_a_gpu", lambda x: True)
     kernels = []
 
     def stop(graph, inputs):
@@ -137,7 +137,7 @@ def test_a_graph_holds_the_kernels(monkeypatch):
 
 
 def test_matrices_of_a_cpu_go_to_torch():
-    assert ops.choose_ops(torch.zeros(1, 2 * ops.TRITON_MIN_ROWS, 2 * ops.TRITON_MIN_ROWS)) is TORCH
+    assert polar.choose_ops(torch.zeros(1, 2 * polar.TRITON_MIN_ROWS, 2 * polar.TRITON_MIN_ROWS)) is TORCH
 
 
 @pytest.mark.cuda
@@ -165,6 +165,6 @@ class TestOnAGpu:
         assert float((sign * x).sum((-2, -1)).div(torch.linalg.svdvals(x).sum(-1)).min()) > 0.93
 
     def test_small_matrices_go_to_torch(self):
-        rows = ops.TRITON_MIN_ROWS
-        assert ops.choose_ops(torch.zeros(1, rows - 1, rows, device="cuda")) is TORCH
-        assert ops.choose_ops(torch.zeros(1, rows, rows, device="cuda")) is not TORCH
+        rows = polar.TRITON_MIN_ROWS
+        assert polar.choose_ops(torch.zeros(1, rows - 1, rows, device="cuda")) is TORCH
+        assert polar.choose_ops(torch.zeros(1, rows, rows, device="cuda")) is not TORCH

@@ -15,7 +15,7 @@ from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
-from surefoot.linalg.max_abs import max_abs
+from surefoot.linalg.bounds import max_abs
 
 ROUNDED = 1 + 1e-5
 

@@ -12,7 +12,7 @@ from surefoot.geometry.adaptive.base import Adaptive, Taken
 from surefoot.geometry.base import ChangeBounds, Geometry
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
-from surefoot.linalg.max_abs import max_abs_or_one
+from surefoot.linalg.bounds import max_abs_or_one
 
 ROUNDED = 1 + 1e-5
 
