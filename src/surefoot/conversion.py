@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from surefoot.scaling import Keller, Moonlight, Natural, Scale
 
-_SCALES: dict[str, Scale] = {
-    "natural": Natural(),
-    "keller": Keller(),
-    "moonlight": Moonlight(),
-    "adamw": Moonlight(),
-    "mup": Moonlight(),
-}
+_SCALES: dict[str, Scale] = {"natural": Natural(), "keller": Keller()}
+_SCALES |= dict.fromkeys(("moonlight", "adamw", "mup"), Moonlight())
 
 CONVENTIONS = tuple(_SCALES)
 """natural: steps of norm lr, decay by `lr rate`. keller, moonlight: Muon's published scales, decay by `lr wd`. adamw:

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from surefoot.discovery.heads import QK_NORMS, Part, head_dim_of, parts
 from surefoot.geometry import HeadRMS, Spectral
-from surefoot.layers import InNormLinear, rms_norm
+from surefoot.layers import InNormLinear
 from surefoot.monitor.maxima import rms
 
 _PACKAGES = ("surefoot", "transformers")
@@ -42,10 +42,6 @@ class Linear:
     weight: Tensor
     bias: Tensor
     normed: bool = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The output y."""
-        return F.linear(rms_norm(x) if self.normed else x, self.weight, self.bias)
 
     def __sub__(self, old: Linear) -> Linear:
         """The layer whose output is the difference of two for the same input."""
