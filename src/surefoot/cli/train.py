@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options, train_options
 from surefoot.cli.exit_codes import DIVERGED
-from surefoot.cli.report import write_page
 from surefoot.cli.train_output import draw, open_log, sentence, warn
 from surefoot.experiment.training.config import TrainConfig
 
@@ -95,13 +94,11 @@ def _run_first(
             result = _train(arguments, config, corpus, layout, boards, compute)
         except KeyboardInterrupt:
             draw(out)
-            write_page(out)
             raise
         shown = asdict(result) | compute.at(result.tokens_per_second)
         shown |= _measured_before(out / RESULT, shown)
         write_json(out / RESULT, shown)
         draw(out)
-        write_page(out)
     print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 

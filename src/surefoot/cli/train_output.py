@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.cli.report import write_page
+
 if TYPE_CHECKING:
     from surefoot.experiment.files import Log
     from surefoot.experiment.training.norm_alarm import Alarm
@@ -54,18 +56,20 @@ def warn(step: int, alarm: Alarm) -> None:
 
 
 def draw(out: Path) -> None:
-    """Draw the norms, or say what is missing for it."""
+    """Draw the norms and write the page, or say what is missing for it."""
     from surefoot.experiment.files import read_lines
     from surefoot.experiment.training.norm_log import NORMS
 
-    if not read_lines(out / NORMS):
-        return  # stopped before the first measurement
-    if find_spec("matplotlib") is None:
-        print("surefoot: no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr)
+    if find_spec("vl_convert") is None:
+        print(
+            "surefoot: no page and no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr
+        )
         return
-    from surefoot.experiment.reports import norms as norm_report
+    if read_lines(out / NORMS):  # else it stopped before the first measurement
+        from surefoot.experiment.reports import norms as norm_report
 
-    print(f"surefoot: norms: {norm_report.figure(out)}", file=sys.stderr)
+        print(f"surefoot: norms: {norm_report.figure(out)}", file=sys.stderr)
+    write_page(out)
 
 
 def sentence(result: TrainResult, unit: str) -> str:

@@ -25,6 +25,7 @@ ON_TOP = {"filelock", "numpy", "scipy", "tqdm"}
 ONLY_IN = {
     "matplotlib": "experiment.reports",
     "jinja2": "experiment.reports.web.page",
+    "vl_convert": "experiment.reports.web",
     "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
     "datasets": "experiment.data.documents",

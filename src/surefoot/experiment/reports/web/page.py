@@ -1,7 +1,8 @@
 """What a page is made of, and how it becomes one HTML file that needs no network.
 
-Charts are Vega-Lite specifications, drawn as SVG by Vega's own JavaScript, which is embedded (`tools/vega.py` says
-why Vega, and where its files come from).
+Charts are Vega-Lite specifications, drawn as SVG by Vega's own JavaScript, which is embedded and comes from
+vl-convert. Why Vega: screen readers are told about its SVG, it works without a network, has a BSD licence, and takes
+0.9 MB: Plotly's smallest bundle takes 1.2 MB and is silent to screen readers, Bokeh's 1.3 MB and draws on a canvas.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import vl_convert
+
+from surefoot.experiment.files import write_atomic
 
 ASSETS = Path(__file__).parent / "assets"
-VEGA = ("vega", "vega-lite", "vega-embed")
 LIVE_SECONDS = 2.0
 """Time between two questions of a live page to its server."""
 
@@ -142,9 +148,8 @@ def html(pages: Sequence[Page], *, live: bool = False) -> str:
         "body": main,
         "version": version(main),
         "live": LIVE_SECONDS if live else None,
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
-        "vega": [_asset(f"{name}.min.js") for name in VEGA],
+        "style": _inline((ASSETS / "page.css").read_text("utf-8")),
+        "scripts": [_inline(text) for text in (_vega(), (ASSETS / "page.js").read_text("utf-8"))],
     }
     return _templates().get_template("page.html").render(values)
 
@@ -184,9 +189,23 @@ def _templates() -> jinja2.Environment:
     return templates
 
 
-def _asset(name: str) -> str:
+def _inline(text: str) -> str:
     """A script or a style; nothing in it may end the element that it stands in."""
-    return (ASSETS / name).read_text(encoding="utf-8").replace("</s", "<\\/s")
+    return text.replace("</s", "<\\/s")
+
+
+@functools.cache
+def _vega() -> str:
+    """Vega, Vega-Lite and vega-embed as one script. Joining them takes seconds, so it is kept for the next time."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surefoot"
+    path = folder / f"vega-{metadata.version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return path.read_text("utf-8")
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, script)
+    return script
 
 
 def order(cell: str) -> float | None:
