@@ -135,9 +135,9 @@ MUTATIONS = (
     Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
     Mutation(
         "weights side by side written at once",
-        "optim/batching.py",
-        "else torch.stack(list(tensors))",
-        'else _side_by_side([{"x": x} for x in tensors], "x")',
+        "views/state.py",
+        "return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))",
+        "return tensors[0].as_strided((len(tensors), *tensors[0].shape), (tensors[0].numel(), *tensors[0].stride()))",
         BATCHING,
     ),
     Mutation(
@@ -227,9 +227,9 @@ MUTATIONS = (
     Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(
         "unequal projections by one scale",
-        "optim/pieces.py",
-        "role.lr_scale(shape), blocks.finite",
-        "role.lr_scale(placement.blocks[0]), blocks.finite",
+        "optim/batching.py",
+        "(role, stabiliser, role.lr_scale(block))",
+        "(role, stabiliser, role.lr_scale(placement.blocks[0]))",
         VIEWS,
     ),
     Mutation("loaded bound not revalidated", "optim/optimizer.py", "self._bounds.clear()", "pass", GUARANTEE),

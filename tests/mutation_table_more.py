@@ -103,17 +103,13 @@ MUTATIONS = (
         "1 + reach * nuclear / unit",
         WORST,
     ),
-    Mutation("a rank without a gradient", "optim/sharding.py", "there &= ~(missing & shard.copies)", "pass", SHARDED),
-    Mutation("zero problems of a part alone", "optim/sharding.py", "labels + torch", "labels * 0 + torch", MESHES),
+    Mutation("a rank without a gradient", "optim/shard.py", "there &= ~(missing & self.copies)", "pass", SHARDED),
+    Mutation("zero problems of a part alone", "optim/shard.py", "labels + torch", "labels * 0 + torch", MESHES),
     Mutation("a strided part in the mesh's order", "mesh/slabs.py", "*right, late[0]]", "late[0], *right]", SCHEDULE),
     Mutation(
-        "noise by the place in the part",
-        "optim/shard.py",
-        'if "rounds" in self.state else 0',
-        "if False else 0",
-        MESHES,
+        "noise by the place in the part", "optim/shard.py", 'if "rounds" in state else 0', "if False else 0", MESHES
     ),
-    Mutation("norm of rows here", "optim/rows.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
+    Mutation("norm of rows here", "optim/sharding.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
     Mutation("values cut into heads", "views/per_block.py", "return not self.values and", "return False and", SPLIT),
     Mutation(
         "any entries, or half", "stabilise/decay_variants.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST

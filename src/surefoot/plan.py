@@ -263,7 +263,7 @@ class Plan:
             elif not left and not isinstance(self[name].role.initial, AsBuilt):
                 split[parameter] = fill_
         if split:
-            from surefoot.mesh.scatter import scatter_  # imports torch.distributed
+            from surefoot.mesh.groups import scatter_  # imports torch.distributed
 
             scatter_(split)
 

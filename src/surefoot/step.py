@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
-from surefoot.geometry.base import ChangeBounds, Eta, Extent
+from surefoot.geometry.base import ChangeBounds, Eta, Extent, Geometry
 from surefoot.linalg import device
 from surefoot.linalg.device import full_precision
 from surefoot.momentum import State, where_finite
@@ -18,8 +19,17 @@ from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import where_moved
 
-Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Tensor], tuple[Tensor, State]]
+Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Any], tuple[Tensor, State]]
 """The type of `step`, and of what `compiled` returns."""
+
+PIECE_BYTES = {"cpu": 3 << 19}
+"""Bytes of a table's rows that go through the whole step at once."""
+
+ELSEWHERE = 256 << 20
+"""On devices that a table of bytes does not name."""
+
+LINE = 16
+"""Pieces are multiples of so many rows or entries, so that each starts at a cache line, as its whole does."""
 
 GRAPHS = 512
 """How many graphs `compiled` keeps: one for each role and shape of a batch; torch would stop after 8."""
@@ -52,9 +62,16 @@ def step(
     """
     smoothed, m, active = smooth(role, g, state, finite)
     kept = {name: x for name, x in state.items() if name not in smoothed}
-    d, kept = direct(role, stabiliser, w, m, kept, active)
-    w, kept = move(role, stabiliser, w, d, kept, eta * active)
+    w, kept = descend(role, stabiliser, w, m, kept, eta, active)
     return w, {**smoothed, **kept}
+
+
+def descend(
+    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, eta: Eta, active: Tensor | float
+) -> tuple[Tensor, State]:
+    """`step` from the smoothed gradient on: `direct`, then `move`."""
+    d, kept = direct(role, stabiliser, w, m, kept, active)
+    return move(role, stabiliser, w, d, kept, eta * active)
 
 
 def smooth(
@@ -129,6 +146,44 @@ def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, 
 def _own(role: Role, kept: State) -> State:
     """What the stabiliser keeps, without what the direction remembers."""
     return {name: x for name, x in kept.items() if name not in role.remembered} if role.remembered else kept
+
+
+def in_pieces(take: Step) -> Step:
+    """A step that takes `PIECE_BYTES` of leading rows at a time where rows are independent of each other.
+
+    Every operation then finds its input in the cache, and weights and gradients are read from memory once.
+
+    Args:
+        take: the step of a piece.
+
+    Returns:
+        A function with the arguments and results of `surefoot.step.step`.
+    """
+
+    def run(
+        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+    ) -> tuple[Tensor, State]:
+        rows = -role.weight_geometry.ndim
+        pieces = math.ceil(w.numel() * w.element_size() / PIECE_BYTES.get(w.device.type, ELSEWHERE))
+        apart = turned_by_row(role.geometry) and role.momentum.extent == stabiliser.extent == Extent.ENTRY
+        if pieces < 2 or not apart or any(x.shape != w.shape for x in state.values()):
+            return take(role, stabiliser, w, g, state, eta, finite)
+        size = LINE * math.ceil(w.shape[rows] / (pieces * LINE))
+        names = list(state)
+        for part, gradient, *old in zip(*(torch.split(x, size, rows) for x in (w, g, *state.values())), strict=True):
+            moved, new = take(role, stabiliser, part, gradient, dict(zip(names, old, strict=True)), eta, finite)
+            for place, x in ((part, moved), *((old[names.index(name)], x) for name, x in new.items())):
+                if place is not x:
+                    place.copy_(x)
+        return w, state
+
+    return run
+
+
+def turned_by_row(geometry: Geometry) -> bool:
+    """Whether each leading row of a matrix, or entry of a vector, has its own direction, whatever the others are."""
+    changes = geometry.changes if isinstance(geometry, Adaptive) else ()
+    return -geometry.ndim not in geometry.couples and all(change.extent <= Extent.ROW for change in changes)
 
 
 def compiled(**options: Any) -> Step:

@@ -29,7 +29,7 @@ from surefoot.mesh.schedule import Schedule, Work, cost, schedule
 from surefoot.mesh.slabs import slabs
 from surefoot.optim import ways
 from surefoot.optim.batching import init_state
-from surefoot.optim.jobs import jobs_of
+from surefoot.optim.exchange import jobs_of
 from surefoot.optim.shard import Shard as Part
 
 COUNTS = Path(__file__).parent / "counts.json"
@@ -83,8 +83,8 @@ def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Wo
         else:
             state = init_state(placement, torch.empty(p.shape, device="meta"))
             cut = Cut(boxes, 0, tuple(range(group)), None)
-            part = Part(p, placement, cut, way, here, torch.empty(boxes[0].size, device="meta"), state)  # type: ignore[arg-type]
-            works += [job.work for job in jobs_of(part, torch.float32)]
+            part = Part(p, placement, cut, way, here, torch.empty(boxes[0].size, device="meta"), state)
+            works += jobs_of(part, torch.float32)
     return works, entries, local
 
 

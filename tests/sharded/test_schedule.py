@@ -19,7 +19,6 @@ from surefoot import recipes
 from surefoot.geometry.base import Extent
 from surefoot.mesh.schedule import Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
-from surefoot.mesh.transport import packed, unpacked
 from surefoot.optim import ways
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
@@ -76,7 +75,7 @@ def llama(width: int, depth: int, heads: int, hidden: int) -> list[tuple[int, in
 @pytest.mark.parametrize("shapes", [llama(4096, 32, 0, 11008), llama(8192, 80, 1024, 28672)], ids=["7B", "70B"])
 def test_the_busiest_rank_of_a_large_model_is_within_a_twentieth_of_the_mean(shapes, ranks):
     works = [
-        Work(str(i), Slab((0, 0), shape), tuple(slabs(shape, (ranks,), (Shard(0),))), cost(*shape))
+        Work(Slab((0, 0), shape), tuple(slabs(shape, (ranks,), (Shard(0),))), cost(*shape))
         for i, shape in enumerate(shapes)
     ]
     found = schedule(works)
@@ -163,19 +162,8 @@ def test_counted_bytes_and_collectives_are_the_schedules(recipe, stabiliser, sha
         assert sent == steps * found.sent_bytes[rank]
     if shapes == "even":
         entries = sum(torch.Size(x.shape).numel() for x in plan.placements.values())
-        tensors = 2 if stabiliser.extent == Extent.ENTRY else 3
+        tensors = 2 if stabiliser.extent == Extent.ENTRY else 3 + (recipe.name == "lion")  # and which entries rest
         assert sum(found.sent_bytes) <= 1.02 * tensors * 0.75 * entries * 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [(0, 3), (1, 1), (4, 6), (5, 5), (7, 24)], ids=str)
-def test_a_mask_is_the_same_after_its_way(size, dtype):
-    for share in (0.0, 0.5, 1.0):
-        mask = (torch.rand(size, generator=torch.Generator().manual_seed(0)) < share).to(dtype)
-        numbers = packed(mask, dtype)
-        slab = Slab((0, 0), size)
-        assert [slab.numel, numbers.numel()] == Work("w", slab, (slab,), 1, masked=True).sizes(0)
-        assert torch.equal(unpacked(numbers, size), mask)
 
 
 def test_rows_entries_and_experts_send_nothing_but_flags():

@@ -1,4 +1,4 @@
-"""Copies that share the matrix signs: the weights of one process, bit for bit the same on each, by one all-gather."""
+"""Copies that share the matrix signs: the weights of one process, bit for bit the same on each, by all-gathers."""
 
 from unittest import mock
 
@@ -57,7 +57,7 @@ def test_the_weights_of_one_process(recipe, stabiliser, options, ranks):
                 assert torch.equal(x, found[0][1]["state"][i][key]), (i, key)
 
 
-def test_each_matrix_is_stepped_by_one_process_and_one_all_gather_brings_it():
+def test_each_matrix_is_stepped_by_one_process_and_one_all_gather_a_bucket_brings_it():
     plan, seen, gathers = plan_of(recipes.steady(), None), [], []
     direction, gather = sf.geometry.Spectral.direction, dist.all_gather
 
@@ -65,9 +65,9 @@ def test_each_matrix_is_stepped_by_one_process_and_one_all_gather_brings_it():
         seen.append(g.shape[:-2].numel())
         return direction(self, g)
 
-    def counted_gather(outputs, source, group=None):
+    def counted_gather(outputs, source, *args, **options):
         gathers.append(source.nbytes)
-        return gather(outputs, source, group)
+        return gather(outputs, source, *args, **options)
 
     with (
         mock.patch.object(sf.geometry.Spectral, "direction", counted),

@@ -188,9 +188,9 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
     weight, rows = pair.query.parameters["weight"], len(own) * pair.head_dim
     if not is_dtensor(weight) or len(weight) != heads * pair.head_dim or heads % len(own):
         raise ValueError(f"{name} computes {len(own)} of {heads} heads, and its W_q does not tell which: leave it out")
-    from surefoot.optim.sharding import slab_of
+    from surefoot.mesh.groups import slab_of
 
-    slab = slab_of(weight)  # type: ignore[arg-type]
+    slab = slab_of(weight)
     first = len(own) * ((slab.start[0] - (not slab.numel)) // rows)  # an empty one begins where its part ends
     placed = own.new_zeros(heads)
     placed[first : first + len(own)] = own

@@ -1,8 +1,9 @@
-"""The processes of a mesh that hold a parameter together."""
+"""The processes of a mesh that hold a parameter together, and whole parameters gathered from them or scattered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.mesh.slabs import Slab, cutting, slabs
+from surefoot.mesh.slabs import Slab, cutting, owners, slabs
 
 
 @dataclass(frozen=True)
@@ -58,28 +59,56 @@ class Groups:
         Raises:
             ValueError: a placement that is neither a copy nor a contiguous part.
         """
-        mesh, shape = p.device_mesh, tuple(p.device_mesh.shape)
+        mesh = p.device_mesh
         try:
-            axes = tuple(axis for axis in cutting(p.placements) if shape[axis] > 1)
-            everybody = slabs(tuple(p.shape), shape, p.placements)
+            axes = [axis for axis in cutting(p.placements) if mesh.shape[axis] > 1]
+            everybody = slabs(tuple(p.shape), tuple(mesh.shape), p.placements)
         except ValueError as error:
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
-        own = mesh.get_coordinate()
-        assert own is not None, f"{name} is on a mesh that this process is not part of"
-        kept = {_rank(mesh, c): everybody[position(shape, c)] for c in _along(shape, own, axes)}
-        ranks = self.along(mesh, axes)
-        mine = ranks.index(_rank(mesh, own))
-        found = Cut(tuple(kept[rank] for rank in ranks), mine, ranks, self.of[ranks] if axes else None)
+        assert mesh.get_coordinate() is not None, f"{name} is on a mesh that this process is not part of"
+        ranks, (own,) = self.along(mesh, axes), _along(mesh, mesh.mesh, ())
+        slab_of_rank = dict(zip(_along(mesh, mesh.mesh, axes), _along(mesh, _numbers(mesh), axes), strict=True))
+        kept = tuple(everybody[slab_of_rank[rank]] for rank in ranks)
+        found = Cut(kept, ranks.index(own), ranks, self.of[ranks] if axes else None)
         assert tuple(p.to_local().shape) == found.slab.size, f"{name}: {tuple(p.to_local().shape)} is not {found.slab}"
         return found
 
-    def along(self, mesh: Any, axes: Sequence[int]) -> tuple[int, ...]:
+    def along(self, mesh: Any, axes: Collection[int]) -> tuple[int, ...]:
         """The ranks that differ from this one along some axes of the mesh; their group is in `of` from here on."""
-        shape, own = tuple(mesh.shape), mesh.get_coordinate()
-        ranks = tuple(sorted(_rank(mesh, c) for c in _along(shape, own, tuple(axes))))
-        if ranks not in self.of and len(ranks) > 0:
+        ranks = tuple(sorted(_along(mesh, mesh.mesh, axes)))
+        if ranks not in self.of:
             self.of[ranks] = _group(mesh, ranks, axes)
         return ranks
+
+
+def _group(mesh: Any, ranks: tuple[int, ...], axes: Collection[int]) -> Any:
+    """The process group of these ranks, which differ along these axes."""
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.distributed_c10d._get_default_group()
+    if len(axes) == 1:
+        return mesh.get_group(*axes)
+    if mesh.mesh_dim_names and axes:
+        names = tuple(mesh.mesh_dim_names[axis] for axis in axes)
+        return (mesh if len(names) == mesh.ndim else mesh[names])._flatten().get_group()
+    return dist.new_group(list(ranks), use_local_synchronization=True) if axes else None
+
+
+def _along(mesh: Any, grid: Tensor, axes: Collection[int]) -> list[int]:
+    """The entries of a grid of the mesh's shape that differ from this process's own along these axes only."""
+    own = enumerate(mesh.get_coordinate() or ())
+    entries: list[int] = grid[tuple(slice(None) if axis in axes else i for axis, i in own)].flatten().tolist()
+    return entries
+
+
+def _numbers(mesh: Any) -> Tensor:
+    """The row-major number of each place of a mesh."""
+    return torch.arange(mesh.mesh.numel(), device="cpu").reshape(mesh.mesh.shape)
+
+
+def slab_of(x: Any) -> Slab:
+    """Which entries of a `DTensor` this process holds."""
+    mesh = x.device_mesh
+    return slabs(tuple(x.shape), tuple(mesh.shape), x.placements)[_along(mesh, _numbers(mesh), ())[0]]
 
 
 def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
@@ -99,48 +128,46 @@ def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
     local: Tensor = x.to_local().detach()
     if cut.group is None:
         return local
-    sizes, own = [slab.numel for slab in cut.slabs], local.reshape(-1)
-    sent = [own.numel() if owner in (None, rank) else 0 for rank in range(len(sizes))]
-    received = sizes if owner in (None, cut.mine) else [0] * len(sizes)
-    parts = local.new_empty(sum(received))
-    dist.all_to_all_single(parts, own.repeat(sum(n > 0 for n in sent)), received, sent, cut.group)
-    if owner not in (None, cut.mine):
-        return parts
-    shape = tuple(x.shape)
-    whole = local.new_empty(shape)
-    for slab, part in zip(cut.slabs, torch.split(parts, received), strict=True):
-        whole[slab.within(Slab((0,) * len(shape), shape))] = part.reshape(slab.size)
+    mine, own = owner in (None, cut.mine), local.reshape(-1)
+    parts = [own if owner in (None, rank) else own[:0] for rank in range(len(cut.slabs))]
+    received = _exchanged(parts, [slab.numel * mine for slab in cut.slabs], cut.group)
+    if not mine:
+        return received[0]
+    whole = local.new_empty(x.shape)
+    for slab, part in zip(cut.slabs, received, strict=True):
+        whole[slab.within(Slab.of(x.shape))] = part.reshape(slab.size)
     return whole
 
 
-def _group(mesh: Any, ranks: tuple[int, ...], axes: Sequence[int]) -> Any:
-    """The process group of these ranks, which differ along these axes."""
-    if ranks == tuple(range(dist.get_world_size())):
-        return dist.distributed_c10d._get_default_group()
-    if len(axes) == 1:
-        return mesh.get_group(axes[0])
-    if mesh.mesh_dim_names and axes:
-        names = tuple(mesh.mesh_dim_names[axis] for axis in axes)
-        return (mesh if len(names) == mesh.ndim else mesh[names])._flatten().get_group()
-    return dist.new_group(list(ranks), use_local_synchronization=True) if axes else None
+def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
+    """Write values that are drawn whole, the same as in one process to the last bit: a collective.
+
+    Cost: each process draws about its share of the entries, and holds one whole parameter at a time.
+
+    Args:
+        parameters: `DTensor` -> what writes all of its values to a tensor on the CPU.
+    """
+    groups = Groups()
+    found: dict[tuple[int, ...], list[tuple[Tensor, Cut]]] = defaultdict(list)
+    for p in parameters:
+        cut = groups.cut(p, "a parameter")
+        found[cut.ranks].append((p, cut))
+    for like in found.values():
+        drawn_by = owners([p.numel() for p, _ in like], len(like[0][1].slabs))
+        for (p, cut), owner in zip(like, drawn_by, strict=True):
+            local: Tensor = p.to_local().detach()  # type: ignore[attr-defined]
+            parts = [local.new_empty(0)] * len(cut.slabs)
+            if owner == cut.mine:
+                parameters[p](whole := torch.empty(p.shape, dtype=p.dtype))
+                whole = whole.to(local.device)
+                parts = [whole[slab.within(Slab.of(p.shape))].reshape(-1) for slab in cut.slabs]
+            sizes = [local.numel() * (rank == owner) for rank in range(len(parts))]
+            received = parts if cut.group is None else _exchanged(parts, sizes, cut.group)
+            local.copy_(received[owner].reshape(local.shape))
 
 
-def _rank(mesh: Any, coordinate: Sequence[int]) -> int:
-    """The process at a coordinate of a mesh."""
-    return int(mesh.mesh[tuple(coordinate)])
-
-
-def _along(shape: Sequence[int], coordinate: Sequence[int], axes: Sequence[int]) -> list[list[int]]:
-    """The coordinates that differ from one along these axes only, in row-major order."""
-    found = [list(coordinate)]
-    for axis in axes:
-        found = [[*c[:axis], i, *c[axis + 1 :]] for c in found for i in range(shape[axis])]
-    return found
-
-
-def position(shape: Sequence[int], coordinate: Sequence[int]) -> int:
-    """The row-major number of a coordinate."""
-    number = 0
-    for size, i in zip(shape, coordinate, strict=True):
-        number = number * size + i
-    return number
+def _exchanged(parts: Sequence[Tensor], sizes: list[int], group: dist.ProcessGroup) -> Sequence[Tensor]:
+    """What each process has sent to this one, flat, of these sizes; it sends each of them a part."""
+    incoming = parts[0].new_empty(sum(sizes))
+    dist.all_to_all_single(incoming, torch.cat(list(parts)), sizes, [len(part) for part in parts], group)
+    return torch.split(incoming, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,27 +12,21 @@ from surefoot.mesh.slabs import Slab, owners
 BUCKET_BYTES = 64 << 20
 """Bytes of whole matrices that one process computes between two exchanges, unless a single one has more."""
 
-PACKED = 24
-"""Entries of a mask that travel as one number: float32 holds every integer below 2^24."""
-
 
 @dataclass(frozen=True, eq=False)
 class Work:
     """A step that needs all of a box of a parameter: a matrix, an expert, a vector.
 
     Args:
-        name: for people.
         box: the entries, within the parameter.
         holders: the slab of each process, of the same parameter.
         cost: of the step, in multiply-adds up to a factor.
-        sent: tensors of the box that go to the owner.
+        sent: tensors of the box that go to the owner; 0 where everybody has it.
         returned: tensors of the box that come back.
         numbers: further numbers that the owner sends to everybody, such as singular-vector estimates.
         itemsize: bytes of an entry.
-        masked: whether the owner is sent which entries move, too: `PACKED` of them a number.
     """
 
-    name: str
     box: Slab
     holders: tuple[Slab, ...]
     cost: int
@@ -40,17 +34,15 @@ class Work:
     returned: int = 1
     numbers: int = 0
     itemsize: int = 4
-    masked: bool = False
 
     @cached_property
     def parts(self) -> tuple[Slab, ...]:
         """What each process holds of the box."""
         return tuple(self.box.overlap(slab) for slab in self.holders)
 
-    def sizes(self, rank: int) -> list[int]:
-        """Numbers of each tensor that a process sends to the owner, its mask last."""
-        entries = self.parts[rank].numel
-        return [entries] * self.sent + [-(-entries // PACKED)] * self.masked
+    def out(self, rank: int) -> int:
+        """Numbers that a process sends to the owner before its step."""
+        return self.sent * self.parts[rank].numel
 
     def back(self, rank: int) -> int:
         """Numbers that the owner sends to a process after its step."""
@@ -67,23 +59,20 @@ class Bucket:
 
     works: tuple[tuple[Work, int], ...]
 
+    @property
+    def copied(self) -> bool:
+        """Whether everybody has all entries already, and owners are sent nothing."""
+        return not self.works[0][0].sent
+
     def owned_by(self, rank: int) -> list[Work]:
         """The works of one owner."""
         return [work for work, owner in self.works if owner == rank]
 
-    def outward(self, rank: int) -> list[tuple[int, int]]:
-        """Of each process: numbers that rank sends to it before its steps, and numbers that it sends to rank."""
-        return self._counts(rank, lambda work, other: sum(work.sizes(other)))
-
-    def homeward(self, rank: int) -> list[tuple[int, int]]:
-        """Of each process: numbers that rank sends to it after its steps, and numbers that it sends to rank."""
-        return [(sent, received) for received, sent in self._counts(rank, Work.back)]
-
-    def _counts(self, rank: int, numbers: Callable[[Work, int], int]) -> list[tuple[int, int]]:
+    def counts(self, rank: int, numbers: Callable[[Work, int], int]) -> tuple[list[int], list[int]]:
         """Of each process: numbers of rank's parts of what it owns, and of its parts of what rank owns."""
         mine, others = self.owned_by(rank), range(len(self.works[0][0].holders))
         theirs = [sum(numbers(work, rank) for work in self.owned_by(other)) for other in others]
-        return [(theirs[other], sum(numbers(work, other) for work in mine)) for other in others]
+        return theirs, [sum(numbers(work, other) for work in mine) for other in others]
 
 
 @dataclass(frozen=True)
@@ -98,13 +87,10 @@ class Schedule:
     buckets: tuple[Bucket, ...] = field(repr=False)
     ranks: int
 
-    def __iter__(self) -> Iterator[Bucket]:
-        return iter(self.buckets)
-
     @property
     def collectives(self) -> int:
-        """All-to-alls of a step."""
-        return 2 * len(self.buckets)
+        """All-to-alls of a step, or all-gathers where owners are sent nothing."""
+        return sum(1 if bucket.copied else 2 for bucket in self.buckets)
 
     @cached_property
     def costs(self) -> list[int]:
@@ -128,7 +114,7 @@ class Schedule:
             for work, owner in bucket.works:
                 for rank in range(self.ranks):
                     if rank != owner:
-                        sent[rank] += sum(work.sizes(rank)) * work.itemsize
+                        sent[rank] += work.out(rank) * work.itemsize
                         sent[owner] += work.back(rank) * work.itemsize
         return sent
 
@@ -139,7 +125,7 @@ class Schedule:
         for bucket in self.buckets:
             held = [0] * self.ranks
             for work, owner in bucket.works:
-                held[owner] += max(work.sent + work.masked, work.returned) * work.box.numel * work.itemsize
+                held[owner] += max(work.sent, work.returned) * work.box.numel * work.itemsize
             most = max(most, *held)
         return most
 
@@ -158,7 +144,7 @@ def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> Schedule:
         The schedule, the same on every process.
 
     >>> halves = (Slab((0, 0), (2, 4)), Slab((2, 0), (2, 4)))
-    >>> works = [Work(name, Slab((0, 0), (4, 4)), halves, cost(4, 4)) for name in "ab"]
+    >>> works = [Work(Slab((0, 0), (4, 4)), halves, cost(4, 4)) for _ in range(2)]
     >>> plan = schedule(works)
     >>> plan.collectives, plan.costs, plan.sent_bytes  # half a matrix out, half a matrix home
     (2, [960, 960], [64, 64])

@@ -23,6 +23,11 @@ class Slab:
     start: Shape
     size: Shape
 
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Slab:
+        """All entries of a tensor."""
+        return cls((0,) * len(shape), tuple(shape))
+
     @property
     def numel(self) -> int:
         """Number of entries."""

@@ -1,8 +1,7 @@
-"""Parts of tensors to their owners and results back: two all-to-alls a bucket, under way while others compute."""
+"""Parts of tensors to their owners and results back, a bucket at a time, under way while others compute."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,17 +9,20 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.mesh.schedule import PACKED, Bucket, Schedule, Work
+from surefoot.mesh.schedule import Bucket, Schedule, Work
 
-Prepare = Callable[[Work], Sequence[Tensor]]
-"""This process's parts of what the owner of a work is sent, its mask last."""
+Prepare = Callable[[Any], Sequence[Tensor]]
+"""From a `Work` to this process's parts of what its owner is sent."""
 
-Compute = Callable[[dict[Work, list[Tensor]]], dict[Work, list[Tensor]]]
+Compute = Callable[[dict[Any, list[Tensor]]], dict[Any, list[Tensor]]]
 """From the whole tensors of the works that this process owns, which it may take out, to results: `Work.returned`
 tensors of the work's box, then one of further numbers for everybody."""
 
-Finalize = Callable[[Work, list[Tensor], Tensor], None]
+Finalize = Callable[[Any, list[Tensor], Tensor], None]
 """Take this process's parts of a work's results, and the numbers."""
+
+Coming = tuple[Any, Tensor, list[int]]
+"""A collective under way with what it sends, what it fills, and how much of that comes from each process."""
 
 
 class Transport:
@@ -39,87 +41,73 @@ class Transport:
 
     def run(self, prepare: Prepare, compute: Compute, finalize: Finalize) -> None:
         """Send, compute and return one bucket after the other; the next one is on its way while one is computed."""
-        buckets = list(self.schedule)
-        coming: Any = self._send(buckets[0], prepare)
-        going: tuple[Bucket, Any] | None = None
+        buckets, going = self.schedule.buckets, None
+        coming = self._send(buckets[0], prepare)
         for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
-            whole, coming = self._whole(bucket, coming), following and self._send(following, prepare)
+            whole = self._whole(bucket, coming)
+            coming = self._send(following, prepare) if following else None
             results = compute(whole)
             if going is not None:
-                self._finish(going, finalize)
-            going = (bucket, self._return(bucket, results))
+                self._finish(*going, finalize)
+            going = bucket, self._return(bucket, results)
             del results
         if going is not None:
-            self._finish(going, finalize)
+            self._finish(*going, finalize)
 
-    def _send(self, bucket: Bucket, prepare: Prepare) -> Any:
+    def _send(self, bucket: Bucket, prepare: Prepare) -> Coming | None:
         pieces = []
         for owner in range(self.schedule.ranks):
             for work in bucket.owned_by(owner):
-                parts = list(prepare(work))
-                if work.masked:
-                    parts[-1] = packed(parts[-1], self._like.dtype)
-                pieces += [x.reshape(-1) for x in parts]
-        return self._start(pieces, bucket.outward(self._rank))
+                pieces += [x.reshape(-1) for x in prepare(work)]
+        return None if bucket.copied else self._start(pieces, *bucket.counts(self._rank, Work.out))
 
-    def _return(self, bucket: Bucket, results: dict[Work, list[Tensor]]) -> Any:
+    def _return(self, bucket: Bucket, results: dict[Any, list[Tensor]]) -> Coming:
         pieces = []
-        for rank in range(self.schedule.ranks):
+        for rank in [self._rank] if bucket.copied else range(self.schedule.ranks):
             for work in bucket.owned_by(self._rank):
                 *tensors, numbers = results[work]
                 part = work.parts[rank].within(work.box)
-                pieces += [x[part].reshape(-1) for x in tensors]
-                pieces.append(numbers.to(self._like.dtype))
-        return self._start(pieces, bucket.homeward(self._rank))
+                pieces += [*(x[part].reshape(-1) for x in tensors), numbers]
+        received, sent = bucket.counts(self._rank, Work.back)
+        return self._start(pieces, sent, received, bucket.copied)
 
-    def _start(self, pieces: list[Tensor], counts: list[tuple[int, int]]) -> tuple[Any, Tensor, list[int]]:
-        """One all-to-all under way: its handle, what it fills, and how much comes from each process."""
-        sent, received = map(list, zip(*counts, strict=True))
-        outgoing = torch.cat(pieces) if pieces else self._like.new_empty(0)
-        assert outgoing.numel() == sum(sent)
+    def _start(self, pieces: list[Tensor], sent: list[int], received: list[int], alike: bool = False) -> Coming:
+        """One all-to-all; where everybody is sent alike, an all-gather, padded to the longest."""
+        outgoing = torch.cat([self._like, *pieces])
+        if alike:
+            received = [max(received)] * len(received)
+            outgoing = torch.nn.functional.pad(outgoing, (0, received[0] - len(outgoing)))
         incoming = self._like.new_empty(sum(received))
-        handle = dist.all_to_all_single(incoming, outgoing, received, sent, self._group, async_op=True)
+        if alike:
+            handle = dist.all_gather(list(torch.split(incoming, received)), outgoing, self._group, async_op=True)
+        else:
+            handle = dist.all_to_all_single(incoming, outgoing, received, sent, self._group, async_op=True)
         return (handle, outgoing), incoming, received
 
-    def _whole(self, bucket: Bucket, arrived: tuple[Any, Tensor, list[int]]) -> dict[Work, list[Tensor]]:
-        """The whole tensors of the works that this process owns, from everybody's parts."""
-        (handle, _), incoming, received = arrived
-        handle.wait()
+    def _whole(self, bucket: Bucket, coming: Coming | None) -> dict[Work, list[Tensor]]:
+        """The whole tensors of the works that this process owns, from everybody's parts; none where it has all."""
         mine = bucket.owned_by(self._rank)
-        whole = {work: [incoming.new_empty(work.box.size) for _ in work.sizes(self._rank)] for work in mine}
-        for rank, chunk in enumerate(torch.split(incoming, received)):
-            numbers = iter(torch.split(chunk, [size for work in mine for size in work.sizes(rank)]))
+        whole = {work: [self._like.new_empty(work.box.size) for _ in range(work.sent)] for work in mine}
+        for rank, numbers in enumerate(_arrived(coming) if coming else ()):
+            start = 0
             for work in mine:
                 part = work.parts[rank]
-                for i, x in enumerate(whole[work]):
-                    own = next(numbers)
-                    own = own.reshape(part.size) if i < work.sent else unpacked(own, part.size)
-                    x[part.within(work.box)] = own
+                for x in whole[work]:
+                    x[part.within(work.box)] = numbers[start : start + part.numel].reshape(part.size)
+                    start += part.numel
         return whole
 
-    def _finish(self, going: tuple[Bucket, Any], finalize: Finalize) -> None:
-        bucket, ((handle, _), incoming, received) = going
-        handle.wait()
-        for owner, chunk in enumerate(torch.split(incoming, received)):
+    def _finish(self, bucket: Bucket, coming: Coming, finalize: Finalize) -> None:
+        for owner, numbers in enumerate(_arrived(coming)):
             for work in bucket.owned_by(owner):
                 part = work.parts[self._rank]
-                *tensors, numbers, chunk = torch.split(
-                    chunk, [*[part.numel] * work.returned, work.numbers, len(chunk) - work.back(self._rank)]
-                )
-                finalize(work, [x.reshape(part.size) for x in tensors], numbers)
+                sizes = [*[part.numel] * work.returned, work.numbers]
+                *tensors, own, numbers = torch.split(numbers, [*sizes, len(numbers) - sum(sizes)])
+                finalize(work, [x.reshape(part.size) for x in tensors], own)
 
 
-def packed(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask, flat, `PACKED` entries a number.
-
-    >>> packed(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.float32)
-    tensor([13.])
-    """
-    bits = torch.nn.functional.pad(mask.reshape(-1).to(torch.int32), (0, -mask.numel() % PACKED))
-    return (bits.reshape(-1, PACKED) << torch.arange(PACKED, device=mask.device)).sum(1).to(dtype)
-
-
-def unpacked(numbers: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The mask of this size again: the inverse of `packed`."""
-    bits = (numbers.to(torch.int32)[:, None] >> torch.arange(PACKED, device=numbers.device)) & 1
-    return bits.reshape(-1)[: math.prod(size)].reshape(size).to(numbers.dtype)
+def _arrived(coming: Coming) -> Sequence[Tensor]:
+    """What has come from each process, flat."""
+    (handle, _), incoming, received = coming
+    handle.wait()
+    return torch.split(incoming, received)

@@ -1,31 +1,59 @@
-"""Like parameters as one batch: chosen, stacked, stepped piece by piece, taken apart and written back.
+"""Like parameters as one batch: chosen, stacked, stepped block by block, taken apart and written back.
 
-`SteepestDescent.step` loads a batch, takes the step of its blocks and stores the results. Where parameters are sharded,
-loading and storing exchange data with other processes; the step between them is the same.
+Parameters of one process, parts of sharded ones and the matrices of an owner take their step alike: they are stacked,
+`Batch.step` steps each block, and the results are taken apart.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from surefoot.linalg import device
 from surefoot.momentum import State, is_finite
+from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import ADDED, Index, Precision
 from surefoot.plan import Placement
-from surefoot.views import OneBlock, Shape, View
-from surefoot.views.state import join_blocks, split_by_block
+from surefoot.roles import Role
+from surefoot.stabilise import Stabiliser
+from surefoot.stabilise.running_bound import RunningBound
+from surefoot.step import ELSEWHERE, Step, in_pieces
+from surefoot.views import OneBlock
+from surefoot.views.state import join_blocks, split_blocks, split_by_block, stack, stack_blocks
 
 BATCH_BYTES = {"cpu": 4 << 20}
 """Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
 
-ELSEWHERE = 256 << 20
-"""Of devices that the table does not name."""
+STEPS = "steps_on_device"
+"""Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
+
+Rule = tuple[Role, Stabiliser, float]
+"""Of a block its role, its stabiliser with its radius in plain numbers, and the factor on its learning rate."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all processes that hold a parameter have agreed on about its gradient.
+
+    Args:
+        there: whether there is one, on any process.
+        finite: whether it is there, and finite on all.
+        moves: whether any entry takes a step.
+        masks: of each block, which independent problems take a step, bool: `(n, 1, 1)` of matrices; where that is not
+            agreed on, `(1, 1, 1)`, whether the gradient is finite.
+    """
+
+    there: Tensor
+    finite: Tensor
+    moves: Tensor
+    masks: list[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +65,8 @@ class Leaf:
         grad: their gradient.
         placement: their role and shape.
         state: the optimizer's state of them, which is written to.
-        finite: whether the gradient is there and finite, 0-d bool, if several processes have agreed on it, who count
-            it, too.
-        there: whether the gradient is there, if they have.
+        group: their parameter group.
+        agreed: what other processes, that hold parts or copies, know of the gradient; they count those not finite, too.
         index: where the entries lie in the whole parameter, for the noise of stochastic rounding.
     """
 
@@ -47,236 +74,222 @@ class Leaf:
     grad: Tensor
     placement: Placement
     state: State
-    finite: Tensor | None = None
-    there: Tensor | None = None
+    group: dict[str, Any]
+    agreed: Agreed | None = None
     index: Index = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
-    """Parameters of equal role, shape, dtype and device that take their step together.
+    """Like parameters, or matrices, as the step takes and returns them: lists have an entry for each block of the view.
 
     Args:
-        leaves: k parameters.
+        placement: role and shape of each.
         group: their parameter group.
-    """
-
-    leaves: list[Leaf]
-    group: dict[str, Any]
-
-    @property
-    def placement(self) -> Placement:
-        """That of each, up to its reason."""
-        return self.leaves[0].placement
-
-    @property
-    def params(self) -> list[Tensor]:
-        """The weights."""
-        return [leaf.value for leaf in self.leaves]
-
-    @property
-    def states(self) -> list[State]:
-        """The states."""
-        return [leaf.state for leaf in self.leaves]
-
-    @property
-    def agreed(self) -> bool:
-        """Whether other processes hold parts, or copies, of these parameters."""
-        return self.leaves[0].finite is not None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the step computes in: float32, or float64 for float64 parameters."""
-        return torch.promote_types(self.leaves[0].value.dtype, torch.float32)
-
-
-@dataclass
-class Blocks:
-    """A batch as the step takes and returns it, with one entry of each list for each block of the role's view.
-
-    Args:
-        weights: `(k, n, out, in)` or `(k, n, size)`, in the batch's dtype.
+        keys: k tensors that stand for them in a `RunningBound`.
+        weights: `(k, n, out, in)` or `(k, n, size)`, in the dtype that the step computes in.
         gradients: likewise.
         states: of momentum and stabiliser, each tensor's shape starting with k.
-        finite: whether each parameter's gradient is finite, `(k,)`, bool.
+        masks: whether each parameter's gradient is finite, `(k, 1, ...)`, bool; of smoothed gradients the active mask.
+        shaped: names of the states' entries that have the parameter's shape; others are cut by block.
     """
 
+    placement: Placement
+    group: dict[str, Any]
+    keys: list[Tensor]
     weights: list[Tensor]
     gradients: list[Tensor]
     states: list[State]
-    finite: Tensor
+    masks: list[Any]
+    shaped: frozenset[str]
+
+    def step(self, take: Step, bounds: RunningBound, foreign: bool = False) -> None:
+        """The step of each block, in place of what was loaded.
+
+        Args:
+            take: the step, or its last parts.
+            bounds: running bounds, which are reset where they do not hold of the loaded weights.
+            foreign: whether the weights come from other processes: on an accelerator they are certified each time.
+        """
+        lr, own = learning_rate(self.group), rules(self.placement)
+        if "upper" in self.states[0]:
+            due = foreign
+            if not (due or device.on_cpu(self.weights[0])):
+                period = min(stabiliser.certificate_period(lr * scale) for _, stabiliser, scale in own)
+                due = self.group.get(STEPS, 0) % period == 0
+            norm = self.placement.role.weight_geometry
+            self.states = bounds.revalidate(self.keys, self.weights, self.states, norm, due)
+        for i, (role, stabiliser, scale) in enumerate(own):
+            w, g, state = self.weights[i], self.gradients[i], self.states[i]
+            self.weights[i], self.states[i] = take(role, stabiliser, w, g, state, lr * scale, self.masks[i])
+
+    def record(self, bounds: RunningBound) -> None:
+        """Remember weights whose norm bounds hold."""
+        if "upper" in self.states[0]:
+            bounds.record(self.keys, self.weights)
+
+    def results(self) -> Iterator[tuple[Tensor, State]]:
+        """Weights and state of each parameter again, in the shapes of the optimizer's."""
+        placement, view = self.placement, self.placement.role.view
+        states: list[State] = [{} for _ in self.keys]
+        for name in self.states[0]:
+            stacks = [block[name] for block in self.states]
+            if name in self.shaped:
+                wholes = [{name: x} for x in split_blocks(stacks, view, placement.shape)]
+            else:
+                parts = zip(*(x.unbind() for x in stacks), strict=True)
+                wholes = [join_blocks([{name: x} for x in blocks], placement.role.owned) for blocks in parts]
+            for state, whole in zip(states, wholes, strict=True):
+                state |= whole
+        return zip(split_blocks(self.weights, view, placement.shape), states, strict=True)
+
+
+def rules(placement: Placement) -> list[Rule]:
+    """The rule of each block."""
+    role = placement.role
+    pairs = zip(placement.stabilisers, placement.blocks, strict=True)
+    return [(role, stabiliser, role.lr_scale(block)) for stabiliser, block in pairs]
 
 
 @torch.no_grad()
 def init_state(placement: Placement, w: Tensor) -> State:
     """What the optimizer keeps of weights w before their first step: momentum, stabiliser, count of skipped steps."""
-    role, w = placement.role, w.detach().to(torch.promote_types(w.dtype, torch.float32))
-    state = role.momentum.init_state(torch.zeros_like(w))
-    pairs = zip(placement.stabilisers, role.view.split(w), strict=True)
-    state |= join_blocks([role.init_memory(block, scheme) for scheme, block in pairs], role.owned)
+    view, w = placement.role.view, w.detach().to(torch.promote_types(w.dtype, torch.float32))
+    state = placement.role.momentum.init_state(torch.zeros_like(w))
+    blocks = zip(rules(placement), view.split(w), strict=True)
+    memories = [role.init_memory(block, stabiliser) for (role, stabiliser, _), block in blocks]
+    state |= join_blocks(memories, placement.role.owned)
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
 
 
+def alike(leaf: Leaf) -> Any:
+    """Equal for parameters that are stacked together."""
+    value, placement = leaf.value, leaf.placement
+    return placement.role, placement.shape, value.dtype, value.device, leaf.agreed is None, id(leaf.group)
+
+
 def batches(
-    leaves: Iterable[Leaf], group: dict[str, Any], kind: Callable[[Tensor], Any] | None = None
-) -> Iterator[Batch]:
-    """Like parameters of a group together, cut to `BATCH_BYTES`.
+    items: Iterable[T], alike: Callable[[T], Any], size: Callable[[T], tuple[torch.device, int]]
+) -> Iterator[list[T]]:
+    """Like things together, cut to `BATCH_BYTES`.
 
     Args:
-        leaves: the parameters that take a step.
-        group: their group.
-        kind: of a parameter; those of one kind together.
+        items: the things.
+        alike: a key, equal for those that go together.
+        size: the device and number of entries of one.
 
     Yields:
-        Batches, in the order of their first parameters.
+        Lists, in the order of their first things.
     """
-    buckets: dict[Any, list[Leaf]] = defaultdict(list)
-    for leaf in leaves:
-        placement, value = leaf.placement, leaf.value
-        own = None if kind is None else kind(value)
-        buckets[placement.role, placement.shape, value.dtype, value.device, leaf.finite is None, own].append(leaf)
+    buckets: dict[Any, list[T]] = defaultdict(list)
+    for item in items:
+        buckets[alike(item)].append(item)
     for bucket in buckets.values():
-        count = stacked_at_once(bucket[0].value.device, bucket[0].value.numel())
+        where, numel = size(bucket[0])
+        count = max(1, BATCH_BYTES.get(where.type, ELSEWHERE) // (4 * max(1, numel)))
         for start in range(0, len(bucket), count):
-            yield Batch(bucket[start : start + count], group)
+            yield bucket[start : start + count]
 
 
-def stacked_at_once(device: torch.device, numel: int) -> int:
-    """How many parameters of so many entries are stacked at once."""
-    return max(1, BATCH_BYTES.get(device.type, ELSEWHERE) // (4 * max(1, numel)))
-
-
-def load(batch: Batch, precision: Precision) -> Blocks:
-    """The batch's blocks, stacked; a batch of one parameter is not copied.
+def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, take: Step) -> None:
+    """Take the step of like parameters that are stepped here.
 
     Args:
-        batch: like parameters.
-        precision: in which numbers weights and momentum are kept.
-
-    Returns:
-        Weights, gradients and states as the step takes them.
+        leaves: the parameters.
+        precision: in which numbers their weights and state are stored.
+        bounds: the optimizer's running bounds.
+        take: what takes the step of a block.
     """
-    view, dtype, rounding = batch.placement.role.view, batch.dtype, precision.rounding(batch.params[0])
-    weights = stack_blocks([rounding.read(leaf.value, leaf.state, dtype) for leaf in batch.leaves], view)
-    gradients = stack_blocks([leaf.grad.to(dtype) for leaf in batch.leaves], view)
-    if batch.group["maximize"]:
+    batch = load(leaves, precision)
+    batch.step(in_pieces(take), bounds)
+    store(batch, leaves, precision)
+    if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else another weight
+        batch.record(bounds)
+
+
+def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
+    """Like parameters, stacked; one alone is not copied."""
+    first, placement = leaves[0], leaves[0].placement
+    view, dtype = placement.role.view, torch.promote_types(first.value.dtype, torch.float32)
+    rounding = precision.rounding(first.value)
+    weights = stack_blocks([rounding.read(leaf.value, leaf.state, dtype) for leaf in leaves], view)
+    gradients = stack_blocks([leaf.grad.to(dtype) for leaf in leaves], view)
+    if first.group["maximize"]:
         gradients = [-g for g in gradients]
-    if batch.agreed:
-        finite = torch.stack([leaf.finite for leaf in batch.leaves if leaf.finite is not None])
+    if first.agreed:
+        finite = torch.stack([leaf.agreed.finite for leaf in leaves if leaf.agreed])
     else:
-        finite = torch.stack([is_finite(g, batch.placement.role.momentum.squares) for g in gradients]).all(0)
-    return Blocks(weights, gradients, _stack_states(batch), finite)
+        finite = torch.stack([is_finite(g, placement.role.momentum.squares) for g in gradients]).all(0)
+    masks = [finite.reshape(-1, *(1,) * len(block)) for block in placement.blocks]
+    names = placement.role.smoothed & first.state.keys()
+    shaped = {n: _stacked(leaves, n, dtype) for n in names if first.state[n].shape == placement.shape}
+    states = by_block([leaf.state for leaf in leaves], placement, shaped)
+    keys = [leaf.value for leaf in leaves]
+    return Batch(placement, first.group, keys, weights, gradients, states, masks, frozenset(shaped))
 
 
-def store(batch: Batch, blocks: Blocks, precision: Precision) -> None:
+def store(batch: Batch, leaves: Sequence[Leaf], precision: Precision) -> None:
     """Write stepped weights and states back, rounded as precision says; count the gradients that were not finite."""
-    placement, states = batch.placement, batch.states
-    all_finite = batch.agreed or (device.on_cpu(blocks.finite) and bool(blocks.finite.all()))
-    weights = split_blocks(blocks.weights, placement.role.view, placement.shape)
-    for leaf, w, new in zip(batch.leaves, weights, _split_states(blocks.states, batch), strict=True):
-        write_back(leaf, w, new, precision)
-    for state, finite in zip(() if all_finite else states, blocks.finite, strict=False):
-        state["skipped"] += ~finite
+    for leaf, (w, new) in zip(leaves, batch.results(), strict=True):
+        write_state(leaf, new, precision)
+        write_weights(leaf, w, precision)
+    finite = batch.masks[0].flatten()
+    if not (leaves[0].agreed or (device.on_cpu(finite) and bool(finite.all()))):
+        for leaf, own in zip(leaves, finite, strict=True):
+            leaf.state["skipped"] += ~own
 
 
-def write_back(leaf: Leaf, w: Tensor, new: State, precision: Precision) -> None:
-    """Write a parameter's next weights and changed state, rounded as precision says.
+def write_state(leaf: Leaf, new: State, precision: Precision) -> None:
+    """Write changed entries of a parameter's state, averages rounded as precision says."""
+    averages = leaf.placement.role.momentum.averages
+    for name, x in new.items():
+        place = leaf.state[name]
+        if leaf.agreed and name not in averages:  # which masks keep; counts, and what schemes refine at rest
+            x = torch.where(leaf.agreed.there, x, place.to(x.dtype))
+        write_(place, precision.keep(x, place, leaf.state, leaf.index))
 
-    Args:
-        leaf: the parameter.
-        w: its next weights, in the dtype of the step.
-        new: entries of the state.
-        precision: in which numbers both are kept.
-    """
+
+def write_weights(leaf: Leaf, w: Tensor, precision: Precision) -> None:
+    """Write a parameter's next weights, in the dtype of the step, rounded as precision says: the end of its step."""
     value, added = precision.rounding(leaf.value).write(w, leaf.value.dtype, leaf.state, leaf.index)
     write_(leaf.value, value)
-    for name, x in new.items():
-        if leaf.there is not None:  # the masks of a step keep all but what schemes refine at rest
-            x = torch.where(leaf.there, x, leaf.state[name].to(x.dtype))
-        write_(leaf.state[name], precision.keep(x, leaf.state[name], leaf.state, leaf.index))
     for name, x in added.items():
         write_(leaf.state[name], x)
     if "rounds" in leaf.state:
-        leaf.state["rounds"] += 1 if leaf.there is None else leaf.there
+        leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
-def _stack_states(batch: Batch) -> list[State]:
-    """States of momentum and stabiliser, stacked, by block; entries of the parameter's shape in the batch's dtype."""
-    states = batch.states
-    own = {name: x for name, x in states[0].items() if name not in ("skipped", *ADDED)}
-    placement, dtype, view = batch.placement, batch.dtype, batch.placement.role.view
-    shaped, stacks = _shaped(own, batch), {}
-    for name in shaped:
-        if not batch.agreed and isinstance(view, OneBlock) and own[name].dtype == dtype and device.on_cpu(own[name]):
-            stacks[name] = [_side_by_side(states, name).reshape(len(states), *placement.blocks[0])]
-        else:
-            stacks[name] = stack_blocks([state[name].to(dtype) for state in states], view)
-    by_block = [{name: stacks[name][i] for name in shaped} for i in range(len(placement.blocks))]
-    if rest := own.keys() - shaped:
-        caches = [split_by_block({name: state[name] for name in rest}, placement.blocks) for state in states]
-        for i, block in enumerate(by_block):
-            block |= {name: _stack([cache[i][name] for cache in caches]) for name in caches[0][i]}
-    return by_block
+def by_block(states: Sequence[State], placement: Placement, shaped: Mapping[str, list[Tensor]]) -> list[State]:
+    """States of like parameters by block, stacked; of entries that have the parameter's shape the stacks are given."""
+    found = [{name: x[i] for name, x in shaped.items()} for i in range(len(placement.blocks))]
+    if rest := states[0].keys() - shaped.keys() - {"skipped", *ADDED}:
+        split = [split_by_block({name: state[name] for name in rest}, placement.blocks) for state in states]
+        for block, parts in zip(found, zip(*split, strict=True), strict=True):
+            block |= {name: stack([part[name] for part in parts]) for name in parts[0]}
+    return found
 
 
-def _shaped(state: State, batch: Batch) -> set[str]:
-    """The momentum's entries of the parameter's shape; all else is cut by block."""
-    return {name for name in batch.placement.role.smoothed & state.keys() if state[name].shape == batch.placement.shape}
+def _stacked(leaves: Sequence[Leaf], name: str, dtype: torch.dtype) -> list[Tensor]:
+    """An entry of the states that has the parameters' shape, by block, in the batch's dtype.
 
-
-def _split_states(by_block: list[State], batch: Batch) -> list[State]:
-    """The states of each parameter, in the shapes of the optimizer's: the inverse of `_stack_states`."""
-    split: list[State] = [{} for _ in batch.leaves]
-    placement, shaped = batch.placement, _shaped(batch.states[0], batch)
-    for name in by_block[0]:
-        stacks = [block[name] for block in by_block]
-        if name in shaped:
-            wholes = [{name: x} for x in split_blocks(stacks, placement.role.view, placement.shape)]
-        else:
-            parts = zip(*(x.unbind() for x in stacks), strict=True)
-            wholes = [join_blocks([{name: x} for x in blocks], placement.role.owned) for blocks in parts]
-        for state, whole in zip(split, wholes, strict=True):
-            state |= whole
-    return split
-
-
-def stack_blocks(tensors: Sequence[Tensor], view: View) -> list[Tensor]:
-    """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
-    if isinstance(view, OneBlock):  # a reshape of each is one of the stack
-        return [_stack(tensors).reshape(len(tensors), *view.block(tuple(tensors[0].shape)))]
-    return [_stack(blocks) for blocks in zip(*map(view.split, tensors), strict=True)]
-
-
-def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:
-    """The parameters of this shape again: the inverse of `stack_blocks`."""
-    if isinstance(view, OneBlock):
-        return list(stacks[0].reshape(len(stacks[0]), *shape).unbind())
-    return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]
-
-
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def _side_by_side(states: list[State], name: str) -> Tensor:
-    """One entry of k states as `(k, ...)`; entries with memory of their own are laid into one piece first.
-
-    The next step then stacks them without a copy. Where a gradient is missing, the others' entries are copied.
+    In one process entries with memory of their own are laid into one piece first: the next step then stacks them
+    without a copy. Where a gradient is missing, the others' entries are copied.
     """
-    tensors = [state[name] for state in states]
+    tensors, placement = [leaf.state[name] for leaf in leaves], leaves[0].placement
     first, size = tensors[0], tensors[0].numel() * tensors[0].element_size()
-    if len(tensors) == 1:
-        return first[None]
+    kept = not leaves[0].agreed and isinstance(placement.role.view, OneBlock)
+    if not kept or first.dtype != dtype or not device.on_cpu(first) or len(tensors) == 1:
+        return stack_blocks([x.to(dtype) for x in tensors], placement.role.view)
+    shape = (len(tensors), *placement.blocks[0])
     storages = {x.untyped_storage().data_ptr() for x in tensors}
     places = [x.data_ptr() - first.data_ptr() for x in tensors]
     if len(storages) == 1 and places == [i * size for i in range(len(tensors))] and first.is_contiguous():
-        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+        return [first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride())).reshape(shape)]
     together = torch.stack(tensors)
     if all(x.untyped_storage().nbytes() == size for x in tensors):
-        for state, x in zip(states, together.unbind(), strict=True):
-            state[name] = x
-    return together
+        for leaf, x in zip(leaves, together.unbind(), strict=True):
+            leaf.state[name] = x
+    return [together.reshape(shape)]
 
 
 def write_(tensor: Tensor, value: Tensor) -> None:

@@ -2,24 +2,97 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.mesh.schedule import Schedule, Work, schedule
+from surefoot.linalg import device
+from surefoot.mesh.schedule import Schedule, Work, cost, schedule
+from surefoot.mesh.slabs import Slab
 from surefoot.mesh.transport import Transport
-from surefoot.optim.batching import split_blocks, stack_blocks, stacked_at_once, write_, write_back
-from surefoot.optim.jobs import Job, advance, jobs_of
+from surefoot.momentum import State
+from surefoot.optim.batching import Batch, Leaf, batches, by_block, load, write_state, write_weights
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
+from surefoot.optim.ways import REPLICAS, of_any_size
+from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import move, smooth
-from surefoot.views.state import join_blocks, split_by_block
+from surefoot.views.state import entry, stack_blocks
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job(Work):
+    """A matrix, an expert or a vector that its owner steps whole.
+
+    Args:
+        shard: this process's part of the parameter.
+        placement: role and shape of the entries.
+        only: which expert of a stack this is; None: all of the parameter.
+        key: stands for the matrix in a `RunningBound`.
+    """
+
+    shard: Shard
+    placement: Placement
+    only: int | None
+    key: Tensor
+
+    @cached_property
+    def region(self) -> tuple[slice, ...]:
+        """Where this process's part of the entries lies in its slab."""
+        return self.parts[self.shard.cut.mine].within(self.shard.cut.slab)
+
+    def everybodys(self) -> State:
+        """What the owner changes of the state beside tensors of the parameter's shape: the same on every process."""
+        return self._own(self.shard.small)
+
+    def owned(self) -> State:
+        """What the owner alone keeps."""
+        names = self.shard.placement.role.owned
+        return self._own(name for name in self.shard.state if entry(name) in names)
+
+    def _own(self, names: Iterable[str]) -> State:
+        state = self.shard.state
+        return {name: self._part(state[name]) if state[name].ndim else state[name] for name in names}
+
+    def _part(self, x: Tensor) -> Tensor:
+        """What is this expert's of a tensor with a row for each matrix of the stack."""
+        each = self.placement.blocks[0][0]
+        return x if self.only is None else x[each * self.only : each * (self.only + 1)]
+
+    def masks(self) -> list[Tensor]:
+        """What is agreed on of each block."""
+        return [self._part(mask) if len(mask) > 1 else mask for mask in self.shard.agreed.masks]
+
+
+def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
+    """A parameter's jobs: one for each expert of a stack, else one."""
+    placement, shape, way = shard.placement, shard.placement.shape, shard.way
+    boxes = [Slab.of(shape)]
+    if separate := placement.role.view.stacked and "m" in way.sent and shape[0] > 0:
+        placement = Placement(of_any_size(placement), placement.why, (1, *shape[1:]))
+        boxes = [Slab((i, *boxes[0].start[1:]), placement.shape) for i in range(shape[0])]
+    return [
+        Job(
+            box=box,
+            holders=shard.cut.slabs,
+            cost=sum(cost(*block) for block in placement.blocks),
+            sent=0 if way is REPLICAS else len(shard.sent),
+            returned=len(shard.back),
+            numbers=sum(shard.state[name].numel() for name in shard.small) // len(boxes),
+            itemsize=dtype.itemsize,
+            shard=shard,
+            placement=placement,
+            only=i if separate else None,
+            key=torch.empty(0, device=shard.local.device),
+        )
+        for i, box in enumerate(boxes)
+    ]
 
 
 @dataclass(eq=False)
@@ -27,17 +100,17 @@ class Prepared:
     """What this process has of a parameter while it is exchanged.
 
     Args:
-        sent: slabs of what the owner needs, until all of it is on its way.
+        leaf: the parameter's part.
+        sent: of each job that is not on its way, this process's parts of what the owner needs.
         w: the slab of the weight, in the dtype of the step.
         active: which entries move, of the slab's shape; 1 for all.
-        waiting: jobs that are not on their way.
         left: jobs that are not finished.
     """
 
-    sent: list[Tensor]
+    leaf: Leaf
+    sent: dict[Job, list[Tensor]]
     w: Tensor
     active: Tensor | float
-    waiting: int
     left: int
 
 
@@ -51,14 +124,11 @@ class Exchange:
     """
 
     def __init__(self, shards: Sequence[Shard], precision: Precision, bounds: RunningBound) -> None:
-        self._precision, self._bounds = precision, bounds
-        self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
-        jobs = [job for shard in shards for job in jobs_of(shard, self._dtype)]
-        self._jobs: dict[Work, Job] = {job.work: job for job in jobs}
-        self.schedule: Schedule = schedule([*self._jobs])
-        cut, like = shards[0].cut, torch.empty(0, dtype=self._dtype, device=shards[0].local.device)
+        self._precision, self._bounds, cut = precision, bounds, shards[0].cut
+        like = shards[0].local.new_empty(0, dtype=torch.promote_types(shards[0].local.dtype, torch.float32))
+        self._jobs = {shard: jobs_of(shard, like.dtype) for shard in shards}
+        self.schedule: Schedule = schedule([job for jobs in self._jobs.values() for job in jobs])
         self._transport = Transport(self.schedule, cut.group, cut.mine, like)
-        self._counts = Counter(job.shard for job in jobs)
         self._prepared: dict[Shard, Prepared] = {}
         self._groups: dict[Tensor, dict[str, Any]] = {}
 
@@ -71,120 +141,95 @@ class Exchange:
         self._groups = groups
         self._transport.run(self._prepare, self._compute, self._finalize)
 
-    def owned(self) -> list[tuple[Job, int]]:
+    @property
+    def owners(self) -> list[tuple[Any, int]]:
         """Every job with its owner's index in the group."""
-        return [(self._jobs[work], owner) for bucket in self.schedule for work, owner in bucket.works]
+        return [both for bucket in self.schedule.buckets for both in bucket.works]
 
-    def _prepare(self, work: Work) -> list[Tensor]:
+    def _prepare(self, job: Job) -> list[Tensor]:
         """This process's parts of what the owner of a job is sent."""
-        job = self._jobs[work]
         if job.shard not in self._prepared:
-            self._prepared[job.shard] = self._smoothed(job.shard, self._groups[job.shard.p])
-        prepared = self._prepared[job.shard]
-        parts = [x[job.region] for x in prepared.sent]
-        prepared.waiting -= 1
-        if not prepared.waiting:
-            prepared.sent = []
-        return parts
+            self._prepared[job.shard] = self._smoothed(job.shard)
+        return self._prepared[job.shard].sent.pop(job) if job.sent else []
 
-    def _smoothed(self, shard: Shard, group: dict[str, Any]) -> Prepared:
+    def _smoothed(self, shard: Shard) -> Prepared:
         """What this process has of a parameter at the start of a step, smoothed unless the owner does it."""
-        x = {"g": shard.gradient().to(self._dtype)}
-        x["g"] = -x["g"] if group["maximize"] else x["g"]
-        x["w"] = self._precision.rounding(shard.local).read(shard.local, shard.state, self._dtype)
-        x |= {name: shard.state[name].to(self._dtype) for name in shard.shaped}
-        active: Tensor | float = 1.0
-        if "smooth" not in shard.way.owner:
-            active = shard.mask_of_slab(x["g"])
-            role, finite = shard.placement.role, shard.known.finite.reshape(1, *(1,) * x["g"].ndim)
-            before = {name: x.get(name, y)[None] for name, y in shard.state.items() if name in role.smoothed}
-            after, m, active = smooth(role, x["g"][None], before, finite, active)
-            x["m"] = m[0]
-            for name, new in after.items():
-                kept = self._precision.keep(new[0], shard.state[name], shard.state, shard.noise_index())
-                if name not in shard.shaped:  # a count goes on unless there is no gradient on any process
-                    kept = torch.where(shard.known.there, kept, shard.state[name])
-                write_(shard.state[name], kept)
-        if isinstance(active, Tensor):
-            active = active[0].expand(x["w"].shape)
-        sent = [x[name] for name in shard.names(shard.way.sent)]
-        if shard.masked:
-            sent.append(torch.as_tensor(active, device=x["w"].device).expand(x["w"].shape))
-        return Prepared(sent, x["w"], active, self._counts[shard], self._counts[shard])
+        leaf, jobs = shard.leaf(self._groups[shard.p]), self._jobs[shard]
+        batch = load([leaf], self._precision)
+        (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
+        x: dict[str, Any] = {"w": w, "g": g, "active": 1.0, **state}
+        if "m" in shard.sent:
+            smoothed, x["m"], x["active"] = smooth(shard.placement.role, g, state, finite, shard.mask(w))
+            batch.states = [smoothed]
+            for _, new in batch.results():
+                write_state(leaf, new, self._precision)
+        if isinstance(x["active"], Tensor) or "active" in shard.sent:
+            x["active"] = device.scalar_like(x["active"], w, w.dtype).expand(w.shape)[0, 0]
+        sent = [x[name].reshape(shard.local.shape) for name in shard.sent]
+        parts = {job: [y[job.region] for y in sent] for job in jobs}
+        return Prepared(leaf, parts, w[0, 0], x["active"], len(jobs))
 
-    def _compute(self, whole: dict[Work, list[Tensor]]) -> dict[Work, list[Tensor]]:
+    def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
         """The owned jobs' results, like ones in batches."""
-        like: dict[Any, list[Job]] = defaultdict(list)
-        for job in map(self._jobs.__getitem__, whole):
-            placement = job.placement
-            like[placement.role, placement.shape, job.shard.way, id(self._groups[job.shard.p])].append(job)
-        results: dict[Work, list[Tensor]] = {}
-        for jobs in like.values():
-            count = stacked_at_once(jobs[0].shard.local.device, jobs[0].work.box.numel)
-            for some in (jobs[i : i + count] for i in range(0, len(jobs), count)):
-                results |= self._batch(some, [whole.pop(job.work) for job in some])
+        results: dict[Job, list[Tensor]] = {}
+        for jobs in batches(whole, self._alike, lambda job: (job.key.device, job.box.numel)):
+            results |= self._batch(jobs, [whole.pop(job) or self._prepared[job.shard].sent.pop(job) for job in jobs])
         return results
 
-    def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Work, list[Tensor]]:
-        """Take the owner's part of the step of like jobs."""
-        placement, role = jobs[0].placement, jobs[0].placement.role
-        lr, back = learning_rate(self._groups[jobs[0].shard.p]), jobs[0].shard.names(jobs[0].shard.way.back)
-        stacks = [stack_blocks(list(x), role.view) for x in zip(*tensors, strict=True)]
-        tensors.clear()
-        split = [split_by_block(job.kept(), placement.blocks) for job in jobs]
-        kept = [{name: torch.stack([x[name] for x in own]) for name in own[0]} for own in zip(*split, strict=True)]
-        if bounded := "upper" in kept[0]:  # on an accelerator certified each time: the weights come from elsewhere
-            kept = self._bounds.revalidate([job.key for job in jobs], stacks[1], kept, role.weight_geometry, due=True)
-        outs, there = [], torch.stack([job.shard.known.there for job in jobs])
-        for i, old in enumerate(kept):
-            new = advance(jobs, i, [stack[i] for stack in stacks], old, lr)
-            outs.append([new[name] for name in back])
-            for name, x in old.items():
-                present = there.reshape(-1, *(1,) * (x.ndim - 1))
-                old[name] = torch.where(present, new[name], x[tuple(slice(n) for n in new[name].shape)])
-        results = [list(out) for out in zip(*outs, strict=True)]
-        if bounded:
-            self._bounds.record([job.key for job in jobs], results[0])
-        wholes = [split_blocks(result, role.view, placement.shape) for result in results]
-        found: dict[Work, list[Tensor]] = {}
-        for j, job in enumerate(jobs):
-            own = join_blocks([{name: x[j] for name, x in block.items()} for block in kept], role.owned)
-            for name, x in job.owned().items():
-                x.copy_(own[name])
-            numbers = [own[name].reshape(-1).to(self._dtype) for name in job.numbers()]
-            found[job.work] = [*(whole[j] for whole in wholes), torch.cat([stacks[0][0].new_empty(0), *numbers])]
-        return found
+    def _alike(self, job: Job) -> Any:
+        """Equal for jobs that are stepped together."""
+        return job.placement.role, job.placement.shape, job.shard.way, id(self._groups[job.shard.p])
 
-    def _finalize(self, work: Work, tensors: list[Tensor], numbers: Tensor) -> None:
+    def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Job, list[Tensor]]:
+        """Take the owner's part of the step of like jobs."""
+        shard, placement, group = jobs[0].shard, jobs[0].placement, self._groups[jobs[0].shard.p]
+        x = {n: stack_blocks(own, placement.role.view) for n, *own in zip(shard.sent, *tensors, strict=True)}
+        tensors.clear()
+        masks: list[Any] = x.get("active") or [
+            torch.stack(own) for own in zip(*(job.masks() for job in jobs), strict=True)
+        ]
+        if "m" in x:  # these are active masks, those of gradients only say which are finite
+            masks = [1.0 if device.on_cpu(mask) and bool(mask.all()) else mask.to(x["m"][0].dtype) for mask in masks]
+        kept = [job.everybodys() | job.owned() for job in jobs]
+        states = by_block(kept, placement, {name: x[name] for name in shard.shaped if name in x})
+        m = x.get("m") or x["g"]
+        w = x.get("w") or m  # it is not read where it is not sent
+        batch = Batch(placement, group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
+        assert shard.way.take is not None
+        batch.step(shard.way.take, self._bounds, foreign=True)
+        batch.record(self._bounds)
+        results = {}
+        for job, places, (out, new) in zip(jobs, kept, batch.results(), strict=True):
+            for name, place in places.items():
+                place.copy_(torch.where(job.shard.agreed.there, new[name], place))
+            numbers = [place.reshape(-1).to(out.dtype) for place in job.everybodys().values()]
+            back = [new[name] for name in shard.back[1:]]
+            results[job] = [out, *back, torch.cat([out.new_empty(0), *numbers])]
+        return results
+
+    def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
         """Take what has come home of a job; when the parameter's last part has come, write it back."""
-        job = self._jobs[work]
-        shard, region, prepared = job.shard, job.region, self._prepared[job.shard]
-        places = list(job.numbers().values())
+        shard, prepared = job.shard, self._prepared[job.shard]
+        places = list(job.everybodys().values())
         for place, own in zip(places, torch.split(numbers, [place.numel() for place in places]), strict=True):
             place.copy_(own.reshape(place.shape))
-        x = dict(zip(shard.names(shard.way.back), tensors, strict=True))
-        if "move" not in shard.way.owner:
-            x["w"] = self._moved(job, prepared, x.pop("d"))
-        prepared.w[region] = x.pop("w")
-        for name, new in x.items():
-            write_(shard.state[name], self._precision.keep(new, shard.state[name], shard.state, shard.noise_index()))
+        x = dict(zip(shard.back, tensors, strict=True))
+        w = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
+        prepared.w[job.region] = w
+        write_state(prepared.leaf, x, self._precision)
         prepared.left -= 1
         if not prepared.left:
-            write_back(shard.leaf(), prepared.w, {}, self._precision)
+            write_weights(prepared.leaf, prepared.w, self._precision)
             del self._prepared[shard]
 
     def _moved(self, job: Job, prepared: Prepared, d: Tensor) -> Tensor:
-        """The next weights of this process's part, from the direction; each block by its own stabiliser and rate."""
-        placement, role, w, active = job.placement, job.placement.role, prepared.w[job.region], prepared.active
-        lr = learning_rate(self._groups[job.shard.p])
+        """The next weights of this process's part, from the direction; each block by its own rule."""
+        lr, active = learning_rate(prepared.leaf.group), prepared.active
         if isinstance(active, Tensor):
             active = active[job.region]
-        kinds = {*zip(placement.stabilisers, map(role.lr_scale, placement.blocks), strict=True)}
-        if len(kinds) == 1:
-            ((stabiliser, scale),) = kinds
-            return move(role, stabiliser, w, d, {}, lr * scale * active)[0]
-        moved = w
-        for stabiliser, scale in kinds:
-            here = job.shard.blocks_like(stabiliser, scale)[job.region]
-            moved = torch.where(here, move(role, stabiliser, w.clone(), d, {}, lr * scale * active)[0], moved)
+        kinds, labels = job.shard.kinds
+        w = moved = prepared.w[job.region]
+        for i, (role, stabiliser, scale) in enumerate(kinds):
+            own, _ = move(role, stabiliser, w.clone() if i < len(kinds) - 1 else w, d, {}, lr * scale * active)
+            moved = torch.where(labels[job.region] == i, own, moved) if i else own
         return moved

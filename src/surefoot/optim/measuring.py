@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.identity import plain_name
 from surefoot.momentum import State
 from surefoot.monitor.norms import by_name, measured_change, stability
-from surefoot.optim.param_groups import whole_of
+from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.views.state import join_blocks, split_by_block
@@ -57,7 +57,7 @@ class Measuring:
         found: dict[str, Numbers] = {}
         for name, (p, placement, lr, state) in parameters.items():
             then = before.get(name)
-            if sharding and p in sharding.shards:
+            if sharding and p in sharding.shards and is_dtensor(p):
                 whole = sharding.at_owner(p, then)
                 if whole is None:
                     continue

@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.finite import refuse_overflowing
-from surefoot.optim.batching import Leaf, batches, init_state
+from surefoot.optim import param_groups
+from surefoot.optim.batching import STEPS, Leaf, advance, alike, batches, init_state
 from surefoot.optim.measuring import Measuring
-from surefoot.optim.param_groups import checked_names, grouped, is_dtensor, place, replaced, whole_of, with_names
-from surefoot.optim.pieces import STEPS, advance
+from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
 from surefoot.optim.precision import Precision
-from surefoot.optim.saved_state import FORMAT, all_or_nothing, own_memory, refuse_other, refuse_unfit
-from surefoot.optim.sharing import Sharing
+from surefoot.optim.ways import HERE, shared
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.stabilise.running_bound import RunningBound
@@ -51,7 +50,7 @@ class SteepestDescent(Optimizer):
         precision: in which numbers momentum and half-precision weights are stored; default: float32, to nearest.
         step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
-        replicas: copies, as under DDP, that share the matrix signs by one all-gather a step; default: each steps all.
+        replicas: copies, as under DDP, that share the matrix signs by an all-gather a bucket; default: each steps all.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
@@ -83,8 +82,8 @@ class SteepestDescent(Optimizer):
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds = RunningBound()
         self._measuring = Measuring(self._bounds)
-        self._sharding: Sharding | None = None  # of parameters that are `DTensor`, if any is
-        self._sharing = None if replicas is None else Sharing(replicas)
+        self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
+        self._replicas = replicas
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
         groups, self._refuse_late = grouped(params, plan)
         super().__init__(groups, {"lr": lr, "maximize": maximize})
@@ -95,13 +94,13 @@ class SteepestDescent(Optimizer):
         placements = group.pop("placements", None)
         role = group.get("role")
         if self.param_groups and "param_names" in self.param_groups[0]:
-            group["params"] = with_names(group["params"], len(self.param_groups))
+            group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
         super().add_param_group(group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
-            names = checked_names(group, number, {*self._names.values()}, self._precision)
-            placements = placements or place(group["params"], role)
+            names = param_groups.checked_names(group, number, {*self._names.values()}, self._precision)
+            placements = placements or param_groups.place(group["params"], role)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -115,22 +114,21 @@ class SteepestDescent(Optimizer):
     def _prepare(self, params: list[Tensor]) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
         self._frozen |= dict.fromkeys(p for p in params if not p.requires_grad)
-        if self._sharing:
-            self._sharing.divide({p: x for p, x in self._placements.items() if p not in self._frozen})
-        split = [p for p in params if is_dtensor(p) and p.requires_grad]
+        copied = {p for p in params if self._replicas and shared(self._placements[p])}
+        split = [p for p in params if p.requires_grad and (is_dtensor(p) or p in copied)]
         if split and not self._sharding:
             from surefoot.optim.sharding import Sharding
 
-            self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step)
+            self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step, self._replicas)
         for p in split:
             self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])  # type: ignore
-        if self._sharding or self._sharing:
-            for p in {*self._placements} - {*(self._sharding.shards if self._sharding else ()), *self._frozen}:
+        if self._sharding:
+            for p in self._placements.keys() - self._sharding.shards.keys() - self._frozen.keys():
                 self._state(p)
 
     def _adopt(self) -> None:
         """Know by name what a wrapper has put in the place of parameters, as accelerate does; and what was unfrozen."""
-        found = replaced(self.param_groups, self._names, self.state)
+        found = param_groups.replaced(self.param_groups, self._names, self.state)
         for p, before in found.items():
             self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
         frozen = [p for p in self._frozen if p in self._placements]
@@ -156,26 +154,27 @@ class SteepestDescent(Optimizer):
         self._refuse_late()
         if self._sharding:
             self._sharding.agree()
+        leaves = (leaf for group in self.param_groups for leaf in self._leaves(group))
+        for some in batches(leaves, alike, lambda leaf: (leaf.value.device, leaf.value.numel())):
+            advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
-            for batch in batches(self._leaves(group), group, self._sharing.step_of if self._sharing else None):
-                step = self._sharing.step_of(batch.params[0]) if self._sharing else None
-                advance(batch, self._precision, self._bounds, step or self._step, elsewhere=step is not None)
             group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
         if self._sharding:
             self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
-        if self._sharing:
-            self._sharing.exchange(self.state, self._placements)
         return loss
 
     def _leaves(self, group: dict[str, Any]) -> Iterator[Leaf]:
         """Those parameters of a group that this process steps by itself."""
         for p in group["params"]:
-            if self._sharding and p in self._sharding.shards:
-                yield from self._sharding.leaves(p)
+            if self._sharding and (shard := self._sharding.shards.get(p)):
+                if shard.way is HERE and p.numel():
+                    yield shard.leaf(group)
             elif p.grad is not None:
                 if p.grad.is_sparse:
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
-                yield from [Leaf(p, p.grad, self._placements[p], self._state(p))][: p.numel()]  # none of an empty one
+                state = self._state(p)
+                if p.numel():
+                    yield Leaf(p, p.grad, self._placements[p], state, group)
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step, and that of another dtype converted."""
@@ -194,7 +193,7 @@ class SteepestDescent(Optimizer):
         self.state[p].clear()
         self.state[p].update(converted)
         if self._sharding and p in self._sharding.shards:
-            self._sharding.adopt(p, self.state[p])
+            self._sharding.shards[p].kept = self.state[p]
 
     def _new_state(self, p: Tensor) -> State:
         """A state with the dtypes that the parameter's should have."""
@@ -223,15 +222,14 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
-            refuse_other(hooked["param_groups"], self.param_groups, self._names)
-            refuse_unfit(hooked, self.param_groups, self._names, self._new_state)
+            param_groups.check_saved(hooked, self.param_groups, self._names, self._new_state)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
         shards = self._sharding.shards.values() if self._sharding else ()
         changed: dict[Any, Any] = {self: ("state", "param_groups", "_dtypes"), **dict.fromkeys(shards, ("kept",))}
-        with all_or_nothing(changed), first, self.register_load_state_dict_pre_hook(checked):
+        with param_groups.all_or_nothing(changed), first, self.register_load_state_dict_pre_hook(checked):
             super().load_state_dict(state_dict)
 
     def _restore(self, loaded: dict[str, Any]) -> None:
@@ -240,8 +238,8 @@ class SteepestDescent(Optimizer):
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for key, value in loaded["state"].get(index, {}).items():
-                    split = self._sharding and self._sharding.placed(p, key, value)
-                    self.state[p][key] = whole_of(value).detach().to(p.device, copy=True) if split is None else split
+                    whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
+                    self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):
                     self._convert(p)
                 elif self._sharding and p in self._sharding.shards:  # unfrozen since
@@ -262,7 +260,7 @@ class SteepestDescent(Optimizer):
         if foreign := [p for p in factors if p not in self._placements or not p.requires_grad]:
             raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
         for p, factor in factors.items():
-            p.mul_(self._sharding.cut_like(p, factor) if self._sharding else factor)
+            (self._sharding.scale_ if self._sharding else Tensor.mul_)(p, factor)
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
@@ -292,7 +290,7 @@ class SteepestDescent(Optimizer):
         names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_refuse_late")
         own = {name: vars(self)[name] for name in names}
         empty = {"_bounds": (bounds := RunningBound()), "_measuring": Measuring(bounds)}
-        return {**pickled, **own, **empty, "_sharding": None, "_sharing": None}
+        return {**pickled, **own, **empty, "_sharding": None, "_replicas": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

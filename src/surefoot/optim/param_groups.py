@@ -1,9 +1,11 @@
-"""Parameters into groups: each with its role's name, and beside it the placement of each parameter."""
+"""Parameters into groups, each with its role's name and placements; and what a saved state must fulfil to fit them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -12,31 +14,34 @@ from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
 from surefoot.linalg import device
-from surefoot.optim.precision import Precision
+from surefoot.momentum import State
+from surefoot.optim.precision import ADDED, Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 
+FORMAT = 2
+"""Version of the state dictionary's layout."""
+
 
 def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Iterable[Any], Callable[[], None]]:
-    """What torch's constructor takes: the parameters of a model or a plan by role, else the groups as they are.
+    """What torch's constructor takes: with a plan one group per role name, its placements beside it; else the groups.
 
     And what raises ValueError when a frozen parameter without a role, which is in no group, has a gradient.
     """
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
     if isinstance(params, nn.Module):
-        return by_role(params.named_parameters(), plan or Plan.of(params))
-    return (params, partial(_refuse_late, {})) if plan is None else by_role(params, plan)
-
-
-def by_role(named: Iterable[Any], plan: Plan) -> tuple[list[dict[str, Any]], Callable[[], None]]:
-    """One group per role name, with each parameter's placement beside it; and what `grouped` returns as well."""
+        plan = plan or Plan.of(params)
+        params = params.named_parameters()
     groups: dict[str, dict[str, Any]] = {}
     unplaced: dict[Tensor, str] = {}
-    for entry in named:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+    refuse_late = partial(_refuse_late, unplaced)
+    if plan is None:
+        return params, refuse_late
+    for named in params:
+        if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[0], str)):
             raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
-        name, p = entry
+        name, p = named
         if not p.requires_grad and by_plain_name(plan.placements, name) is None:
             unplaced[p] = name
             continue
@@ -44,9 +49,9 @@ def by_role(named: Iterable[Any], plan: Plan) -> tuple[list[dict[str, Any]], Cal
         if tuple(p.shape) != placement.shape:
             raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
-        group["params"].append(entry)
+        group["params"].append(named)
         group["placements"].append(placement)
-    return list(groups.values()), partial(_refuse_late, unplaced)
+    return list(groups.values()), refuse_late
 
 
 def _refuse_late(unplaced: Mapping[Tensor, str]) -> None:
@@ -160,3 +165,91 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
         except ValueError as error:
             raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
     return placements
+
+
+def check_saved(
+    saved: Mapping[str, Any], present: list[dict[str, Any]], names: Mapping[Tensor, str], new: Callable[[Tensor], State]
+) -> None:
+    """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
+
+    Its groups must be of this format, with as many parameters, under the same plan, and each state that of its
+    parameter; a number of groups that differs is left to torch.
+
+    Args:
+        saved: the state dictionary.
+        present: the optimizer's parameter groups.
+        names: of their parameters.
+        new: from a parameter to a state with the entries, shapes and dtypes that its own has.
+    """
+    parameters: dict[Any, Tensor] = {}
+    for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
+        if theirs.get("format") != FORMAT:
+            raise ValueError(
+                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
+                f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
+                "weights alone and start with a new optimizer"
+            )
+        then, now = len(theirs["params"]), len(ours["params"])
+        if then != now:
+            alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
+            which = f"; {min(alone)} is in one of them only" if alone else ""
+            raise ValueError(
+                f"parameter group {index} ({ours['role']}) has {then} parameters in the checkpoint and {now} in the "
+                f"optimizer{which}: it was saved for another model, or by version 0.2.0, which left frozen parameters "
+                "out; load the model's weights alone and start with a new optimizer"
+            )
+        for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
+            if then != now:
+                raise ValueError(
+                    f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
+                    f"{then}, now {now}; build the optimizer with the recipe and overrides of the checkpoint"
+                )
+        parameters |= zip(theirs["params"], ours["params"], strict=True)
+    for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
+        if (p := parameters.get(index)) is None:
+            raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
+        if problem := _unfit(entries, new(p), p) if entries else "":
+            raise ValueError(
+                f"{names[p]}: {problem}; nothing was changed. Load a checkpoint that was saved for this model, or the "
+                "model's weights alone, and start with a new optimizer"
+            )
+
+
+def _unfit(entries: Mapping[str, Any], new: State, p: Tensor) -> str:
+    """What is wrong with the entries of a saved state; nothing if they fit."""
+    known = dict(zip(ADDED, (p, torch.zeros((), dtype=torch.int64)), strict=True)) | new
+    if missing := new.keys() - entries.keys() - {*ADDED}:
+        return f"the checkpoint lacks {min(missing)!r}"
+    for name, x in entries.items():
+        like = known.get(name)
+        if like is None:
+            return f"the checkpoint has an entry {name!r}, which this parameter's role does not keep"
+        if not isinstance(x, Tensor):
+            return f"{name!r} of the checkpoint is no tensor but {type(x).__name__}"
+        if x.shape != like.shape:
+            return f"{name!r} of the checkpoint has shape {tuple(x.shape)}, not {tuple(like.shape)}"
+        if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
+            return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
+    return ""
+
+
+@contextmanager
+def all_or_nothing(owners: Mapping[Any, Sequence[str]]) -> Iterator[None]:
+    """Let a block work on copies of attributes, owner -> their names, which an error that leaves it takes back."""
+    before = [(vars(owner), {name: vars(owner)[name] for name in names}) for owner, names in owners.items()]
+    try:
+        for attributes, values in before:
+            attributes.update({name: copy(value) for name, value in values.items()})
+        yield
+    except BaseException:
+        for attributes, values in before:
+            attributes.update(values)
+        raise
+
+
+def own_memory(state: State) -> State:
+    """The state with tensors that are part of a larger memory copied out of it."""
+    return {
+        name: x.clone() if not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes else x
+        for name, x in state.items()
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,58 +17,62 @@ from surefoot.geometry.adaptive import Adaptive
 from surefoot.linalg import device
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
-from surefoot.momentum import State, where_finite
-from surefoot.optim.batching import Leaf
+from surefoot.momentum import State, is_finite
+from surefoot.optim.batching import Agreed, Leaf, Rule, rules
 from surefoot.optim.precision import ADDED, Index
-from surefoot.optim.ways import DIRECTION, WEIGHT, Way
+from surefoot.optim.ways import ALL, DIRECTION, ROWS, WEIGHT, Way
 from surefoot.plan import Placement
-from surefoot.stabilise import Stabiliser
+from surefoot.views import Shape
 from surefoot.views.state import entry
 
-
-@dataclass(frozen=True)
-class Agreed:
-    """What all processes that hold a parameter have agreed on about its gradient.
-
-    Args:
-        there: whether there is one, on any process.
-        finite: whether it is there, and finite on all.
-        moves: whether any entry takes a step.
-        active: which independent problems have a gradient other than 0, `(count,)`.
-    """
-
-    there: Tensor
-    finite: Tensor
-    moves: Tensor
-    active: Tensor
+FLAGS = 4
+"""Of each parameter: its gradient is not finite, is there, is missing, is not zero."""
 
 
 @dataclass(eq=False)
 class Shard:
-    """One parameter, of which this process holds a slab.
+    """One parameter, of which this process holds a slab, or a copy.
 
     Args:
         p: the parameter.
         placement: role and shape of the whole.
         cut: over which processes, and how.
         way: how the step is taken.
-        here: role and shape of the slab, where it is stepped by itself.
+        here: role and shape of the slab in what it does here.
         local: the slab, over the parameter's memory.
         kept: the optimizer's state, `DTensor` where it is cut.
-        problems: which independent problem each entry of the slab belongs to, broadcasting to it, and how many there
-            are; None where it is stepped by itself.
         agreed: what was agreed on before the present step.
     """
 
-    p: DTensor
+    p: Tensor
     placement: Placement
     cut: Cut
     way: Way
     here: Placement
     local: Tensor
     kept: State = field(default_factory=dict)
-    problems: tuple[Tensor, int] | None = None
-    agreed: Agreed | None = None
+    agreed: Agreed = field(init=False)
+
+    @cached_property
+    def problems(self) -> tuple[list[Shape], Tensor] | None:
+        """Independent problems whose rest is agreed on: their shape in each block, and which one each entry is of."""
+        couples, blocks = self.placement.role.geometry.couples, self.placement.blocks
+        if "m" not in self.way.sent or not couples:
+            return None
+        shapes = [tuple(1 if i - len(block) in couples else n for i, n in enumerate(block)) for block in blocks]
+        ends = zip(itertools.accumulate(map(math.prod, shapes)), shapes, strict=True)
+        numbers = [torch.arange(end - math.prod(shape), end).reshape(shape) for end, shape in ends]
+        return shapes, self._labels(numbers)
+
+    def _labels(self, of_blocks: Sequence[Tensor]) -> Tensor:
+        """Labels of each block's entries as those of the slab's, of size 1 along dimensions where they are equal."""
+        blocks = [x.expand(block) for x, block in zip(of_blocks, self.placement.blocks, strict=True)]
+        whole = self.placement.role.view.join(blocks, self.placement.shape)
+        own = whole[self.cut.slab.within(Slab.of(whole.shape))]
+        for dim in range(own.ndim):
+            if own.shape[dim] and bool((own == own.narrow(dim, 0, 1)).all()):
+                own = own.narrow(dim, 0, 1)
+        return own.contiguous().to(self.local.device)
 
     @property
     def state(self) -> State:
@@ -74,48 +80,77 @@ class Shard:
         return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in self.kept.items()}
 
     @property
-    def known(self) -> Agreed:
-        """What was agreed on."""
-        assert self.agreed is not None, "a step before the processes agreed"
-        return self.agreed
-
-    @property
-    def count(self) -> int:
-        """How many independent problems the processes agree on."""
-        return 0 if self.problems is None else self.problems[1]
-
-    @property
     def copies(self) -> bool:
         """Whether other processes hold the same entries."""
+        if not isinstance(self.p, DTensor):
+            return True
         return any(n > 1 and x.is_replicate() for n, x in zip(self.p.device_mesh.shape, self.p.placements, strict=True))
 
     @property
     def index(self) -> Index:
         """Where the slab's entries lie in the whole parameter."""
-        shape = self.placement.shape
+        shape, slab = self.placement.shape, self.cut.slab
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        first = sum(start * stride for start, stride in zip(self.cut.slab.start, strides, strict=True))
-        if self.cut.slab.size[1:] == shape[1:]:
-            return first
-        index = torch.full((), first, dtype=torch.int64, device=self.local.device)
-        for dim, (size, stride) in enumerate(zip(self.cut.slab.size, strides, strict=True)):
-            steps = torch.arange(size, device=self.local.device) * stride
-            index = index + steps.reshape(-1, *(1,) * (len(shape) - 1 - dim))
-        return index
+        if slab.size[1:] == shape[1:]:
+            return slab.start[0] * strides[0] if shape else 0
+        cuts = zip(slab.start, slab.size, strides, strict=True)
+        steps = [torch.arange(start, start + n, device=self.local.device) * stride for start, n, stride in cuts]
+        return sum(torch.meshgrid(*steps, indexing="ij"))
 
     def gradient(self) -> Tensor:
         """This process's part of the gradient; zeros where it has none."""
         g = self.p.grad
         if g is None:
             return torch.zeros_like(self.local)
-        if isinstance(g, DTensor):
+        if isinstance(g, DTensor) and isinstance(self.p, DTensor):
             same = g.placements == self.p.placements
             return (g if same else g.redistribute(self.p.device_mesh, self.p.placements)).to_local()
         return g
 
-    def noise_index(self) -> Index:
-        """`index`, where stochastic rounding may need it."""
-        return self.index if "rounds" in self.state else 0
+    def leaf(self, group: dict[str, Any]) -> Leaf:
+        """The slab as a parameter of its own; one that an owner steps with what is smoothed and kept here alone."""
+        state, kept = self.state, {"skipped", *ADDED, *self.shaped}
+        if self.way.take:
+            state = {name: x for name, x in state.items() if name in kept or not x.ndim}
+        index = self.index if "rounds" in state else 0
+        return Leaf(self.local, self.gradient(), self.here, state, group, self.agreed, index)
+
+    def flags(self) -> Tensor:
+        """What this process knows of the gradient, uint8; of all processes' flags the largest hold."""
+        g, there = self.gradient(), self.p.grad is not None
+        known = torch.tensor([False, there, not there, False], device=g.device)
+        if there and g.numel():
+            known[0] = ~is_finite(g.reshape(1, -1), self.placement.role.momentum.squares)[0]
+            known[3] = (g != 0).any() if self.way is ROWS else False
+        if self.problems is None:
+            return known.to(torch.uint8)
+        some, (shapes, labels) = g != 0, self.problems
+        for dim, size in enumerate(labels.shape):
+            some = some if size > 1 else some.any(dim, keepdim=True)
+        seen = torch.zeros(sum(map(math.prod, shapes)), dtype=torch.uint8, device=g.device)
+        where = labels + torch.zeros_like(some, dtype=torch.int64)  # sizes of 1 are expanded, 0 stays
+        seen.scatter_reduce_(0, where.flatten(), some.broadcast_to(where.shape).flatten().to(torch.uint8), "amax")
+        return torch.cat([known.to(torch.uint8), seen])
+
+    def agree(self, flags: Tensor) -> None:
+        """Take what all processes know, and count a gradient that is not finite."""
+        infinite, there, missing, some, *seen = torch.split(flags.bool(), [*[1] * FLAGS, len(flags) - FLAGS])
+        there &= ~(missing & self.copies)
+        finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
+        masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
+        if self.problems:
+            shapes, _ = self.problems
+            parts = torch.split((seen[0] | (not by_problem)) & finite, [math.prod(shape) for shape in shapes])
+            masks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks)
+        self.kept["skipped"] += (infinite & there)[0]
+
+    def mask(self, like: Tensor) -> Tensor | float | None:
+        """The slab's active mask, `(1, 1, ...)`; None where the gradient tells; 1 if the host knows that all move."""
+        if self.problems is None or not self.placement.role.momentum.by_problem:
+            return None
+        mask = torch.cat([x.flatten() for x in self.agreed.masks])[self.problems[1]][None, None].to(like.dtype)
+        return 1.0 if device.may_branch(mask) and bool((mask == 1).all()) else mask
 
     @cached_property
     def shaped(self) -> list[str]:
@@ -123,86 +158,30 @@ class Shard:
         like = self.placement.role.momentum.init_state(torch.zeros(2, 3))
         return sorted(name for name, x in like.items() if x.shape == (2, 3))
 
-    def names(self, what: Sequence[str]) -> list[str]:
-        """What is sent or returned, the state of momentum by the names of its entries of the parameter's shape."""
-        return [name for one in what for name in (self.shaped if one == "state" else [one])]
+    @property
+    def sent(self) -> list[str]:
+        """What an owner is sent: with the mask where entries rest one by one, and more is read of them than m."""
+        role, way = self.placement.role, self.way
+        reads = way is WEIGHT or (way is DIRECTION and isinstance(role.geometry, Adaptive))
+        masked = reads and role.momentum.by_problem and not role.geometry.couples
+        return [*way.sent, *(self.shaped if way is ALL else ()), *["active"] * masked]
+
+    @property
+    def back(self) -> list[str]:
+        """What it returns."""
+        return [*self.way.back, *(self.shaped if self.way is ALL else ())]
 
     @property
     def small(self) -> list[str]:
         """Names of the other entries that an owner of the whole changes, and sends to everybody."""
         role = self.placement.role
-        others = {"skipped", *ADDED, *self.shaped, *role.owned}
-        own = {name for name in self.state if entry(name) not in others}
-        return sorted(own if "smooth" in self.way.owner else own - role.smoothed)
+        others = {"skipped", *ADDED, *self.shaped, *role.owned, *(() if self.way is ALL else role.smoothed)}
+        return sorted(name for name in self.state if entry(name) not in others)
 
-    @property
-    def masked(self) -> bool:
-        """Whether an owner is sent the mask: where entries rest one by one, and more is read of them than m."""
-        role = self.placement.role
-        reads = self.way == WEIGHT or (self.way == DIRECTION and isinstance(role.geometry, Adaptive))
-        return reads and role.momentum.by_problem and not role.geometry.couples
-
-    def masks(self) -> list[Tensor]:
-        """The active mask of each block from what all agreed on: `(n, 1, 1)`, or as the geometry couples entries.
-
-        Where entries are not coupled, `(1, 1, 1)`: 1 unless the gradient is not finite.
-        """
-        role, found, start = self.placement.role, [], 0
-        for block in self.placement.blocks:
-            alike = self.problems is None
-            shape = [1 if alike or i - len(block) in role.geometry.couples else n for i, n in enumerate(block)]
-            finite = self.known.finite.reshape(1, *(1,) * len(block))
-            seen = finite if alike else self.known.active[start : start + math.prod(shape)].reshape(1, *shape)
-            start += math.prod(shape)
-            proxy = (seen.bool() & finite).to(torch.promote_types(self.local.dtype, torch.float32))
-            mask = role.momentum.active(proxy, finite, role.geometry.couples)
-            found.append(torch.as_tensor(mask, dtype=proxy.dtype, device=proxy.device).expand(1, *shape)[0])
-        return found
-
-    def mask_of_slab(self, g: Tensor) -> Tensor | float:
-        """The active mask of the slab's entries, `(1, ...)`; 1 where the host can tell that all are active."""
-        momentum, finite = self.placement.role.momentum, self.known.finite.reshape(1, *(1,) * g.ndim)
-        if not momentum.by_problem:
-            return momentum.active(where_finite(g[None], finite), finite, frozenset())
-        if self.problems is None:
-            mask = momentum.active(where_finite(g[None], finite), finite, frozenset())
-        else:
-            mask = torch.cat([x.flatten() for x in self.masks()])[self.problems[0]][None]
-        if isinstance(mask, Tensor) and device.may_branch(mask) and bool((mask == 1).all()):
-            return 1.0
-        return mask
-
-    def blocks_like(self, stabiliser: Stabiliser, scale: float) -> Tensor:
-        """Which entries of the slab lie in blocks of this stabiliser and scale, bool, of the slab's shape."""
-        placement = self.placement
-        like = [
-            torch.tensor(own == stabiliser and placement.role.lr_scale(block) == scale).expand(block)
-            for own, block in zip(placement.stabilisers, placement.blocks, strict=True)
-        ]
-        return label_entries(placement, like, self.cut.slab).to(self.local.device).expand(self.cut.slab.size)
-
-    def leaf(self) -> Leaf:
-        """The slab as a parameter of its own."""
-        return Leaf(
-            self.local, self.gradient(), self.here, self.state, self.known.finite, self.known.there, self.noise_index()
-        )
-
-
-def problems_of(placement: Placement, slab: Slab) -> tuple[Tensor, int]:
-    """The number of each entry's independent problem, `Geometry.couples`, broadcasting to the slab; and how many."""
-    couples, blocks, count = placement.role.geometry.couples, [], 0
-    for block in placement.blocks:
-        shape = [1 if i - len(block) in couples else n for i, n in enumerate(block)]
-        blocks.append(torch.arange(count, count + math.prod(shape)).reshape(shape).expand(block))
-        count += math.prod(shape)
-    return label_entries(placement, blocks, slab), count
-
-
-def label_entries(placement: Placement, labels: Sequence[Tensor], slab: Slab) -> Tensor:
-    """Labels of each block's entries as those of a slab's, of size 1 along dimensions where they are equal."""
-    whole = placement.role.view.join(list(labels), placement.shape)
-    own = whole[slab.within(Slab((0,) * len(placement.shape), placement.shape))]
-    for dim in range(own.ndim):
-        if own.shape[dim] and bool((own == own.narrow(dim, 0, 1)).all()):
-            own = own.narrow(dim, 0, 1)
-    return own.contiguous()
+    @cached_property
+    def kinds(self) -> tuple[list[Rule], Tensor]:
+        """The rules of its blocks, each once; and of each entry of the slab, by which of them it moves."""
+        own = rules(self.placement)
+        kinds = [*dict.fromkeys(own)]
+        labels = self._labels([torch.tensor(kinds.index(rule)) for rule in own]) if len(kinds) > 1 else torch.tensor(0)
+        return kinds, labels.to(self.local.device).expand(self.cut.slab.size)

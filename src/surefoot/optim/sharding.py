@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,25 +13,24 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from surefoot.mesh.groups import Groups, gather, position
-from surefoot.mesh.slabs import Slab, slabs
-from surefoot.momentum import State, is_finite
-from surefoot.optim import ways
-from surefoot.optim.batching import Leaf, init_state
+from surefoot.geometry.base import ChangeBounds, Completed, expand
+from surefoot.mesh.groups import Cut, Groups, gather, slab_of
+from surefoot.mesh.slabs import Slab
+from surefoot.momentum import State
+from surefoot.optim.batching import init_state, load, rules, store
 from surefoot.optim.exchange import Exchange
-from surefoot.optim.param_groups import is_dtensor, whole_of
+from surefoot.optim.param_groups import learning_rate, whole_of
 from surefoot.optim.precision import Precision
-from surefoot.optim.rows import step_by_rows
-from surefoot.optim.shard import Agreed, Shard, problems_of
+from surefoot.optim.shard import Shard
+from surefoot.optim.ways import HERE, REPLICAS, ROWS, chosen, entries
 from surefoot.plan import Placement
+from surefoot.stabilise.base import where_moved
 from surefoot.stabilise.running_bound import RunningBound
-
-FLAGS = 4
-"""Of each parameter: its gradient is not finite, is there, is missing, is not zero."""
+from surefoot.step import direct, smooth
 
 
 class Sharding:
-    """All parameters of an optimizer that are `DTensor`.
+    """All parameters of an optimizer that are `DTensor`, and copies of others whose matrix signs are shared.
 
     Nothing here is called where there are none, and torch.distributed is not imported then.
 
@@ -37,16 +38,19 @@ class Sharding:
         precision: in which numbers weights and momentum are kept.
         bounds: the optimizer's running bounds.
         plain: whether the optimizer's step is `surefoot.step.step`, whose parts owners take.
+        replicas: the processes that share.
     """
 
-    def __init__(self, precision: Precision, bounds: RunningBound, plain: bool = True) -> None:
-        self._precision, self._bounds, self._plain = precision, bounds, plain
+    def __init__(
+        self, precision: Precision, bounds: RunningBound, plain: bool, replicas: dist.ProcessGroup | None
+    ) -> None:
+        self._precision, self._bounds, self._plain, self._replicas = precision, bounds, plain, replicas
         self._exchanges: list[Exchange] | None = None
         self.shards: dict[Tensor, Shard] = {}
         self._groups = Groups()
         self._agreements: dict[tuple[int, ...], list[Shard]] | None = None
 
-    def add(self, p: DTensor, name: str, placement: Placement, state: State) -> State:
+    def add(self, p: Tensor, name: str, placement: Placement, state: State) -> State:
         """Find a parameter's slabs, and how its step is taken.
 
         Args:
@@ -62,52 +66,58 @@ class Sharding:
             ValueError: a placement that is neither a copy nor a contiguous part; a step of the user's for a parameter
                 that needs other processes.
         """
-        cut, local = self._groups.cut(p, name), p.to_local().detach()
-        way, here = ways.chosen(placement, cut.slabs, tuple(local.shape))
-        if way != ways.HERE and not self._plain:
+        if isinstance(p, DTensor):
+            cut, local = self._groups.cut(p, name), p.to_local().detach()
+            way, here = chosen(placement, cut.slabs, tuple(local.shape))
+        else:
+            cut, local = self._copied(p), p.detach()
+            way, here = REPLICAS, entries(placement, tuple(p.shape))
+        if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
-        self.shards[p] = Shard(p, placement, cut, way, here, local)
-        if way in (ways.DIRECTION, ways.WEIGHT) and placement.role.geometry.couples:
-            labels, count = problems_of(placement, cut.slab)
-            self.shards[p].problems = (labels.to(local.device), count)
+        self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
         self._agreements, self._exchanges = None, None
-        self.shards[p].kept = state or self._init_state(self.shards[p], name)
-        return self.shards[p].kept
+        shard.kept = state or self._init_state(shard, name)
+        return shard.kept
+
+    def _copied(self, p: Tensor) -> Cut:
+        """Of a parameter of which each of the processes that share has a copy."""
+        assert self._replicas is not None
+        ranks, everything = tuple(dist.get_process_group_ranks(self._replicas)), Slab.of(p.shape)
+        self._groups.of[ranks] = self._replicas
+        return Cut((everything,) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
-        if not shard.way.owner:
-            state = init_state(shard.here, shard.local)
-        else:
+        if shard.way.take and isinstance(shard.p, DTensor):
             state = init_state(shard.placement, gather(shard.p, shard.cut))
             state |= shard.placement.role.momentum.init_state(
                 torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
             )
+        else:
+            state = init_state(shard.placement if shard.way is REPLICAS else shard.here, shard.local)
         averages = shard.placement.role.momentum.averages
         state = self._precision.convert(shard.local, state, averages, name)
-        return {key: self.wrap(shard, key, x) for key, x in state.items()}
+        return {key: _wrapped(shard, key, x) for key, x in state.items()}
 
-    def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor | None:
-        """An entry of a loaded state, a `DTensor` of any mesh or whole, cut as this mesh cuts it; None for others."""
-        if p not in self.shards:
-            return None
-        like = self.shards[p].kept.get(name)
-        if _on_one_mesh(value, like):
+    def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor:
+        """An entry of a loaded state, a `DTensor` of any mesh or whole, as this process keeps it."""
+        like = self.shards[p].kept.get(name) if p in self.shards else None
+        laid = [(x.device_mesh, x.placements) for x in (value, like) if isinstance(x, DTensor)]
+        if len(laid) == 2 and laid[0] == laid[1]:
             return value.clone()
-        value = whole_of(value).detach().to(device=self.shards[p].local.device, copy=True)
+        value = whole_of(value).detach().to(p.device, copy=True)
         if not isinstance(like, DTensor):
             return value
-        if value.shape != like.shape:
-            raise ValueError(f"the state's {name} has shape {tuple(value.shape)}, not {tuple(like.shape)}")
-        own = slab_of(like).within(Slab((0,) * value.ndim, tuple(value.shape)))
-        return _wrapped(value[own].clone(), like.device_mesh, like.placements, tuple(like.shape))
+        own = slab_of(like).within(Slab.of(value.shape))
+        return _as_dtensor(value[own].clone(), like.device_mesh, like.placements, tuple(like.shape))
 
-    def cut_like(self, p: Tensor, factor: Tensor) -> Tensor:
-        """Factors as they are cut: of a `DTensor` one with its placements."""
-        if p not in self.shards or isinstance(factor, DTensor):
-            return factor
-        own = factor[self.shards[p].cut.slab.within(Slab((0,) * p.ndim, tuple(p.shape)))]
-        return _wrapped(own.contiguous(), self.shards[p].p.device_mesh, self.shards[p].p.placements, tuple(p.shape))
+    def scale_(self, p: Tensor, factor: Tensor) -> None:
+        """Multiply a parameter by a factor that is cut like it, or whole."""
+        if isinstance(p, DTensor) and not isinstance(factor, DTensor):
+            own = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))]
+            p.to_local().mul_(own)
+        else:
+            p.mul_(factor)
 
     def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, State, Tensor | None] | None:
         """A parameter, its singular-vector estimates and its weights before, whole at one process; None at the others.
@@ -118,12 +128,12 @@ class Sharding:
         owner = next(i for i, other in enumerate(self.shards) if other is p) % len(shard.cut.slabs)
         kept = {name: whole_of(shard.kept[name]) for name in ("vectors",) if name in shard.kept}
         whole = gather(shard.p, shard.cut, owner)
-        then = None if before is None else gather(before, shard.cut, owner) if is_dtensor(before) else before
+        then = gather(before, shard.cut, owner) if isinstance(before, DTensor) else before
         return (whole, kept, then) if owner == shard.cut.mine else None
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
-        for ranks in self._largest_groups():
+        for ranks in self._largest_groups(x for x in self.shards.values() if isinstance(x.p, DTensor)):
             if (group := self._groups.of[ranks]) is not None:
                 everybody: list[Any] = [None] * len(ranks)
                 dist.all_gather_object(everybody, found, group)
@@ -133,7 +143,7 @@ class Sharding:
     def gather_owned(self) -> None:
         """Give every process what only owners of matrices keep, for a checkpoint."""
         for exchange in self.exchanges:
-            for job, owner in exchange.owned():
+            for job, owner in exchange.owners:
                 for _, x in sorted(job.owned().items()):
                     dist.broadcast(x, group=job.shard.cut.group, group_src=owner)
 
@@ -141,18 +151,13 @@ class Sharding:
     def exchanges(self) -> list[Exchange]:
         """One for each group of processes, dtype and device."""
         if self._exchanges is None:
-            self._exchanges = self._new_exchanges()
+            found: dict[Any, list[Shard]] = {}
+            for shard in self.shards.values():
+                if shard.way.take and shard.p.numel():
+                    like = shard.cut.ranks, shard.way is REPLICAS, shard.local.dtype, shard.local.device
+                    found.setdefault(like, []).append(shard)
+            self._exchanges = [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
         return self._exchanges
-
-    def adopt(self, p: Tensor, state: State) -> None:
-        """Step with this state from now on."""
-        self.shards[p].kept = state
-
-    def leaves(self, p: Tensor) -> Iterator[Leaf]:
-        """The parameter's part, if it takes its step by itself."""
-        shard = self.shards[p]
-        if shard.way == ways.HERE and p.numel():  # none of an empty one
-            yield shard.leaf()
 
     def step(self, groups: dict[Tensor, dict[str, Any]]) -> None:
         """Take the step of all parameters that need other processes for it.
@@ -160,18 +165,34 @@ class Sharding:
         Args:
             groups: the parameter group of each parameter.
         """
-        by_rows = [shard for shard in self.shards.values() if shard.way == ways.ROWS and shard.p.numel()]
-        step_by_rows(by_rows, groups, self._precision)
+        tables: dict[tuple[int, ...], list[Shard]] = defaultdict(list)
+        for shard in self.shards.values():
+            if shard.way is ROWS and shard.p.numel():
+                tables[shard.cut.ranks].append(shard)
+        for shards in tables.values():
+            _step_by_rows([self._step_of_rows(shard, groups[shard.p]) for shard in shards], shards[0].cut.group)
         for exchange in self.exchanges:
             exchange.step(groups)
 
-    def _new_exchanges(self) -> list[Exchange]:
-        """One for each group of processes, dtype and device."""
-        found: dict[Any, list[Shard]] = {}
-        for shard in self.shards.values():
-            if shard.way.owner and shard.p.numel():
-                found.setdefault((shard.cut.ranks, shard.local.dtype, shard.local.device), []).append(shard)
-        return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
+    def _step_of_rows(self, shard: Shard, group: dict[str, Any]) -> Iterator[list[Tensor]]:
+        """The step of a table, which stops once: while the norms in the list are those of its rows here, not of all.
+
+        The scheme runs twice: to find which norms it asks for, and with those of all rows.
+        """
+        leaf, ((role, stabiliser, scale),) = shard.leaf(group), rules(shard.here)
+        batch = load([leaf], self._precision)
+        (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
+        smoothed, m, active = smooth(role, g, state, finite)
+        d, kept = direct(role, stabiliser, w, m, {n: x for n, x in state.items() if n not in smoothed}, active)
+        eta, norm = learning_rate(group) * scale * active, role.weight_geometry
+        length = ChangeBounds.of(role.geometry).direction_norm_bound(norm, tuple(w.shape))
+        asked = Reduced(norm)
+        stabiliser.move(w.clone(), d, eta, asked, kept, lambda _: length)
+        yield asked.norms
+        moved, cache = stabiliser.move(w.clone(), d, eta, Reduced(norm, iter(asked.norms)), kept, lambda _: length)
+        batch.weights = [where_moved(shard.agreed.moves.to(w.dtype), (), moved, w)]
+        batch.states = [{**smoothed, **kept, **(cache or {})}]
+        store(batch, [leaf], self._precision)
 
     def agree(self) -> None:
         """One all-reduce: which gradients are finite and there, and which independent problems have one.
@@ -180,29 +201,25 @@ class Sharding:
         apart, as missing on all.
         """
         if self._agreements is None:
-            self._agreements = self._largest_groups()
+            self._agreements = self._largest_groups(self.shards.values())
         for shard in self.shards.values():
-            if (now := shard.p.to_local()).data_ptr() != shard.local.data_ptr():
+            now = shard.p.to_local() if isinstance(shard.p, DTensor) else shard.p
+            if now.data_ptr() != shard.local.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it
         for ranks, shards in self._agreements.items():
-            flags = torch.cat([_flags(shard) for shard in shards])
+            known = [shard.flags() for shard in shards]
+            flags = torch.cat(known)
             if (group := self._groups.of[ranks]) is not None:  # None: this process alone
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group)
-            sizes = [FLAGS + shard.count for shard in shards]
-            for shard, own in zip(shards, torch.split(flags, sizes), strict=True):
-                infinite, there, missing, some = own[:FLAGS].bool().unbind()
-                there &= ~(missing & shard.copies)
-                finite = there & ~infinite
-                moves = finite & (some | (not shard.placement.role.momentum.by_problem))
-                shard.agreed = Agreed(there, finite, moves, own[FLAGS:])
-                shard.kept["skipped"] += infinite & there
+            for shard, own in zip(shards, torch.split(flags, [len(x) for x in known]), strict=True):
+                shard.agree(own)
 
-    def _largest_groups(self) -> dict[tuple[int, ...], list[Shard]]:
+    def _largest_groups(self, shards: Iterable[Shard]) -> dict[tuple[int, ...], list[Shard]]:
         """The parameters by the largest group of processes that hold all of them: usually one."""
         ranks = {}
-        for shard in self.shards.values():
-            mesh = shard.p.device_mesh
-            ranks[shard] = self._groups.along(mesh, range(mesh.ndim))
+        for shard in shards:
+            mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
+            ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
         found: dict[tuple[int, ...], list[Shard]] = {}
         everyone = sorted({*ranks.values()}, key=lambda these: (-len(these), these))
         for shard, own in ranks.items():
@@ -210,58 +227,63 @@ class Sharding:
             found.setdefault(largest, []).append(shard)
         return found
 
-    def wrap(self, shard: Shard, name: str, x: Tensor) -> Tensor:
-        """An entry of the slab's state as the optimizer keeps it: a `DTensor` where it is cut like the parameter."""
-        p, local = shard.p, tuple(shard.local.shape)
-        if x.shape == local and name in (*shard.shaped, "master"):
-            return _wrapped(x, p.device_mesh, p.placements, tuple(p.shape))
-        block, cut = shard.placement.blocks[0], shard.here.role.view
-        if shard.here is shard.placement or not x.ndim:
-            return x
-        dim = 0 if cut.stacked else 1
-        if dim >= x.ndim:
-            return x
-        shape = (*x.shape[:dim], block[dim], *x.shape[dim + 1 :])
-        placements = [y if y.is_replicate() else _moved(y, dim) for y in p.placements]
-        return _wrapped(x, p.device_mesh, placements, shape)
+
+@dataclass(frozen=True)
+class Reduced(Completed):
+    """A norm that is the largest of the rows': of the rows here, or, where that is known, of all rows.
+
+    Args:
+        norm_of: the norm.
+        known: those of all rows, in the order in which a scheme asks for them.
+        norms: those of the rows here that it has asked for.
+    """
+
+    known: Iterator[Tensor] | None = None
+    norms: list[Tensor] = field(default_factory=list)
+
+    def norm(self, w: Tensor) -> Tensor:
+        """Of all rows if it is known; else of those here, which is remembered."""
+        if self.known is not None:
+            return next(self.known)
+        self.norms.append(self.norm_of.norm(w))
+        return self.norms[-1]
+
+    def is_zero(self, w: Tensor) -> Tensor:
+        """Whether all rows are zero."""
+        return expand(self.norm(w), self) == 0
 
 
-def _wrapped(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
+def _step_by_rows(steps: Sequence[Iterator[list[Tensor]]], group: dist.ProcessGroup | None) -> None:
+    """Take the steps of tables, with one all-reduce for the norms of all."""
+    if asked := [(norms, i) for norms in map(next, steps) for i in range(len(norms))]:
+        numbers = torch.cat([norms[i].to(torch.float64).flatten() for norms, i in asked])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
+        for (norms, i), x in zip(asked, torch.split(numbers, [norms[i].numel() for norms, i in asked]), strict=True):
+            norms[i] = x.to(norms[i].dtype).reshape(norms[i].shape)
+    for step in steps:
+        next(step, None)
+
+
+def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
+    """An entry of the slab's state as the optimizer keeps it: a `DTensor` where it is cut like the parameter."""
+    p, block = shard.p, shard.placement.blocks[0]
+    if not isinstance(p, DTensor):
+        return x
+    if x.shape == shard.local.shape and name in (*shard.shaped, "master"):
+        return _as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
+    dim = 0 if shard.here.role.view.stacked else 1
+    if shard.way.take or shard.here is shard.placement or dim >= x.ndim:
+        return x
+    shape = (*x.shape[:dim], block[dim], *x.shape[dim + 1 :])
+    return _as_dtensor(x, p.device_mesh, [y if y.is_replicate() else _along(y, dim) for y in p.placements], shape)
+
+
+def _as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
     """A contiguous `DTensor` of which this process holds local."""
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def _on_one_mesh(x: Any, y: Any) -> bool:
-    """Whether two tensors are `DTensor` with the same placements."""
-    both = isinstance(x, DTensor) and isinstance(y, DTensor)
-    return both and x.placements == y.placements and x.device_mesh == y.device_mesh
-
-
-def slab_of(x: DTensor) -> Slab:
-    """Which entries this process holds."""
-    mesh = tuple(x.device_mesh.shape)
-    return slabs(tuple(x.shape), mesh, x.placements)[position(mesh, x.device_mesh.get_coordinate() or ())]
-
-
-def _moved(placement: Any, dim: int) -> Any:
+def _along(placement: Any, dim: int) -> Any:
     """The same cut along another dimension."""
     return type(placement)(dim, **({"split_factor": f} if (f := getattr(placement, "split_factor", None)) else {}))
-
-
-def _flags(shard: Shard) -> Tensor:
-    """What this process knows of a gradient, `(FLAGS + count,)`, uint8."""
-    g, there = shard.gradient(), shard.p.grad is not None
-    known = torch.tensor([False, there, not there, False], device=g.device)
-    if there and g.numel():
-        finite = is_finite(g.reshape(1, -1), shard.placement.role.momentum.squares)[0]
-        known[0], known[3] = ~finite, (g != 0).any()
-    if shard.problems is None:
-        return known.to(torch.uint8)
-    some, (labels, count) = g != 0, shard.problems
-    for dim, size in enumerate(labels.shape):
-        some = some if size > 1 else some.any(dim, keepdim=True)
-    seen = torch.zeros(count, dtype=torch.uint8, device=g.device)
-    where = labels + torch.zeros_like(some, dtype=torch.int64)  # sizes of 1 are expanded, 0 stays
-    seen.scatter_reduce_(0, where.flatten(), some.broadcast_to(where.shape).flatten().to(torch.uint8), "amax")
-    return torch.cat([known.to(torch.uint8), seen])

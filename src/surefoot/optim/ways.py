@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from surefoot.geometry import Identity
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Extent
 from surefoot.mesh.slabs import Slab
-from surefoot.optim.pieces import turned_by_row
 from surefoot.plan import Placement
+from surefoot.roles import Role
 from surefoot.scaling import Constant
-from surefoot.views import OneBlock, Stack, Vector
+from surefoot.stabilise import Free
+from surefoot.step import Step, descend, direct, step, turned_by_row
+from surefoot.views import OneBlock, Shape, Stack, Vector
 
 
 @dataclass(frozen=True)
@@ -21,37 +24,37 @@ class Way:
 
     Args:
         name: of the way.
-        sent: what the owner of a matrix is sent: gradient g, smoothed gradient m, weight w, the state of momentum.
-        owner: which parts of the step it takes, in order.
-        back: what it returns: direction d, weight w, the state of momentum.
+        sent: what the owner of a matrix is sent: gradient g, smoothed gradient m, weight w.
+        take: what it runs of the step: all of it where it is sent g, else the last two parts, or the second alone.
+        back: what it returns: direction d, weight w.
     """
 
     name: str
     sent: tuple[str, ...] = ()
-    owner: tuple[str, ...] = ()
+    take: Step | None = None
     back: tuple[str, ...] = ()
 
 
 HERE = Way("here")
 ROWS = Way("rows")  # the norms of all rows are reduced before the move
-DIRECTION = Way("direction", ("m",), ("direct",), ("d",))
-WEIGHT = Way("weight", ("m", "w"), ("direct", "move"), ("w",))
-ALL = Way("all", ("g", "w", "state"), ("smooth", "direct", "move"), ("w", "state"))
+DIRECTION = Way(
+    "direction", ("m",), lambda role, how, w, m, kept, eta, active: direct(role, how, w, m, kept, active), ("d",)
+)
+WEIGHT = Way("weight", ("m", "w"), descend, ("w",))
+ALL = Way("all", ("g", "w"), step, ("w",))  # and the state of momentum, both ways
+REPLICAS = Way("replicas", ("m", "w"), descend, ("w",))  # the owner has its own copies of m and w: nothing is sent
 
 
 def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) -> tuple[Way, Placement]:
-    """The way of a parameter cut into slabs, and the own slab's placement where it takes its step here."""
+    """The way of a parameter cut into slabs, and role and shape of the own slab in what it does here."""
     cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
     role, shape = placement.role, placement.shape
     view, momentum, ball = role.view, role.momentum, role.weight_geometry
-    stabiliser = placement.stabilisers[0]
+    stabiliser, block = placement.stabilisers[0], placement.blocks[0]
     if not cut:
         return HERE, placement
-    block = placement.blocks[0]
     even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
-    own = replace(  # of the whole's scale and radius, whatever the slab's sizes are
-        role, lr_scale=Constant(role.lr_scale(block)), stabiliser=stabiliser, radius_unit=Constant()
-    )
+    own = of_any_size(placement)
     if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
         return HERE, Placement(replace(own, view=Stack()), placement.why, local)
     if cut == {0} and view.stacked and (block[0] == shape[0] or even):
@@ -69,10 +72,36 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) 
             if stabiliser.extent <= Extent.NORM and -ball.ndim not in ball.couples and block[0] == 1:
                 return ROWS, here
     if momentum.extent > Extent.ENTRY:
-        return ALL, placement
+        return ALL, entries(placement, local)
     reads = isinstance(role.geometry, Adaptive) and any("w" in change.reads for change in role.geometry.changes)
     entrywise = all(scheme.extent == Extent.ENTRY for scheme in placement.stabilisers)
-    return (DIRECTION if entrywise and not reads else WEIGHT), placement
+    return (DIRECTION if entrywise and not reads else WEIGHT), entries(placement, local)
+
+
+def shared(placement: Placement) -> bool:
+    """Whether a step takes a matrix sign that copies divide among them, and each can go on from the others' results."""
+    return placement.role.geometry.couples == {-2, -1} and not placement.role.owned
+
+
+def of_any_size(placement: Placement) -> Role:
+    """A placement's role with the scale and the radius that it has there, whatever size a part is."""
+    scale = Constant(placement.role.lr_scale(placement.blocks[0]))
+    return replace(placement.role, lr_scale=scale, stabiliser=placement.stabilisers[0], radius_unit=Constant())
+
+
+def entries(placement: Placement, local: tuple[int, ...]) -> Placement:
+    """A part whose entries are smoothed one by one where it lies, and written back, in no layout."""
+    role = replace(placement.role, view=AsItIs(), geometry=Identity(), weight_norm=None, stabiliser=Free())
+    return Placement(role, placement.why, local)
+
+
+@dataclass(frozen=True)
+class AsItIs(OneBlock):
+    """A part of any shape as one block."""
+
+    def block(self, shape: Shape) -> Shape:
+        """`(1, *shape)`."""
+        return (1, *shape)
 
 
 @dataclass(frozen=True)
@@ -85,6 +114,6 @@ class AsRows(OneBlock):
 
     columns: int
 
-    def block(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def block(self, shape: Shape) -> Shape:
         """`(1, rows, columns)`."""
         return (1, math.prod(shape) // max(1, self.columns), self.columns)

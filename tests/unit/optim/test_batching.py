@@ -12,7 +12,7 @@ import surefoot as sf
 from combinations import combinations
 from comparisons import weights
 from surefoot import Plan, SteepestDescent
-from surefoot.optim import pieces
+from surefoot import step as steps
 from surefoot.step import step as take
 
 
@@ -93,9 +93,9 @@ def states(optimizer):
 def test_a_step_in_pieces_is_the_step_of_the_whole(recipe, stabiliser, monkeypatch):
     """Blocks of any role, cut or not to 40 bytes a piece, take the step that they take whole."""
     results = []
-    monkeypatch.setattr(pieces, "LINE", 1)
+    monkeypatch.setattr(steps, "LINE", 1)
     for budget in (1 << 20, 40):
-        monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", budget)
+        monkeypatch.setitem(steps.PIECE_BYTES, "cpu", budget)
         model = small()
         optimizer = SteepestDescent(model, Plan.of(model, recipe, stabiliser=stabiliser), lr=0.1)
         for seed in range(3):
@@ -109,7 +109,7 @@ def test_a_step_in_pieces_is_the_step_of_the_whole(recipe, stabiliser, monkeypat
 
 @pytest.mark.parametrize("role", ["embedding", "gain"])
 def test_a_piece_that_is_not_finite_stops_them_all(role, monkeypatch):
-    monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(steps.PIECE_BYTES, "cpu", 64)
     w, optimizer = one(role, noise(64, 4) if role == "embedding" else noise(256))
     w.grad = torch.ones_like(w)
     optimizer.step()
@@ -189,7 +189,7 @@ def test_momenta_are_saved_apart_and_lie_side_by_side_again_after_loading():
 def test_pieces_are_taken_where_rows_are_independent(monkeypatch):
     """One call of `step` per piece, and one for a matrix that is a single problem."""
     calls = []
-    monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", 64)
+    monkeypatch.setitem(steps.PIECE_BYTES, "cpu", 64)
     for role, count in (("embedding", 4), ("linear", 1)):  # 16 rows are the least
         calls.clear()
         w = nn.Parameter(noise(64, 4))
@@ -218,7 +218,7 @@ class WholeGradient(sf.Smoothing):
 def test_smoothing_of_the_whole_gradient_is_not_cut(monkeypatch):
     results = []
     for budget in (1 << 20, 64):
-        monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", budget)
+        monkeypatch.setitem(steps.PIECE_BYTES, "cpu", budget)
         w = nn.Parameter(noise(64, 4))
         w.grad = noise(64, 4, seed=1) * torch.linspace(0.01, 10, 64)[:, None]
         role = sf.Role("table", sf.RowRMS(), momentum=WholeGradient())
