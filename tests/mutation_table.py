@@ -198,7 +198,7 @@ MUTATIONS = (
         CHANGE,
     ),
     Mutation("orthogonal by a fast one", "stabilise/manifolds.py", ".retract(along(", ".direction(along(", PROMISES),
-    Mutation("positions keep RMS 1", "discovery/find.py", "added_kinds(model, tables, wired) | ", "", ADDED),
+    Mutation("positions keep RMS 1", "discovery/find.py", "(tied, added, ", "(tied, ", ADDED),
     Mutation(
         "margin of one step too few",
         "stabilise/running_bound.py",

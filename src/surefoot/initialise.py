@@ -18,8 +18,8 @@ from surefoot.identity import plain_name
 class Initial(ABC):
     """Initial values of a role's weights.
 
-    >>> LinearNormal().describe((1, 4, 4)), Fill(1.0).describe((1, 4))
-    ('std 0.25', '1')
+    >>> Fill(1.0).describe((1, 4))
+    '1'
     """
 
     @abstractmethod
@@ -222,6 +222,31 @@ class Scaled(Initial):
 
 
 @dataclass(frozen=True)
+class ZeroRow(Initial):
+    """Other initial values, and 0 in the padding row of a table, whose gradient is always 0.
+
+    Args:
+        initial: the values.
+        row: `padding_idx`.
+
+    >>> ZeroRow(UnitNormal(), 3).describe((1, 9, 4))
+    'std 1 but 0 in row 3'
+    """
+
+    initial: Initial
+    row: int
+
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """The values and the row."""
+        return f"{self.initial.describe(shape)} but 0 in row {self.row}"
+
+    def fill_(self, block: Tensor, generator: torch.Generator) -> None:
+        """Fill with the values, then write 0 into the row."""
+        self.initial.fill_(block, generator)
+        block[..., self.row, :] = 0
+
+
+@dataclass(frozen=True)
 class Fill(Initial):
     """One value for all entries: 1 for gains, 0 for biases.
 
@@ -262,14 +287,7 @@ class AsBuilt(Initial):
 
 
 def generator_for(name: str, seed: int) -> torch.Generator:
-    """Random generator of one parameter; independent of the other parameters and of their order.
-
-    Args:
-        name: name of the parameter.
-        seed: any integer.
-
-    Returns:
-        A generator on the CPU, seeded by a hash of both; wrappers' prefixes in the name do not count.
+    """A generator on the CPU for one parameter, seeded by a hash of its name, without wrappers' prefixes, and a seed.
 
     >>> a, b = (torch.rand(1, generator=generator_for("head.weight", 0)) for _ in range(2))
     >>> bool(a == b)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.discovery.find import describe_unplaced, find_kinds, frozen_kinds
+from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.geometry import Identity
 from surefoot.geometry.base import ChangeBounds
@@ -144,16 +144,16 @@ class Plan:
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
         recipe, changes = recipe or steady(), match(model, overrides)
-        kinds, found = find_kinds(model, head, changes, tied), dict[str, Placement | None]()
-        for name, kind in (kinds | frozen_kinds(model, head, changes, tied)).items():
+        parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
+        for name, kind in find_kinds(model, head, changes, tied).items():
             try:
                 found[name] = _placed(model, name, decide(name, kind, changes.get(name), recipe, stabiliser))
-            except ValueError:  # of a frozen one, whose shape no role takes: left out
-                if name in kinds:
+            except ValueError:
+                if parameters[name].requires_grad:  # a frozen one whose shape no role takes is left out
                     raise
-        if unplaced := [name for name in kinds if found[name] is None]:
+        if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        return cls(recipe.name, {name: p for name, _ in model.named_parameters() if (p := found.get(name))})
+        return cls(recipe.name, {name: placed for name, placed in found.items() if placed})
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""

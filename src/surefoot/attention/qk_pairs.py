@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
 from surefoot.discovery.heads import QK_NORMS, Part, attention_by, head_dim_of, parts, scale_of
-from surefoot.discovery.known_classes import kinds_by_class
+from surefoot.discovery.known_classes import is_conv1d, kinds_by_class
 from surefoot.discovery.torch_layers import kinds_by_type
 from surefoot.views import Matrix, Transposed, Vector, View
 
@@ -214,11 +214,12 @@ def _projection(part: Part) -> Projection:
         if part.view is None and layer.in_proj_bias is not None:
             raise ValueError("has keys or values of another width, and a bias for all in one: make it with bias=False")
         return Projection(layer, view, part.index, part.name, "in_proj_bias")
-    transposed = "weight" in (kinds := kinds_by_class(layer)) and kinds["weight"].name == "linear"
+    transposed = is_conv1d(layer)
     if layer._parameters.get("weight") is None or not (transposed or isinstance(layer, nn.Linear)):
         raise ValueError(f"has {part.name!r}, which is no linear layer with a weight of its own but a wrapper")
     return Projection(layer, Transposed(view) if transposed else view, part.index)
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return any(kind.name == "gain" for kind in (kinds_by_class(module) or kinds_by_type(module)).values())
+    found = kinds_by_type(module) | kinds_by_class(module)
+    return any(kind and kind.name == "gain" for kind in found.values())

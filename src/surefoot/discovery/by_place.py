@@ -1,18 +1,17 @@
-"""Initial values and scales that differ within a parameter, by the place of its blocks and rows.
+"""Initial values and scales that differ within a parameter, by the place of its blocks.
 
 In a matrix of queries, keys and values the heads of queries and keys are one stack of two or more, the values one
-matrix behind it: so blocks tell what they are, where their rows do not. The padding row of a table is never read.
+matrix behind it: so blocks tell what they are, where their rows do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from surefoot.initialise import AsBuilt, Initial
+from surefoot.initialise import Initial
 from surefoot.scaling import Scale
 from surefoot.views import Grouped, Projections, View
 
@@ -65,41 +64,6 @@ class BesideValues(Initial):
 
     def _of(self, shape: tuple[int, ...]) -> Initial:
         return self.heads if shape[0] > 1 else self.values
-
-
-@dataclass(frozen=True)
-class ZeroRow(Initial):
-    """Other initial values, and 0 in the padding row of a table, whose gradient is always 0.
-
-    Args:
-        initial: the values.
-        row: `padding_idx`.
-
-    >>> from surefoot.initialise import UnitNormal
-    >>> ZeroRow(UnitNormal(), 3).describe((1, 9, 4))
-    'std 1 but 0 in row 3'
-    """
-
-    initial: Initial
-    row: int
-
-    def describe(self, shape: tuple[int, ...]) -> str:
-        """The values and the row."""
-        return f"{self.initial.describe(shape)} but 0 in row {self.row}"
-
-    def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """Fill with the values, then write 0 into the row."""
-        self.initial.fill_(block, generator)
-        block[..., self.row, :] = 0
-
-
-def zero_row(row: int) -> Callable[[Initial], Initial]:
-    """A function from the initial values of a role to the same with 0 in a row; values as built stay so.
-
-    >>> zero_row(0)(AsBuilt())
-    AsBuilt()
-    """
-    return lambda initial: initial if isinstance(initial, AsBuilt) else ZeroRow(initial, row)
 
 
 def queries_with_keys(view: View, head_dim: int) -> View:

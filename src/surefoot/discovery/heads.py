@@ -7,13 +7,13 @@ QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from surefoot.discovery.known_classes import kinds_by_class, layouts_of, order_of
-from surefoot.discovery.normalised import own_parameters
-from surefoot.views import Fused, View
+from surefoot.discovery.kinds import Heads, Kind, Kinds, Search, own_parameters
+from surefoot.discovery.known_classes import is_conv1d, layouts_of, order_of
+from surefoot.views import Fused, Matrix, View
 
 _HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 """Attributes of attention modules that are the number of features of a head."""
@@ -147,6 +147,34 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, tuple[int | None, str]]:
     return found
 
 
+def heads(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the heads of what gives queries and keys, or why they are not known."""
+    layers: dict[nn.Module, tuple[int | None, str]] = {}
+    for owner in search.own:
+        layers |= found_heads(owner)
+    found = dict(kinds)
+    for layer, (size, how) in layers.items():
+        name, weight = search.own[layer].get("weight", ("", None))
+        if weight is not None and (kind := kinds[name]) and kind.name == "linear":
+            given = size and _heads(kind, weight, size)
+            how += f", whose rows are no whole number of heads of {size}" if size and not given else ""
+            known = replace(kind, heads=replace(given, why=how)) if given else None
+            found[name] = known or replace(kind, why=f"{kind.why}; {how}")
+    return found
+
+
+def _heads(kind: Kind, weight: nn.Parameter, size: int) -> Heads | None:
+    """The heads of a weight, if the rows of every projection in it are a whole number of them."""
+    try:
+        blocks = (kind.view or Matrix()).blocks(tuple(weight.shape))
+    except ValueError:  # the view does not fit: said where the role is placed
+        return None
+    _, rows, width = blocks[-1]
+    several = sum(block[0] * block[-2] for block in blocks) > rows + size  # heads before the values
+    whole = all(block[-2] % size == 0 for block in blocks)
+    return Heads(size, apart=several and (rows == size or rows != width)) if whole else None
+
+
 def attention_by(owner: nn.Module) -> str | None:
     """The attribute by which a module seems to be an attention layer though no name tells its queries; else None."""
     named = [name for name in (*_HEAD_DIMS, *_COUNTS) if isinstance(getattr(owner, name, None), int)]
@@ -164,8 +192,4 @@ def _unnamed(owner: nn.Module) -> dict[nn.Module, tuple[int | None, str]]:
 
 def _linear_layers(owner: nn.Module) -> list[nn.Module]:
     """The linear layers that are a module's children."""
-    return [
-        x
-        for x in owner.children()
-        if isinstance(x, nn.Linear) or ("weight" in (k := kinds_by_class(x)) and k["weight"].name == "linear")
-    ]
+    return [layer for layer in owner.children() if isinstance(layer, nn.Linear) or is_conv1d(layer)]

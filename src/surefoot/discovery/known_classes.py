@@ -13,7 +13,8 @@ from typing import TypeVar
 from torch import nn
 
 from surefoot.discovery import fused_projections as layouts
-from surefoot.discovery.torch_layers import Kind, conv1d, experts, kinds_by_type
+from surefoot.discovery.kinds import Kind, Kinds
+from surefoot.discovery.torch_layers import conv1d, experts, linear
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.views import AlternatingStack, FusedStack, Transposed, View
 
@@ -192,6 +193,11 @@ def _names(module: nn.Module) -> list[str]:
     return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
 
 
+def _listed(table: dict[str, list[T]], owner: nn.Module) -> list[T]:
+    """The table's entries of the first class of a module that is listed."""
+    return next((table[name] for name in _names(owner) if name in table), [])
+
+
 def layouts_of(owner: nn.Module) -> dict[str, View | None]:
     """Layouts of the fused projections that a module owns.
 
@@ -202,9 +208,8 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
         Attribute of the linear layer -> its view; None for a class of another version than the one that the table was
         read from. Empty if the class is not listed.
     """
-    rows = next((_LAYOUTS_OF[name] for name in _names(owner) if name in _LAYOUTS_OF), [])
     views: dict[str, View | None] = {}
-    for attribute, layout in rows:
+    for attribute, layout in _listed(_LAYOUTS_OF, owner):
         try:
             views[attribute] = layout(owner)
         except AttributeError:
@@ -218,30 +223,45 @@ def order_of(owner: nn.Module) -> tuple[str, ...]:
     return ("query", "value", "key") if values_first else ("query", "key", "value")
 
 
-def descendant_kinds(owner: nn.Module) -> list[tuple[str, Kind]]:
-    """Kinds of parameters below a module of a listed class, as (path below the module, kind)."""
-    return next((_KINDS_OF[name] for name in _names(owner) if name in _KINDS_OF), [])
-
-
 def adds_projected_tables(owner: nn.Module) -> bool:
     """True for a module of a listed class, which adds tables of another width than its first one's."""
     return not _PROJECTED_NAMES.isdisjoint(_names(owner))
 
 
-def kinds_by_class(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
-    """Kinds of a module's own parameters by its class: `Conv1D`, norms centred on 0, experts of known layout.
+def is_conv1d(module: nn.Module) -> bool:
+    """True for Hugging Face's `Conv1D`, a linear layer whose weight is stored `(in, out)`."""
+    return _CONV1D in _names(module)
+
+
+def kinds_by_class(owner: nn.Module) -> Kinds:
+    """Kinds of parameters by the class of a module: its own, and those of its children.
 
     Args:
-        module: any module.
-        layout: view of the projections that share the rows of a `Conv1D`; None for one projection.
+        owner: any module.
 
     Returns:
-        Parameter name -> kind; empty if the class is not listed.
+        Path below the module -> kind; None for a layer of another version than the one that is known. Empty if the
+        class is not listed.
     """
-    names = set(_names(module))
-    if _CONV1D in names:
-        return conv1d(module, layout)
+    by, kinds = f"by the class {type(owner).__name__} and the name", Kinds()
+    for attribute, view in layouts_of(owner).items():
+        layer, found = getattr(owner, attribute, None), Kinds()
+        if view is None:
+            found = {"weight": None, "bias": None}
+        elif isinstance(layer, nn.Module) and is_conv1d(layer):
+            found |= conv1d(layer, view)
+        elif isinstance(layer, nn.Linear):
+            found |= linear(layer, view)
+        for name, kind in found.items():
+            kinds[f"{attribute}.{name}"] = kind and replace(kind, why=f"{kind.why}, {by} `{attribute}`")
+    for path, kind in _listed(_KINDS_OF, owner):
+        kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
+    names = set(_names(owner))
+    if is_conv1d(owner):
+        kinds |= conv1d(owner)
     if names & _CENTRED_NAMES:
-        why = f"gain of {type(module).__name__}, centred on 0 (1 + weight)"
-        return {**kinds_by_type(module), "weight": Kind("gain", why, initial=Fill(0.0))}
-    return next((experts(module, _EXPERTS_OF[name]) for name in names & _EXPERTS_OF.keys()), {})
+        why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
+        kinds["weight"] = Kind("gain", why, initial=Fill(0.0))
+    for name in names & _EXPERTS_OF.keys():
+        kinds |= experts(owner, _EXPERTS_OF[name])
+    return kinds

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.discovery.by_place import BesideValues, BesideValuesScale, queries_with_keys
-from surefoot.discovery.torch_layers import Heads, Kind
+from surefoot.discovery.kinds import Change, Heads, Kind, Kinds, Search
 from surefoot.recipes import Recipe
 from surefoot.recipes.depth import Branches
 from surefoot.roles import Role
@@ -19,7 +19,6 @@ from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
 from surefoot.views import PerHead
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
-Change = str | Role | Callable[[Role], Role]
 Override = tuple[Where, Change]
 """`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name
 (the recipe's role, without a layout, heads or branches that were found), a `Role`, or a function of the role that all
@@ -125,6 +124,17 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
     if isinstance(where, nn.Module):
         return any(parameter is p for p in where.parameters())
     return where(name, parameter)
+
+
+def overrides(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds that overrides name, `given` for a Role, and of a function its reason."""
+    found = dict(kinds)
+    for name, (_, why) in search.changes.items():
+        if said := search.said(name):
+            found |= {name: Kind(said, why)} if name in kinds else {}
+        elif kind := kinds.get(name):
+            found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}")
+    return found
 
 
 def decide(

@@ -7,14 +7,13 @@ branch. `Recipe.depth` gives those that write a rate and initial values that fal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import nn
 
 from surefoot.discovery.heads import parts
-from surefoot.discovery.normalised import own_parameters
-from surefoot.discovery.torch_layers import Kind
+from surefoot.discovery.kinds import Kind, Kinds, Search, own_parameters
 from surefoot.views import Matrix, Stack, View
 
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
@@ -24,29 +23,16 @@ Matrices = dict[int, tuple[int, int]]
 """Identity of a parameter -> outputs and inputs of its matrices; 0 outputs where they are queries, keys or values."""
 
 
-def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[str, Kind]:
-    """Kinds of the parameters that write into a residual stream.
+def residual(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the number of branches of those that write into a residual stream: weights and their biases.
 
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what its
     first matrix reads. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
     or values, alone or in a wrapper. A branch is a child of a block in which a matrix writes. No addition can be seen
     in a tree of modules, so that an override, `DepthRule().of(branches)` or a role's name, has the last word.
-
-    Args:
-        model: any module.
-        kinds: parameter name -> kind found so far.
-
-    Returns:
-        Parameter name -> kind, of those that write: weights and their biases.
-
-    >>> block = lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
-    >>> model = nn.Sequential(block(), block(), block())
-    >>> found = {name: Kind("linear" if p.ndim == 2 else "bias", "") for name, p in model.named_parameters()}
-    >>> {name: kind.branches for name, kind in residual_kinds(model, found).items() if name.startswith("0")}
-    {'0.3.weight': 3, '0.3.bias': 3}
     """
-    parameters = dict(model.named_parameters())
+    model, parameters = search.model, search.parameters
     named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
     inside = {id(p) for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
@@ -55,7 +41,7 @@ def residual_kinds(model: nn.Module, kinds: Mapping[str, Kind | None]) -> dict[s
             matrices[id(p)] = _sides(kind, p)
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
     counted, unnamed = _counted(model, without), _counted(model, matrices)
-    found = {}
+    found = dict(kinds)
     for name, kind in kinds.items():
         count, other = (x.get(id(parameters[name]), 0) for x in (counted, unnamed))
         if kind and (count or other):

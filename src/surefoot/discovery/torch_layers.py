@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from surefoot.discovery.by_place import zero_row
-from surefoot.discovery.normalised import own_parameters
-from surefoot.geometry import Spectral, TransposedConvSpectral
-from surefoot.initialise import AsBuilt, Initial, LinearNormal
-from surefoot.roles import Role
-from surefoot.scaling import Scale
+from surefoot.discovery.kinds import Heads, Kind, own_parameters
+from surefoot.initialise import AsBuilt, Initial, ZeroRow
 from surefoot.views import (
     AlternatingStack,
     Convolution,
@@ -26,85 +22,6 @@ from surefoot.views import (
     TransposedConvolution,
     View,
 )
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What is known of a matrix that gives an attention layer's queries or keys.
-
-    Args:
-        dim: rows of a head.
-        apart: values are fused with two heads or more, and their size does not tell their rate and initial values from
-            those of the heads: they are no square matrix, or have the rows of a single head.
-        why: how it is known.
-
-    >>> Heads(64).dim
-    64
-    """
-
-    dim: int
-    apart: bool = False
-    why: str = "queries and keys by type"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a parameter is, from which a recipe derives its role.
-
-    Args:
-        name: key of a recipe's role table, or of `roles.DERIVED`.
-        why: reason, for the plan's table.
-        view: layout; None takes the role's default.
-        initial: initial values, or a function of the role's; None takes the role's default.
-        stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
-        low_confidence: inferred from the shape only; any other rule overrides it.
-        radius_unit: unit of a radius given for all roles; None takes the role's default.
-        heads: of a matrix that gives an attention layer's queries or keys; else None.
-        branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
-
-    >>> Kind("bias", "bias of Linear").name
-    'bias'
-    """
-
-    name: str
-    why: str
-    view: View | None = None
-    initial: Initial | Callable[[Initial], Initial] | None = None
-    stride: int = 1
-    low_confidence: bool = False
-    radius_unit: Scale | None = None
-    heads: Heads | None = None
-    branches: int | None = None
-
-    def adapt(self, role: Role) -> Role:
-        """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
-
-        Args:
-            role: the recipe's role of this kind.
-
-        Returns:
-            The role with this kind's view, initial values, unit of radii and stride in place of its defaults.
-
-        Raises:
-            ValueError: a stride above 1 and a role whose geometry is not spectral.
-        """
-        initial = self.initial or role.initial
-        role = replace(
-            role,
-            view=self.view or role.view,
-            initial=initial if isinstance(initial, Initial) else initial(role.initial),
-            radius_unit=self.radius_unit or role.radius_unit,
-        )
-        if self.stride == 1:
-            return role
-        if type(role.geometry) is not Spectral:
-            raise ValueError(
-                f"the fan-in of a transposed convolution of stride {self.stride} is known to the spectral geometry "
-                f"only, this recipe has {role.geometry}; override it with a Role, or use stride 1"
-            )
-        return replace(
-            role, geometry=TransposedConvSpectral(role.geometry.method, self.stride), initial=LinearNormal(self.stride)
-        )
 
 
 def linear(module: nn.Linear, layout: View | None = None) -> dict[str, Kind]:
@@ -138,8 +55,13 @@ def conv1d(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
 
 def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
     name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
-    initial = None if module.padding_idx is None else zero_row(module.padding_idx)
+    initial = None if module.padding_idx is None else _zero_row(module.padding_idx)
     return {"weight": Kind("embedding", f"table of {name}", initial=initial)}
+
+
+def _zero_row(row: int) -> Callable[[Initial], Initial]:
+    """A function from the initial values of a role to the same with 0 in a row; values as built stay so."""
+    return lambda initial: initial if isinstance(initial, AsBuilt) else ZeroRow(initial, row)
 
 
 def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:

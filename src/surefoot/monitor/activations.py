@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.discovery.normalised import own_parameters
+from surefoot.discovery.kinds import own_parameters
 from surefoot.monitor.block_bounds import block_bounds
 from surefoot.monitor.layer_bounds import spread
 from surefoot.monitor.maxima import coarsest, larger, largest_ratio, largest_rms, over_vectors, vector_rms

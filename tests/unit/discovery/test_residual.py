@@ -13,7 +13,9 @@ from surefoot.recipes.depth import DepthRule
 
 def branches(model, **options):
     """Name -> number of branches, of the parameters that write."""
-    return {name: kind.branches for name, kind in find_kinds(model, **options).items() if kind and kind.branches}
+    kinds = find_kinds(model, **options)
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return {name: kind.branches for name in trainable if (kind := kinds[name]) and kind.branches}
 
 
 def mlp(d=8, inner=16, bias=True):

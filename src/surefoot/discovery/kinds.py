@@ -1,0 +1,174 @@
+"""`Kind`, what a parameter is; `Search`, a model whose parameters are to be placed.
+
+A weight that is reparametrised as `tau w / |w|` counts as its layer's own: w has the kind that the weight would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from surefoot.geometry import Spectral, TransposedConvSpectral
+from surefoot.initialise import Initial, LinearNormal
+from surefoot.roles import Role
+from surefoot.scaling import Scale
+from surefoot.stabilise.reparametrise import Reparametrised
+from surefoot.views import View
+
+Change = str | Role | Callable[[Role], Role]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What is known of a matrix that gives an attention layer's queries or keys.
+
+    Args:
+        dim: rows of a head.
+        apart: values are fused with two heads or more, and their size does not tell their rate and initial values from
+            those of the heads: they are no square matrix, or have the rows of a single head.
+        why: how it is known.
+
+    >>> Heads(64).dim
+    64
+    """
+
+    dim: int
+    apart: bool = False
+    why: str = "queries and keys by type"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a parameter is, from which a recipe derives its role.
+
+    Args:
+        name: key of a recipe's role table, or of `roles.DERIVED`.
+        why: reason, for the plan's table.
+        view: layout; None takes the role's default.
+        initial: initial values, or a function of the role's; None takes the role's default.
+        stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
+        low_confidence: inferred from the shape only; any other rule overrides it.
+        radius_unit: unit of a radius given for all roles; None takes the role's default.
+        heads: of a matrix that gives an attention layer's queries or keys; else None.
+        branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
+
+    >>> Kind("bias", "bias of Linear").name
+    'bias'
+    """
+
+    name: str
+    why: str
+    view: View | None = None
+    initial: Initial | Callable[[Initial], Initial] | None = None
+    stride: int = 1
+    low_confidence: bool = False
+    radius_unit: Scale | None = None
+    heads: Heads | None = None
+    branches: int | None = None
+
+    def adapt(self, role: Role) -> Role:
+        """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
+
+        Args:
+            role: the recipe's role of this kind.
+
+        Returns:
+            The role with this kind's view, initial values, unit of radii and stride in place of its defaults.
+
+        Raises:
+            ValueError: a stride above 1 and a role whose geometry is not spectral.
+        """
+        initial = self.initial or role.initial
+        role = replace(
+            role,
+            view=self.view or role.view,
+            initial=initial if isinstance(initial, Initial) else initial(role.initial),
+            radius_unit=self.radius_unit or role.radius_unit,
+        )
+        if self.stride == 1:
+            return role
+        if type(role.geometry) is not Spectral:
+            raise ValueError(
+                f"the fan-in of a transposed convolution of stride {self.stride} is known to the spectral geometry "
+                f"only, this recipe has {role.geometry}; override it with a Role, or use stride 1"
+            )
+        return replace(
+            role, geometry=TransposedConvSpectral(role.geometry.method, self.stride), initial=LinearNormal(self.stride)
+        )
+
+
+class Tied(Kind):
+    """What a matrix is that is embedding and head."""
+
+
+Kinds = dict[str, Kind | None]
+"""Parameter name -> kind; None where no rule applies."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A model whose parameters are to be placed, and what the user says of them.
+
+    Args:
+        model: any module.
+        own: module -> attribute -> name and parameter, for the parameters that the module owns: one that several
+            modules own has several names.
+        parameters: the first name of each parameter to be placed -> the parameter.
+        head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
+        changes: parameter name -> an override's change and its reason.
+        tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
+    """
+
+    model: nn.Module
+    own: Mapping[nn.Module, Mapping[str, tuple[str, nn.Parameter]]]
+    parameters: Mapping[str, nn.Parameter]
+    head: str | Sequence[str] | None
+    changes: Mapping[str, tuple[Change, str]]
+    tied: str | None
+
+    def name(self, module: object, attribute: str) -> str | None:
+        """The name of a parameter that a module owns; None if it owns none, or is no module of the model."""
+        return self.own.get(module, {}).get(attribute, (None,))[0]  # type: ignore[call-overload, no-any-return]
+
+    def said(self, name: str) -> str | None:
+        """The name of the kind that an override gives a parameter, "given" for a Role; None where it gives none."""
+        change, _ = self.changes.get(name, (None, ""))
+        return None if change is None or callable(change) else change if isinstance(change, str) else "given"
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's own parameters by attribute; of a normalised weight the w that it is made of.
+
+    Args:
+        module: any module.
+
+    Returns:
+        Attribute -> parameter, normalised ones last.
+
+    >>> list(own_parameters(nn.Linear(2, 2)))
+    ['weight', 'bias']
+    """
+    own = dict(module.named_parameters(recurse=False))
+    if _is_normalised(module) or not is_parametrized(module):
+        return {} if _is_normalised(module) else own
+    parts = module.get_submodule("parametrizations").named_children()
+    return own | {name: part.get_parameter("original") for name, part in parts if _is_normalised(part)}
+
+
+def named_own(model: nn.Module) -> dict[nn.Module, dict[str, tuple[str, nn.Parameter]]]:
+    """What each module of a model owns, see `Search.own`."""
+    found: dict[nn.Module, dict[str, tuple[str, nn.Parameter]]] = {}
+    for path, module in model.named_modules():
+        found[module] = {}
+        for attribute, parameter in own_parameters(module).items():
+            inner = attribute if attribute in module._parameters else f"parametrizations.{attribute}.original"
+            found[module][attribute] = f"{path}.{inner}".removeprefix("."), parameter
+    return found
+
+
+def _is_normalised(module: nn.Module) -> bool:
+    """True for the module that holds such a w, a child of the layer that torch makes."""
+    return isinstance(module, ParametrizationList) and all(isinstance(part, Reparametrised) for part in module)

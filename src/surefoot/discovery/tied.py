@@ -1,0 +1,137 @@
+"""Parameters that several modules share, a table that is embedding and head among them, and what is added to its rows.
+
+A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different ones: an
+embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS `1/d`. Under the
+head's rule inputs have RMS `1/d`, which the first norm layer undoes. A model whose logits are `<W_i, x> / d` has rows
+of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
+
+What is added to the rows of such a table, learned positions, token types, takes its scale: a position of RMS 1 leaves a
+`1/d` of a token's row, so that at d = 768 the model sees positions only. Added rows therefore get the table's rule, its
+initial values and its unit of radii.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from surefoot.discovery.kinds import Kind, Kinds, Search, Tied
+from surefoot.discovery.known_classes import adds_projected_tables
+from surefoot.scaling import Constant, LogRows
+
+ADDED = ("embedding", "positions")
+
+
+def tied(search: Search, kinds: Kinds) -> Kinds:
+    """The one kind of each parameter to be placed, from those of all its names; what no rule knows is what a user says.
+
+    Args:
+        search: the model and its overrides, any of which resolves conflicting kinds.
+        kinds: every name of a parameter -> kind.
+
+    Returns:
+        The first name of a parameter -> kind.
+
+    Raises:
+        ValueError: two kinds and no override, two parameters over one memory, a table that is tied against the policy.
+    """
+    _refuse_overlaps(search.parameters)
+    uses: dict[nn.Parameter, list[str]] = defaultdict(list)
+    for own in search.own.values():
+        for name, parameter in own.values():
+            uses[parameter].append(name)
+    found = Kinds()
+    for name, parameter in search.parameters.items():
+        kind, said = _resolved(search, name, {use: kinds[use] for use in uses[parameter]}), search.said(name)
+        found[name] = Kind(said, search.changes[name][1]) if said and not kind else kind
+    return found
+
+
+def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
+    """The one kind of a parameter from those of all its names."""
+    names = ", ".join(uses)
+    confident: list[Kind | None] = [kind for kind in uses.values() if kind and not kind.low_confidence]
+    candidates = confident or [*uses.values()]
+    different = {(kind.name, kind.view) if kind else None for kind in candidates}
+    if len(different) == 1:
+        kind = candidates[0]
+        return replace(kind, why=f"{kind.why}; shared by {names}") if kind and len(uses) > 1 else kind
+    if {kind.name if kind else None for kind in candidates} == {"embedding", "head"}:
+        return _tied_kind(search.model, names, None if search.said(name) else search.tied)
+    if name in search.changes:
+        return None
+    described = ", ".join(f"{use}: {kind.name if kind else 'unknown'}" for use, kind in uses.items())
+    raise ValueError(f"one parameter has two roles ({described}); give it one with an override")
+
+
+def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
+    """Kind of a matrix that is embedding and head; `Plan.of` explains the policies."""
+    multiplied = getattr(model, "output_multiplier", None) is not None
+    if policy == "error":
+        raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
+    if policy == "embedding" and not multiplied:
+        raise ValueError(
+            f"tied='embedding' for {names}: rows of RMS 1 make logits of size d, so the model must multiply them by "
+            "1/d and say so in an attribute output_multiplier, which it lacks; say tied='head'"
+        )
+    if policy == "embedding" or (policy is None and multiplied):
+        return Tied("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
+    return Tied("head", f"tied ({names}); the head's rule, since its outputs are the logits")
+
+
+def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ValueError if two parameters start at the same address."""
+    owners: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        address = 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.data_ptr()
+        if address == 0:  # on the meta device, empty, or a subclass around another tensor, as DTensor
+            continue
+        other = owners.setdefault(address, name)
+        if other != name:
+            raise ValueError(
+                f"{other} and {name} are two parameters over one memory; tie them by assigning one to both"
+            )
+
+
+def added(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds of what is added to the rows of a tied table that has the head's rule, and those of all the others.
+
+    By the tree of modules: a module that has the table, or a child with nothing but tables in which it is, adds its
+    other tables of the same width to it. By class: tables that are added after a projection to another width.
+    """
+    tables = {
+        n: search.parameters[n]
+        for n, k in kinds.items()
+        if isinstance(k, Tied) and (search.said(n) or k.name) == "head"
+    }
+    candidates = {
+        search.parameters[n]: n for n, kind in kinds.items() if kind and kind.name in ADDED and n not in tables
+    }
+    changed = Kinds()
+    for table_name, table in tables.items():
+        unit = Constant(LogRows()(tuple(table.shape)))
+        for p in _added_to(search.model, table, candidates):
+            if (kind := kinds[candidates[p]]) is not None:
+                why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
+                changed[candidates[p]] = Kind("tied_positions", why, initial=kind.initial, radius_unit=unit)
+    return kinds | changed
+
+
+def _added_to(model: nn.Module, table: nn.Parameter, candidates: Mapping[nn.Parameter, str]) -> Iterator[nn.Parameter]:
+    """The candidates that are added to the rows of a table."""
+
+    def only_tables(module: nn.Module) -> bool:
+        own = [p for p in module.parameters() if p.requires_grad or p is table or p in candidates]
+        return bool(own) and all(p is table or p in candidates for p in own)
+
+    for owner in model.modules():
+        if only_tables(owner) and owner is not model:  # what contains it decides
+            continue
+        children = [m for m in owner.children() if only_tables(m) and not isinstance(m, nn.Linear | nn.ModuleList)]
+        together = [*owner.parameters(recurse=False), *(p for m in children for p in m.parameters())]
+        if any(p is table for p in together):
+            same_width = not adds_projected_tables(owner)
+            yield from (p for p in together if p in candidates and (p.shape[-1] == table.shape[-1] or not same_width))
