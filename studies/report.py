@@ -28,7 +28,7 @@ from sizes import tables as sizes
 from sources import tables as sources
 from stability import run as stability
 from surefoot.experiment.files import write_atomic
-from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports import report as run_report
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
@@ -286,7 +286,7 @@ def main() -> int:
     paths().savefig(IMAGES / "transfer_paths.png")
     confirmed.picture(IMAGES / "transfer_steady.png")
     for recipe in ("beyond_mup", "adamw"):
-        transfer_report.figure(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
+        run_report.draw(transfer.HERE / f"{recipe}_150").replace(IMAGES / f"transfer_{recipe}.png")
     return 0
 
 

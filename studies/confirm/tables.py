@@ -19,7 +19,7 @@ from search.winners import results
 from search.winners import searches as searched
 from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.files import dumps
-from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.report import draw
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig
@@ -189,7 +189,7 @@ def picture(path: Path) -> None:
         lines = "".join((part.directory / RESULTS).read_text(encoding="utf-8") for part in parts)
         (Path(merged) / RESULTS).write_text(lines, encoding="utf-8")
         (Path(merged) / CONFIG).write_text(dumps(config.to_json()), encoding="utf-8")
-        shutil.copy(transfer_report.figure(merged), path)
+        shutil.copy(draw(Path(merged)), path)
 
 
 TABLES = {

@@ -28,6 +28,7 @@ import torch
 from surefoot import recipes
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.reports import transfer as transfer_report
+from surefoot.experiment.reports.report import draw
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
 from surefoot.experiment.sweep.search import Bracket
@@ -145,7 +146,7 @@ def main() -> None:
     except OutOfTime as stop:
         print(f"{options.minutes:g} minutes are over: {stop}; the same command goes on")
         return
-    print(f"{transfer_report.table(summary)}\n\npicture: {transfer_report.figure(out)}")
+    print(f"{transfer_report.table(summary)}\n\npicture: {draw(out)}")
 
 
 if __name__ == "__main__":

@@ -193,10 +193,10 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     assert not (tmp_path / "bad").exists()
 
 
-def test_training_without_matplotlib_leaves_the_picture_out_and_says_so(tmp_path, text, capsys, monkeypatch):
+def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_path, text, capsys, monkeypatch):
     monkeypatch.setattr("surefoot.cli.train_output.find_spec", lambda name: None)
     assert main(training(tmp_path / "run", text)) == 0
-    assert "no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
+    assert "no page and no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()
     assert not (tmp_path / "run" / "norms.png").exists()
 

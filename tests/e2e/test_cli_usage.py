@@ -25,7 +25,7 @@ for name in ("", "transfer", "compare", "train", "audit", "convert", "coordcheck
         main([*name.split(), "--help"])
     except SystemExit as leaving:
         assert leaving.code == 0
-heavy = {"torch", "numpy", "scipy", "matplotlib", "tqdm", "filelock"} & set(sys.modules)
+heavy = {"torch", "numpy", "scipy", "altair", "vl_convert", "tqdm", "filelock"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -110,11 +110,12 @@ def test_a_run_that_always_kills_its_process_is_recorded_as_failed_and_the_other
 
 def test_a_failed_run_is_shown_and_run_again_only_when_its_line_is_deleted(tmp_path, log):
     from surefoot.experiment.reports import transfer as transfer_report
+    from surefoot.experiment.reports.report import draw
 
     directory = tmp_path / "run"
     summary = run(config(log), directory, always_killed, workers=1, progress=silent)
     assert "failed: a 1 at width 16; killed twice, counted as diverged; to run" in transfer_report.table(summary)
-    assert transfer_report.figure(directory).exists()
+    assert draw(directory).exists()
     before = (directory / "results.jsonl").read_text()
     run(config(log), directory, None, progress=silent)  # None cannot be run
     assert (directory / "results.jsonl").read_text() == before

@@ -102,7 +102,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     files = [path for path in (ROOT / "src" / "surefoot").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     sources = {path.relative_to(ROOT / "src").as_posix() for path in files}
     ours = {name for name in names if not re.match(r"surefoot-[\d.]+\.dist-info/", name)}
-    assert ours == sources >= {"surefoot/py.typed", "surefoot/experiment/reports/web/assets/page.html"}
+    assert ours == sources >= {"surefoot/py.typed", "surefoot/experiment/reports/assets/page.html"}
 
 
 @pytest.mark.parametrize("python", pythons())

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import run_directories as made
-from surefoot.experiment.reports.web.report import write
-from surefoot.experiment.reports.web.server import Server
+from surefoot.experiment.reports.report import write
+from surefoot.experiment.reports.server import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

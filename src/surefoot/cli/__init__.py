@@ -32,7 +32,7 @@ from surefoot.cli.exit_codes import (
 )
 
 _COMMANDS = (transfer, compare, train, tokens, audit, convert, coordcheck, report)
-_EXTRAS = {"cli": ("numpy", "scipy", "tqdm", "filelock", "jinja2"), "plots": ("matplotlib", "vl_convert")}
+_EXTRAS = {"cli": ("numpy", "scipy", "tqdm", "filelock", "jinja2"), "plots": ("altair", "vl_convert")}
 """What pyproject.toml has in the extras that commands need."""
 _GUIDE = """\
 surefoot: three things to do with it, each with the line to type

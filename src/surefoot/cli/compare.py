@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import write_page
+from surefoot.cli.report import draw, write_page
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
 
@@ -83,8 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"surefoot: writing to {arguments.out}/, data: {comparison.settings['text']}", file=sys.stderr)
     summary = comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else compare_report.statement(summary))
-    if picture := compare_report.figure(summary, arguments.out):
-        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    draw(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.cli import options
-from surefoot.cli.report import write_page
+from surefoot.cli.report import draw, write_page
 from surefoot.experiment.data.source import absolute
 from surefoot.experiment.training.config import TrainConfig
 
@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)
     summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say, executor, data)
     print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordcheck_report.statement(summary))
-    picture = coordcheck_report.figure(summary, arguments.out)
-    print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
+    draw(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0 if summary["passes"] else 1
 

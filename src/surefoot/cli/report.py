@@ -27,8 +27,8 @@ ssh -L 8573:localhost:8573 machine                   the page of another machine
 """
 
 
-Report = tuple[dict[str, Any], str, Path | None]
-"""Summary, statement, picture if there is anything to draw."""
+Report = tuple[dict[str, Any], str]
+"""Summary, statement."""
 
 
 def add_to(commands: options.Commands) -> None:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table and draw the picture, or write the page."""
     directories: list[Path] = arguments.directories
     if arguments.html:
-        from surefoot.experiment.reports.web import report
+        from surefoot.experiment.reports import report
 
         alone = directories[0] if len(directories) == 1 else Path()
         print(report.write(directories, arguments.out or alone / report.FILE))
@@ -71,7 +71,7 @@ def watch(arguments: argparse.Namespace) -> int:
     import errno
     import webbrowser
 
-    from surefoot.experiment.reports.web.server import LAST_PORT, Server
+    from surefoot.experiment.reports.server import LAST_PORT, Server
 
     if arguments.port > LAST_PORT:
         raise ValueError(f"--port {arguments.port}: ports end at {LAST_PORT}; 0 is any that is free")
@@ -90,9 +90,17 @@ def watch(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def draw(directory: Path, as_json: bool) -> None:
+    """Draw the picture of a run, if there is anything to draw, and say where."""
+    from surefoot.experiment.reports import report
+
+    if picture := report.draw(directory):
+        print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
+
+
 def write_page(directory: Path) -> None:
     """Write the page of a run that has ended, and say where."""
-    from surefoot.experiment.reports.web import report
+    from surefoot.experiment.reports import report
 
     print(f"surefoot: page: {report.write([directory], directory / report.FILE)}", file=sys.stderr)
 
@@ -104,10 +112,9 @@ def _print(directory: Path, as_json: bool) -> int:
         "transfer": _transfer, "extrapolate": _extrapolate, "compare": _compare, "train": _train,
         "coordcheck": _coordcheck,
     }  # fmt: skip
-    summary, text, picture = reports[kind_of(directory)[0]](directory)
+    summary, text = reports[kind_of(directory)[0]](directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if as_json else text)
-    if picture:
-        print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
+    draw(directory, as_json)
     return 0
 
 
@@ -116,8 +123,7 @@ def _transfer(directory: Path) -> Report:
     from surefoot.experiment.sweep import sweep
 
     summary, _ = sweep.load(directory)
-    picture = transfer_report.figure(directory)
-    return summary, transfer_report.statement(summary), picture
+    return summary, transfer_report.statement(summary)
 
 
 def _extrapolate(directory: Path) -> Report:
@@ -125,7 +131,7 @@ def _extrapolate(directory: Path) -> Report:
     from surefoot.experiment.sweep.extrapolate import load
 
     summary, _ = load(directory)
-    return summary, extrapolate_report.statement(summary), extrapolate_report.figure(summary, directory)
+    return summary, extrapolate_report.statement(summary)
 
 
 def _compare(directory: Path) -> Report:
@@ -133,14 +139,14 @@ def _compare(directory: Path) -> Report:
     from surefoot.experiment.reports import compare as compare_report
 
     summary = load(directory)
-    return summary, compare_report.statement(summary), compare_report.figure(summary, directory)
+    return summary, compare_report.statement(summary)
 
 
 def _train(directory: Path) -> Report:
     from surefoot.experiment.reports import norms as norm_report
 
     summary = norm_report.summarise(directory)
-    return summary, norm_report.statement(summary), norm_report.figure(directory)
+    return summary, norm_report.statement(summary)
 
 
 def _coordcheck(directory: Path) -> Report:
@@ -150,4 +156,4 @@ def _coordcheck(directory: Path) -> Report:
     if not (directory / coordcheck.SUMMARY).exists():
         raise ValueError(f"{directory} holds a check that has not finished: the same command goes on with it")
     summary = configs.read(directory / coordcheck.SUMMARY)
-    return summary, coordcheck_report.statement(summary), coordcheck_report.figure(summary, directory)
+    return summary, coordcheck_report.statement(summary)

@@ -57,18 +57,15 @@ def warn(step: int, alarm: Alarm) -> None:
 
 def draw(out: Path) -> None:
     """Draw the norms and write the page, or say what is missing for it."""
-    from surefoot.experiment.files import read_lines
-    from surefoot.experiment.training.norm_log import NORMS
-
-    if find_spec("vl_convert") is None:
+    if find_spec("altair") is None or find_spec("vl_convert") is None:
         print(
             "surefoot: no page and no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr
         )
         return
-    if read_lines(out / NORMS):  # else it stopped before the first measurement
-        from surefoot.experiment.reports import norms as norm_report
+    from surefoot.experiment.reports import report
 
-        print(f"surefoot: norms: {norm_report.figure(out)}", file=sys.stderr)
+    if picture := report.draw(out):  # none if it stopped before the first measurement
+        print(f"surefoot: norms: {picture}", file=sys.stderr)
     write_page(out)
 
 

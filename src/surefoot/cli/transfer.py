@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import write_page
+from surefoot.cli.report import draw, write_page
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
@@ -123,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         _over_widths(arguments, executor)
     else:
         _over_axis(arguments, axis, executor)
+    draw(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0
 
@@ -139,8 +140,6 @@ def _over_widths(arguments: argparse.Namespace, executor: Executor | None) -> No
         print(json.dumps(summary, indent=2, allow_nan=False))
     else:
         print(transfer_report.statement(summary))
-    if picture := transfer_report.figure(arguments.out):
-        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
 
 
 def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | None) -> None:
@@ -158,8 +157,6 @@ def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | N
     summary = extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
     said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else extrapolate_report.statement(summary)
     print(said)
-    if picture := extrapolate_report.figure(summary, arguments.out):
-        print(f"\npicture: {picture}", file=sys.stderr if arguments.json else sys.stdout)
 
 
 def configure(arguments: argparse.Namespace) -> SweepConfig:

@@ -8,7 +8,7 @@ import pytest
 from surefoot.experiment.coordcheck import check
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.errors import DataError, SweepError
-from surefoot.experiment.reports.web.report import page
+from surefoot.experiment.reports.report import page
 from surefoot.experiment.sweep.executors import Killed, Pool
 from surefoot.experiment.training.config import TrainConfig
 

@@ -10,6 +10,7 @@ from surefoot import recipes, stabilise
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import norms as norm_report
+from surefoot.experiment.reports.report import draw
 from surefoot.experiment.training import norm_log
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
@@ -129,7 +130,8 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     summary = norm_report.summarise(tmp_path)
     assert sum(kind["alarms"] for kind in summary["kinds"]) == len(warned)
     assert "limit" in norm_report.statement(summary)
-    assert norm_report.figure(tmp_path).read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "config.json").write_text(json.dumps({"model": "gpt", "width": 16, "steps": 40}))
+    assert draw(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_bound_that_is_left_at_once_alarms(corpus, tmp_path):

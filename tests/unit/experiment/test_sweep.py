@@ -224,9 +224,10 @@ def hopeless(trial):
 
 
 def test_report_draws_and_prints_what_was_found(finished):
+    from surefoot.experiment.reports import report
     from surefoot.experiment.reports import transfer as transfer_report
 
-    assert transfer_report.figure(finished[0]).read_bytes().startswith(b"\x89PNG")
+    assert report.draw(finished[0]).read_bytes().startswith(b"\x89PNG")
     text = transfer_report.table(finished[1])
     assert "2^-4.30" in text
     assert "-2.00" in text
@@ -234,11 +235,12 @@ def test_report_draws_and_prints_what_was_found(finished):
 
 
 def test_report_of_a_recipe_that_only_diverges(tmp_path):
+    from surefoot.experiment.reports import report
     from surefoot.experiment.reports import transfer as transfer_report
 
     grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
     summary = run(grid, tmp_path, hopeless, workers=1, progress=silent)
     assert "no result" in transfer_report.table(summary)
-    assert transfer_report.figure(tmp_path).exists()
+    assert report.draw(tmp_path).exists()
     (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it
-    assert transfer_report.figure(tmp_path).exists()
+    assert report.draw(tmp_path).exists()

@@ -6,9 +6,9 @@ import pytest
 
 import run_directories as made
 from surefoot.experiment.configs import kind_of
-from surefoot.experiment.reports.web.page import html
-from surefoot.experiment.reports.web.report import page
-from surefoot.experiment.reports.web.server import Server
+from surefoot.experiment.reports.page import html
+from surefoot.experiment.reports.report import page
+from surefoot.experiment.reports.server import Server
 from surefoot.experiment.sweep.sweep import load
 
 

@@ -10,10 +10,9 @@ import pytest
 
 import run_directories as made
 from surefoot.cli import main
-from surefoot.experiment.reports import transfer
-from surefoot.experiment.reports.web.page import html
-from surefoot.experiment.reports.web.report import page, write
-from surefoot.experiment.reports.web.server import Server
+from surefoot.experiment.reports.page import html
+from surefoot.experiment.reports.report import draw, page, write
+from surefoot.experiment.reports.server import Server
 
 
 def rewritten(directory: Path, losses) -> Path:
@@ -35,7 +34,7 @@ def flat(recipe, log2_lr, seed):
 
 def test_a_sweep_that_only_diverged_has_a_table_and_no_picture(tmp_path, capsys):
     directory = rewritten(made.sweep(tmp_path / "run"), lambda *_: None)
-    assert transfer.figure(directory) is None
+    assert draw(directory) is None
     assert main(["report", f"{directory}"]) == 0
     said = capsys.readouterr().out
     assert "| falling | no result" in said

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import run_directories as made
-from surefoot.experiment.reports import loss_frame
-from surefoot.experiment.reports.web.page import body, html, order
-from surefoot.experiment.reports.web.report import page, write
+from surefoot.experiment.reports import loss_curves
+from surefoot.experiment.reports.page import body, html, order
+from surefoot.experiment.reports.report import page, write
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
 
@@ -220,12 +220,12 @@ def test_cells_are_sorted_by_their_first_number(cell, number):
 def test_missing_a_rate_is_read_off_the_line_between_two(tmp_path):
     _, records = load(made.sweep(tmp_path / "run", recipes=("level",), seeds=1))
     curve = points(records, "level", 64)
-    assert loss_frame.missed(curve, -2.4).value == pytest.approx(0.05)
-    assert loss_frame.missed(curve, -0.4).value == float("inf")
-    assert loss_frame.missed(curve, 0.5).value is None
+    assert loss_curves.missed(curve, -2.4).value == pytest.approx(0.05)
+    assert loss_curves.missed(curve, -0.4).value == float("inf")
+    assert loss_curves.missed(curve, 0.5).value is None
 
 
 def test_the_cost_is_paired_over_seeds(tmp_path):
     _, records = load(made.sweep(tmp_path / "run", recipes=("level",)))
-    cost = loss_frame.missed(points(records, "level", 64), -2.4)
+    cost = loss_curves.missed(points(records, "level", 64), -2.4)
     assert cost.interval == pytest.approx((0.05, 0.05))  # the seeds differ by the same everywhere

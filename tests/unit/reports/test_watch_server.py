@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import run_directories as made
-from surefoot.experiment.reports.web.server import Server
+from surefoot.experiment.reports.server import Server
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""Tables and pictures of finished runs; no other module of the package imports matplotlib."""
+"""Tables and pictures of finished runs; no other module of the package imports Altair."""

@@ -1,18 +1,20 @@
-"""A comparison as a table and as a picture."""
+"""A comparison as a table and as a page: who is ahead, by how much, and how sure that is."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+import altair as alt
 
-from surefoot.experiment.reports.style import GREY, INK, aligned, frame, plus_minus
+from surefoot.experiment.compare.run import load
+from surefoot.experiment.reports import charts
+from surefoot.experiment.reports.page import Chart, Fact, Page, Table
+from surefoot.experiment.reports.style import aligned, plus_minus
 from surefoot.experiment.sweep import fit
 
-PICTURE = "compare.png"
 FRAME = 1 / 3  # the loss axis spans the losses after this part of the steps: before, all curves fall alike
 
 
@@ -132,61 +134,132 @@ def _target_note(summary: Mapping[str, Any]) -> str:
     return f"steps, time: until the mean over seeds is at loss {target:.4f}, over those of {baseline}{why}."
 
 
-def figure(summary: Mapping[str, Any], directory: Path) -> Path | None:
-    """Draw `compare.png`: validation loss over steps, a line per recipe (mean over seeds) with a band over seeds.
-
-    The baseline is black, the target a dotted line.
+def page(directory: Path) -> Page:
+    """Describe a comparison, finished or not.
 
     Args:
-        summary: the content of `summary.json`.
-        directory: where the picture is written.
+        directory: of `surefoot compare`.
 
     Returns:
-        The picture's path; None where no final run has finished without diverging.
+        The page.
+
+    Raises:
+        FileNotFoundError: no comparison was started there.
+        ValueError: its files are damaged.
     """
-    drawn = [entry for entry in summary["recipes"] if entry["curve"]]
-    if not drawn:
-        return None
-    drawing = Figure(figsize=(7.2, 4.2), layout="constrained", dpi=200)
-    panel = drawing.subplots()
-    others = iter(range(len(drawn)))
-    for entry in drawn:
-        is_baseline = entry["name"] == summary["baseline"]
-        colour = INK if is_baseline else colormaps["tab10"](next(others) % 10)
-        _curve(panel, entry, colour, "baseline" if is_baseline else f"{entry['val_loss']:.3f}")
-    if summary["target"] is not None:
-        panel.axhline(summary["target"], linestyle=":", color=GREY, linewidth=1.0, zorder=1)
-    panel.set_ylim(*_span(drawn))
-    panel.set_xlabel(f"step (of {_tokens(summary['config'])} tokens)", fontsize=10, color=INK)
-    panel.set_ylabel("validation loss (nats)", fontsize=10, color=INK)
-    panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    frame(panel, ticks=GREY)
-    drawing.legend(loc="outside right center", frameon=False, fontsize=9)
-    path = directory / PICTURE
-    drawing.savefig(path)
-    return path
+    summary = load(directory)
+    entries, config = summary["recipes"], summary["config"]
+    table = Table("Who is ahead", *cells(summary), notes(summary))
+    details = {"Configuration": charts.flat(config), "Machine and versions": summary["environment"]}
+    kind = f"comparison of {len(entries)} with equal tuning, width {config['width']}, {config['steps']} steps"
+    state = "finished" if summary["finished"] else "under way"
+    drawn = [chart for chart in (_curves(summary), _seeds(entries), _tuning(entries)) if chart.columns["loss"]]
+    return Page(directory.name, kind, state, _facts(summary), drawn, [table], details)
 
 
-def _curve(panel: Axes, entry: Mapping[str, Any], colour: Any, note: str) -> None:
-    columns = zip(*(entry["curve"][key] for key in ("step", "val_loss", "lowest", "highest")), strict=True)
-    steps, means, lowest, highest = zip(*(c for c in columns if c[1] is not None), strict=True)
-    rate = "" if entry["settings"] == "published" else f", lr {entry['lr']:.3g}"
-    label = f"{entry['name']}{rate}\n{note}"
-    panel.plot(steps, means, "-", color=colour, linewidth=1.6, label=label, zorder=3)
-    panel.fill_between(steps, lowest, highest, color=colour, alpha=0.2, linewidth=0, zorder=2)
+def _facts(summary: Mapping[str, Any]) -> list[Fact]:
+    measured = [entry for entry in summary["recipes"] if entry["val_loss"] is not None]
+    if not measured:
+        return [Fact("Lowest loss", "none yet", "no final run has finished without diverging")]
+    best = min(measured, key=lambda entry: float(entry["val_loss"]))
+    at = f"at lr {best['lr']:.3g}, {best['settings']}, n = {best['final_runs']} fresh seeds"
+    loss = f"{best['val_loss']:.4f}{plus_minus(best['val_loss_ci'], 4)} nats"
+    facts = [Fact("Lowest loss", best["name"], f"{loss} {at}")]
+    if best["name"] != summary["baseline"] and best["difference"] is not None:
+        p = "" if best["p"] is None else f"p = {best['p']:.2g}, two-sided, "
+        value = f"{best['difference']:+.4f}{plus_minus(best['difference_ci'], 4)} nats"
+        facts.append(Fact(f"Minus {summary['baseline']}", value, f"{p}paired over seeds"))
+    if best["steps_ratio"] is not None:
+        time = "" if best["seconds_ratio"] is None else f"; {best['seconds_ratio']:.2f} of its time"
+        note = f"to loss {summary['target']:.4f}{time}"
+        facts.append(Fact(f"Steps that {summary['baseline']} takes", f"{best['steps_ratio']:.2f} of them", note))
+    return facts
 
 
-def _span(entries: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    late = [
-        loss
-        for curve in (entry["curve"] for entry in entries)
-        for key in ("lowest", "highest")
-        for step, loss in zip(curve["step"], curve[key], strict=True)
-        if loss is not None and step >= FRAME * curve["step"][-1]
+def _curves(summary: Mapping[str, Any]) -> Chart:
+    settings, keys = summary["config"]["settings"], ("step", "val_loss", "lowest", "highest")
+    rows = [
+        (entry["name"], *point)
+        for entry in summary["recipes"]
+        if entry["curve"]
+        for point in zip(*(entry["curve"][key] for key in keys), strict=True)
     ]
+    sized = settings.keys() >= {"batch_size", "context"}
+    x = charts.steps(f" (of {settings['batch_size'] * settings['context']} tokens)" if sized else "")
+    layers = [charts.rows().mark_area(opacity=0.2, clip=True, aria=False).encode(x, alt.Y("low:Q"), alt.Y2("high:Q"))]
+    if summary["target"] is not None:
+        target = charts.rows().mark_rule(strokeDash=[2, 3], aria=False)
+        layers.append(target.encode(y=alt.Y(datum=summary["target"]), color=alt.value("var(--soft)")))
+    chart = _chart(
+        "Loss over steps",
+        "Validation loss on the way, the mean over seeds.",
+        charts.columns(("recipe", "step", "loss", "low", "high"), rows, 6),
+        x,
+        {entry["name"]: _label(entry, summary["baseline"]) for entry in summary["recipes"]},
+        layers,
+    )
+    axes = {"y": charts.scales("linear", domain=_span(rows))}
+    return replace(chart, axes=axes, file="compare.png")
+
+
+def _label(entry: Mapping[str, Any], baseline: str) -> str:
+    """What the legend says of a recipe: its rate where that was tuned, and its loss."""
+    if not entry["curve"]:
+        return str(entry["name"])
+    rate = "" if entry["settings"] == "published" else f", lr {entry['lr']:.3g}"
+    return f"{entry['name']}{rate}: {'baseline' if entry['name'] == baseline else format(entry['val_loss'], '.3f')}"
+
+
+def _span(rows: Sequence[tuple[Any, ...]]) -> list[float]:
+    """What the loss axis spans."""
+    last = max((row[1] for row in rows), default=0)
+    late = [loss for row in rows if row[1] >= FRAME * last for loss in row[3:] if loss is not None]
+    if not late:
+        return []
     room = 0.05 * (max(late) - min(late)) or 0.1
-    return min(late) - room, max(late) + room
+    return [min(late) - room, max(late) + room]
 
 
-def _tokens(config: Mapping[str, Any]) -> int:
-    return config["settings"]["batch_size"] * config["settings"]["context"]  # type: ignore[no-any-return]
+def _seeds(entries: Sequence[Mapping[str, Any]]) -> Chart:
+    rows = [
+        (entry["name"], seed, loss)
+        for entry in entries
+        for seed, loss in entry["val_loss_by_seed"].items()
+        if loss is not None
+    ]
+    what = "The final loss of each fresh seed; the same seed is the same batches for all, so compare along a column."
+    x = alt.X("seed:O", title="seed", axis=alt.Axis(labelAngle=0))
+    return _chart("Final loss by seed", what, charts.columns(("recipe", "seed", "loss"), rows, 6), x, _names(entries))
+
+
+def _tuning(entries: Sequence[Mapping[str, Any]]) -> Chart:
+    rows = [
+        (entry["name"], 2 ** point["log2_lr"], point["val_loss"])
+        for entry in entries
+        for point in entry["tuning"]
+        if point["val_loss"] is not None
+    ]
+    what = "What each recipe was tuned with, as many rates for all; the best has neighbours on both sides."
+    columns, x = charts.columns(("recipe", "lr", "loss"), rows, 6), alt.X("lr:Q", title="learning rate")
+    chart = _chart("Tuning", what, columns, x, _names(entries))
+    return replace(chart, axes={**chart.axes, "x": charts.scales(rates=columns["lr"], padding=12)})
+
+
+def _names(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {entry["name"]: entry["name"] for entry in entries}
+
+
+def _chart(
+    title: str, what: str, columns: Mapping[str, list[Any]], x: alt.X, labels: Mapping[str, str],
+    below: Sequence[alt.Chart] = (),
+) -> Chart:  # fmt: skip
+    """Loss by recipe, against the second column: points, on lines unless that is the seed."""
+    other = [*columns][1]
+    color, shape = charts.series("recipe", "recipe", labels, labels)
+    y = alt.Y("loss:Q", title="validation loss (nats)")
+    seen = {"lr": "learning rate|.3g", "step": "step|d", "seed": "seed"}[other]
+    shown = charts.tooltip(**{"recipe": "recipe", other: seen, "loss": "loss|.4f"})
+    lines = [] if other == "seed" else [charts.rows().mark_line(strokeWidth=2, clip=True).encode(x, y)]
+    points = charts.rows().mark_point(filled=True, size=60, clip=True).encode(x, y, shape, tooltip=shown)
+    spec = charts.spec(*below, *lines, points, color=color)
+    return Chart(title, what, spec, columns, axes={"y": charts.scales("linear")})

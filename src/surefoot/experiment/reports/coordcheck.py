@@ -1,20 +1,24 @@
-"""A finished coordinate check as a table and as a picture."""
+"""A coordinate check as a table and as a page: does it pass, and which layers leave the band."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+import altair as alt
 
-from surefoot.experiment.coordcheck import LOGITS, QUANTITIES
-from surefoot.experiment.reports.style import INK, PALE, aligned, frame, plus_minus
+from surefoot.experiment import configs
+from surefoot.experiment.coordcheck import LOGITS, QUANTITIES, RESULTS, SUMMARY, finished
+from surefoot.experiment.files import read_lines
+from surefoot.experiment.reports import charts
+from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
+from surefoot.experiment.reports.style import aligned, plus_minus
 from surefoot.experiment.sweep import fit
 
-PICTURE = "coordcheck.png"
-NAMED = 7  # lines outside the band that get a colour and a name in a panel: the steepest
+NAMED = 7
+"""Lines outside the band that get a colour and a name in a panel: the steepest."""
+_LABELS = {"start": "activations at the start", "change": "their change"}
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -81,46 +85,119 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def figure(summary: Mapping[str, Any], directory: Path) -> Path:
-    """Draw `coordcheck.png`: RMS over width, a line per layer (mean over seeds), those outside the band in colour.
+def page(directory: Path, config: Mapping[str, Any]) -> Page:
+    """Describe a coordinate check, finished or not.
 
     Args:
-        summary: the content of `coordcheck.json`.
-        directory: where the picture is written.
+        directory: of `surefoot coordcheck`.
+        config: of its runs.
 
     Returns:
-        The picture's path.
+        The page.
+
+    Raises:
+        ValueError: a file is damaged.
     """
-    drawing = Figure(figsize=(9.6, 3.6), layout="constrained", dpi=200)
-    panels = drawing.subplots(1, len(QUANTITIES), squeeze=False)[0]
-    for panel, quantity in zip(panels, QUANTITIES, strict=True):
-        _panel(panel, summary, quantity)
-    panels[0].set_ylabel("RMS", fontsize=10, color=INK)
-    panels[0].set_title("activations at the start", fontsize=10, color=INK)
-    panels[1].set_title(f"their change in {summary['config']['steps']} steps", fontsize=10, color=INK)
-    drawing.supxlabel("width", fontsize=10, color=INK)
-    drawing.suptitle(f"{summary['config']['method']}: {verdict(summary).split(';')[0]}", fontsize=11, color=INK)
-    if any(panel.get_legend_handles_labels()[1] for panel in panels):
-        drawing.legend(loc="outside right center", frameon=False, fontsize=8, title="outside the band")
-    path = directory / PICTURE
-    drawing.savefig(path)
-    return path
+    if not (directory / SUMMARY).exists():
+        return _unfinished(directory, config)
+    summary = configs.read(directory / SUMMARY)
+    facts = [
+        Fact("Coordinate check", "passes" if summary["passes"] else "FAILS", verdict(summary).partition(": ")[2]),
+        Fact("Of", config["method"], f"at lr {config['lr']:.4g}, {config['steps']} steps"),
+        Fact("Widths", ", ".join(map(str, summary["widths"])), f"n = {len(summary['seeds'])} seeds"),
+    ]
+    table = Table("Slopes by layer", *cells(summary), notes(summary))
+    details = {"Configuration": charts.flat(config), "Machine and versions": summary.get("environment", {})}
+    name = f"coordinate check of {config['method']}"
+    return Page(directory.name, name, "finished", facts, [_slopes(summary), _sizes(summary)], [table], details)
 
 
-def _panel(panel: Axes, summary: Mapping[str, Any], quantity: str) -> None:
-    drawn = [(layer[quantity], layer["layer"]) for layer in summary["layers"] if layer[quantity]["slope"] is not None]
-    drawn.sort(key=lambda pair: -abs(pair[0]["slope"]))
-    outside = [name for fitted, name in drawn if fitted["status"] == "outside"][:NAMED]
-    for fitted, name in drawn:
-        named = name in outside
-        colour = colormaps["tab10"](outside.index(name)) if named else PALE
-        label = f"{name} {fitted['slope']:+.2f}" if named else None
-        line = ".-" if quantity == "change" else ".--"
-        panel.plot(
-            summary["widths"], fitted["log2_rms"], line, color=colour, linewidth=1.4, label=label, zorder=2 + named
-        )
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(summary["widths"], map(str, summary["widths"]))
-    panel.minorticks_off()
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"$2^{{{y:g}}}$"))
-    frame(panel)
+def _unfinished(directory: Path, config: Mapping[str, Any]) -> Page:
+    records = finished(read_lines(directory / RESULTS, ("width", "seed")))
+    runs = [f"width {record['width']}, seed {record['seed']}" for record in records]
+    facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
+    details = {"Configuration": charts.flat(config), "Finished runs": dict.fromkeys(runs, "")}
+    name, state = f"coordinate check of {config['method']}", f"under way: {len(records)} runs"
+    return Page(directory.name, name, state, facts, [], [], details)
+
+
+def _slopes(summary: Mapping[str, Any]) -> Chart:
+    rows = [
+        (_LABELS[quantity], layer["layer"], fitted["slope"], *(fitted["ci"] or (None, None)), fitted["status"])
+        for quantity in QUANTITIES
+        for layer in summary["layers"]
+        if (fitted := layer[quantity])["slope"] is not None
+    ]
+    title, band = "slope of log2 RMS over log2 width", summary["band"]
+    status, looks = (
+        ["inside", "outside", "zero"],
+        (["var(--s0)", "var(--bad)", "var(--soft)"], ["circle", "diamond", "circle"]),
+    )
+    colour, shape = (
+        channel("status:N", title="slope", scale=alt.Scale(domain=status, range=look))
+        for channel, look in zip((alt.Color, alt.Shape), looks, strict=True)
+    )
+    y = alt.Y("layer:N", title=None, sort=None, axis=alt.Axis(labelLimit=190, grid=True))
+    interval = charts.rows("datum.low != null").mark_rule(strokeWidth=2)
+    shown = charts.tooltip(layer="layer", slope="slope|+.3f", low="from|+.3f", high="to|+.3f", status="it is")
+    layers = [
+        *(
+            charts.rows().mark_rule(strokeDash=[6, 3], color="var(--ink)", aria=False).encode(x=alt.X(datum=edge))
+            for edge in (-band, band)
+        ),
+        interval.encode(y, colour, x=alt.X("low:Q", title=title), x2="high:Q"),
+        charts.rows()
+        .mark_point(filled=True, size=55)
+        .encode(y, colour, shape, alt.X("slope:Q", title=title), tooltip=shown),
+    ]
+    return Chart(
+        "Slopes",
+        f"A point per layer with its 95 % interval. Inside the dashed band, ±{band:g}, its size keeps its scale.",
+        charts.spec(*layers),
+        charts.columns(("of", "layer", "slope", "low", "high", "status"), rows),
+        _choices(),
+        side_by_side=True,
+        height=90 + max(250, 16 * len(summary["layers"])),
+    )
+
+
+def _sizes(summary: Mapping[str, Any]) -> Chart:
+    rows = []
+    for quantity in QUANTITIES:
+        drawn = [layer for layer in summary["layers"] if layer[quantity]["slope"] is not None]
+        outside = [layer for layer in drawn if layer[quantity]["status"] == "outside"]
+        named = sorted(outside, key=lambda layer: -abs(layer[quantity]["slope"]))[:NAMED]
+        for layer in [*named, *(layer for layer in drawn if layer not in named)]:
+            name, fitted = layer["layer"], layer[quantity]
+            label = f"{name} {fitted['slope']:+.2f}" if layer in named else None
+            for width, size in zip(summary["widths"], fitted["log2_rms"], strict=True):
+                rows.append((_LABELS[quantity], name, width, 2**size, fitted["status"], label))
+    columns = charts.columns(("of", "layer", "width", "rms", "status", "name"), rows)
+    legend = alt.Legend(columns=2, labelLimit=400, symbolOpacity=1)
+    shown = charts.tooltip(layer="layer", width="width", rms="RMS|.4g", status="its slope is")
+    color: Any = alt.Color(
+        "name:N", title="outside the band", sort=None, scale=alt.Scale(range=charts.COLOURS), legend=legend
+    )
+    looks = [("datum.name == null", alt.value("var(--soft)"))]
+    if any(columns["name"]):
+        looks.append(("datum.name != null", color))
+    layers = [
+        layer.encode(color=look, tooltip=shown)
+        for where, look in looks
+        for layer in (charts.rows(where).mark_line(), charts.rows(where).mark_point(filled=True, size=30))
+    ]
+    x, y = charts.sizes("width", "width", summary["widths"]), alt.Y("rms:Q", title="RMS")
+    return Chart(
+        "Sizes against width",
+        "A line per layer, the mean over seeds. Level lines keep their scale.",
+        charts.spec(*layers, x=x, y=y, detail=alt.Detail("layer:N")),
+        columns,
+        _choices(),
+        side_by_side=True,
+        axes={"y": charts.scales(rates=columns["rms"])},
+        file="coordcheck.png",
+    )
+
+
+def _choices() -> list[Choice]:
+    return [Choice(_LABELS[quantity], {"of": _LABELS[quantity]}) for quantity in QUANTITIES]

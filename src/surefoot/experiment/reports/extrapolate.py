@@ -1,19 +1,21 @@
-"""The best rates over horizons, batch sizes or depths, and their power law, as a table and as a picture."""
+"""The best rates over horizons, batch sizes or depths, and their power law, as a table and as a page."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+import altair as alt
 
 from surefoot.experiment.files import Record
-from surefoot.experiment.reports import transfer
-from surefoot.experiment.reports.style import GREY, INK, aligned, frame, lr, plus_minus
+from surefoot.experiment.reports import charts, transfer
+from surefoot.experiment.reports.loss_curves import curves, shared_axes
+from surefoot.experiment.reports.page import Chart, Fact, Page, Table
+from surefoot.experiment.reports.style import aligned, lr, plus_minus
 from surefoot.experiment.sweep.axis import AXES, flag
+from surefoot.experiment.sweep.extrapolate import load
 from surefoot.experiment.sweep.summary import Swept
 
 BENDS = (
@@ -159,70 +161,113 @@ def as_sweep(summary: Mapping[str, Any], swept: Mapping[int, Swept]) -> tuple[di
     return {"recipes": entries, "config": {**summary["config"], "widths": summary["values"]}}, records
 
 
-def nothing(summary: Mapping[str, Any]) -> bool:
-    """Whether no value has a best rate, so that there is nothing to draw."""
-    return all(rate is None for entry in summary["recipes"] for rate in entry["best_log2_lr"])
-
-
-def figure(summary: Mapping[str, Any], directory: Path) -> Path | None:
-    """Draw `transfer.png`: best rate against size, both logarithmic, with each recipe's law.
-
-    A dot is a measured best rate with its interval, a line the law with the band of its interval, a ring the rate at
-    the target.
+def page(directory: Path) -> Page:
+    """Describe sweeps over an axis, finished or not.
 
     Args:
-        summary: the content of `summary.json`.
-        directory: where the picture is written.
+        directory: of `surefoot transfer` with `--horizons`, `--batches` or `--depths`.
 
     Returns:
-        The picture's path; None where no value has a best rate.
+        The page.
+
+    Raises:
+        FileNotFoundError: no such sweeps were started there.
+        ValueError: its files are damaged.
     """
-    if nothing(summary):
-        return None
+    summary, swept = load(directory)
+    axis = AXES[summary["axis"]]
+    sweep, records = as_sweep(summary, swept)
+    state = f"{'finished' if summary['finished'] else 'under way'}: {len(records)} runs"
+    details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
+    none = all(rate is None for entry in summary["recipes"] for rate in entry["best_log2_lr"])
+    drawn = [] if none else [_law(summary)]
+    if axes := shared_axes(sweep, records):
+        drawn.append(curves(sweep, records, axes, axis.name))
+    head, rows = cells(summary)
+    table = Table("Recipes", head, transfer.rates_first(rows, summary["recipes"]), notes(summary))
+    kind = f"learning-rate transfer over {axis.title}: {fixed(summary)}"
+    tables = [table, transfer.runs(records, axis.name)]
+    return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
+
+
+def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
+    """Say first what to do: the rate of the recipe whose loss at the highest value is the lowest."""
+    rates = {entry["recipe"]: rate(summary, entry) for entry in summary["recipes"]}
+    entries = [entry for entry in summary["recipes"] if rates[entry["recipe"]].log2_lr is not None]
+    if not entries:
+        bases = [f"{name}: {found.basis}" for name, found in rates.items()]
+        return [Fact("Rate to use", "none yet", "; ".join(bases))]
+    best = min(entries, key=lambda entry: float(entry["best_loss"][-1]))
+    axis, name, found = AXES[summary["axis"]], best["recipe"], rates[best["recipe"]]
+    first, last = (axis.text.format(summary["values"][end]) for end in (0, -1))
+    others = f", which has the lowest loss of {len(entries)} recipes at {last}" if len(entries) > 1 else ""
+    whose = f"{name}, Surefoot's default recipe," if name == transfer.DEFAULT else name
+    use = f"2^{found.log2_lr:.2f}, for {whose} at {found.where} and width {summary['width']}{others}; {found.basis}"
+    return [
+        Fact("Rate to use", f"{lr(found.log2_lr or 0.0):.3g}", use),
+        _interval(best, found),
+        *([_power(best, axis.title)] if best["power"] is not None else []),
+        Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
+        transfer.missing_it({**best, "widths": best["values"]}, records, f", at {last}"),
+    ]
+
+
+def _power(best: Mapping[str, Any], title: str) -> Fact:
+    off = best["rms_octaves"]
+    bent = "two values cannot show whether it bends"
+    note = bent if off is None else f"the best rates lie {off:.2f} octaves (rms) off the law"
+    return Fact("Power", power(best), f"the best rate goes as {title} to this power; {note}")
+
+
+def _interval(best: Mapping[str, Any], found: Rate) -> Fact:
+    if found.interval is None:
+        note = f"it needs three seeds and these sweeps have {best['seeds']}: --seeds 3, in another directory"
+        return Fact("Its 95 % interval", "not measured", note)
+    low, high = map(lr, found.interval)
+    note = f"over {best['seeds']} seeds; it does not contain that the law bends beyond what was measured"
+    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", note)
+
+
+def _law(summary: Mapping[str, Any]) -> Chart:
     axis, target = AXES[summary["axis"]], summary["target"]
-    drawing = Figure(figsize=(6.4, 3.8), layout="constrained", dpi=200)
-    panel = drawing.subplots()
-    for place, entry in enumerate(summary["recipes"]):
-        _law(panel, entry, target, colormaps["tab10"](place % 10))
-    panel.set_xscale("log", base=2)
-    ticks = sorted({*summary["values"], *([target] if target else [])})
-    panel.set_xticks(ticks, [str(tick) for tick in ticks])
-    panel.minorticks_off()
-    panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"$2^{{{y:g}}}$"))
-    panel.set_xlabel(axis.title, fontsize=10, color=INK)
-    panel.set_ylabel("best learning rate", fontsize=10, color=INK)
-    panel.set_title(fixed(summary), fontsize=10, color=INK)
-    frame(panel, ticks=GREY)
-    drawing.legend(loc="outside right center", frameon=False, fontsize=9, title="power")
-    path = directory / transfer.PICTURE
-    drawing.savefig(path)
-    return path
+    rows = [row for entry in summary["recipes"] for row in _rows(entry, target)]
+    columns = charts.columns(("recipe", "kind", "size", "lr", "low", "high"), rows)
+    shown = charts.tooltip(
+        recipe="recipe", kind="it is", size=f"{axis.title}|d", lr="rate|.3g", low="from|.3g", high="to|.3g"
+    )
+    labels = {entry["recipe"]: f"{entry['recipe']}, power {power(entry)}" for entry in summary["recipes"]}
+    color, shape = charts.series("recipe", "recipe", labels, labels)
+    x = charts.sizes("size", axis.title, [*summary["values"], *([target] if target else [])])
+    y, low = (alt.Y(field, type="quantitative", title="best learning rate") for field in ("lr", "low"))
+    law, points = "datum.kind == 'law'", "datum.kind != 'law'"
+    layers = [
+        charts.rows(law).mark_area(opacity=0.15, aria=False).encode(low, y2="high:Q"),
+        charts.rows(law).mark_line(strokeWidth=2).encode(y),
+        charts.rows(points).mark_rule(strokeWidth=2).encode(low, y2="high:Q", tooltip=shown),
+        charts.rows("datum.kind == 'measured'").mark_point(filled=True, size=55).encode(y, shape, tooltip=shown),
+        charts.rows("datum.kind == 'target'")
+        .mark_point(filled=False, size=130, strokeWidth=2)
+        .encode(y, tooltip=shown),
+    ]
+    return Chart(
+        f"Best learning rate against {axis.title}",
+        "A point is a best rate that was measured, with its 95 % interval over seeds; the line is the power law, with "
+        f"the band of its interval; the ring is the rate at the target. {BENDS}",
+        charts.spec(*layers, x=x, color=color),
+        columns,
+        axes={"y": charts.scales(rates=columns["lr"], padding=15)},
+        file="transfer.png",
+    )
 
 
-def _law(panel: Axes, entry: Mapping[str, Any], target: int | None, colour: transfer.Colour) -> None:
+def _rows(entry: Mapping[str, Any], target: int | None) -> list[tuple[Any, ...]]:
+    """What is drawn of a recipe: measured rates, the law, the rate at the target."""
     measured = zip(entry["values"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)
-    label = f"{entry['recipe']}\n{power(entry)}"
-    for value, best, ci in measured:
-        if best is not None:
-            _interval(panel, value, ci, colour)
-            panel.plot(value, best, "o", color=colour, markersize=5, zorder=4)
-    if entry["line"] is None:
-        panel.plot([], [], "o", color=colour, markersize=5, label=label)
-        return
-    sizes, line, intervals = (entry["line"][key] for key in ("size", "log2_lr", "log2_lr_ci"))
-    panel.plot(sizes, line, "-", color=colour, linewidth=1.4, label=label, zorder=2)
-    if None not in intervals:
-        low, high = zip(*intervals, strict=True)
-        panel.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
-    if target is not None:
-        _interval(panel, target, entry["target_log2_lr_ci"], colour)
-        panel.plot(
-            target, entry["target_log2_lr"], "o", markersize=8, markerfacecolor="white", markeredgecolor=colour,
-            markeredgewidth=1.6, zorder=5,
-        )  # fmt: skip
-
-
-def _interval(panel: Axes, size: int, ci: Sequence[float] | None, colour: transfer.Colour) -> None:
-    if ci is not None:
-        panel.plot([size] * 2, ci, "-_", color=colour, linewidth=1.4, markersize=8, zorder=3)
+    drawn = [("measured", *row) for row in measured if row[1] is not None]
+    if entry["line"]:
+        line = zip(*(entry["line"][key] for key in ("size", "log2_lr", "log2_lr_ci")), strict=True)
+        drawn += [("law", *row) for row in line]
+        if target is not None:
+            drawn.append(("target", target, entry["target_log2_lr"], entry["target_log2_lr_ci"]))
+    ends = ((kind, size, rate, *(interval or (rate, rate))) for kind, size, rate, interval in drawn)
+    return [(entry["recipe"], kind, size, *map(lr, rates)) for kind, size, *rates in ends]

@@ -1,24 +1,14 @@
-"""The norms of a training run as a table and as a picture."""
+"""The norms of a training run as a table."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, finite_or_none, read_lines
-from surefoot.experiment.reports.style import INK, RED, aligned, frame
+from surefoot.experiment.reports.style import aligned
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
-
-PICTURE = "norms.png"
-OCTAVES = 2.0  # a panel spans at least these, so that rounding cannot be taken for growth
-_STYLE = {"bound": "--", "limit": ":"}
-
-Curves = Mapping[str, list[float]]
 
 
 def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -127,72 +117,3 @@ def _sentence(alarm: Mapping[str, Any]) -> str:
     return (
         f"alarm at step {alarm['step']}: {alarm['layer']}, norm {norm}, limit {alarm['limit']:.3g} ({alarm['reason']})"
     )
-
-
-def figure(directory: Path) -> Path:
-    """Draw `norms.png`: norm over step, a panel per role, a line per layer from the first (dark) to the last.
-
-    A dashed line is the bound, a dotted one the limit of layers without a bound; a cross is an alarm.
-
-    Args:
-        directory: of a run of `surefoot train`; the picture is written there.
-
-    Returns:
-        The picture's path.
-
-    Raises:
-        ValueError: `norms.jsonl` is empty, missing or damaged.
-    """
-    layers, lines = load(directory)
-    roles = by_role(layers, lines)
-    columns = math.ceil(math.sqrt(len(roles)))
-    rows = math.ceil(len(roles) / columns)
-    drawing = Figure(figsize=(0.6 + 3.4 * columns, 0.8 + 2.3 * rows), layout="constrained", dpi=200)
-    panels = drawing.subplots(rows, columns, squeeze=False).flatten()
-    for panel, (role, curves) in zip(panels, roles.items(), strict=False):
-        _panel(panel, role, curves, layers, lines)
-    for panel in panels[len(roles) :]:
-        panel.set_visible(False)
-    drawing.supxlabel("step", fontsize=10, color=INK)
-    drawing.supylabel("norm, in the role's unit", fontsize=10, color=INK)
-    handles = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    drawing.legend(
-        handles.values(), handles.keys(), loc="outside upper right", frameon=False, fontsize=9, ncols=len(handles)
-    )
-    path = directory / PICTURE
-    drawing.savefig(path)
-    return path
-
-
-def _panel(panel: Axes, role: str, curves: Curves, layers: Mapping[str, Any], lines: Sequence[Record]) -> None:
-    steps = [line["step"] for line in lines]
-    alarms = {(alarm["layer"], line["step"]) for line in lines for alarm in line.get("alarms", [])}
-    shown = {name: [value if 0 < value < math.inf else math.nan for value in curves[name]] for name in curves}
-    for i, (name, curve) in enumerate(shown.items()):
-        colour = colormaps["viridis"](0.9 * i / max(1, len(curves) - 1))
-        panel.plot(steps, curve, ".-", color=colour, linewidth=0.9, markersize=2, zorder=2)
-        _, level = _level(layers[name])  # the height of a cross for a norm that is not finite
-        heights = [level if math.isnan(value) else value for value in curve]
-        crosses = [(step, height) for step, height in zip(steps, heights, strict=True) if (name, step) in alarms]
-        if crosses:
-            panel.plot(*zip(*crosses, strict=True), "x", color=RED, markersize=6, zorder=3, label="alarm")
-    levels = {_level(layers[name]) for name in curves}
-    for label, level in levels:
-        panel.axhline(level, linestyle=_STYLE[label], color=INK, linewidth=1.0, zorder=1, label=label)
-    _scale(panel, [value for curve in shown.values() for value in curve if value > 0] + [level for _, level in levels])
-    panel.set_title(f"{role} ({len(curves)})", fontsize=10, color=INK)
-
-
-def _level(layer: Mapping[str, Any]) -> tuple[str, float]:
-    label = "bound" if layer["bound"] else "limit"
-    return label, layer[label] / layer["unit"]
-
-
-def _scale(panel: Axes, values: Sequence[float]) -> None:
-    """Set a logarithmic axis that contains the values."""
-    low, high = math.log2(min(values)), math.log2(max(values))
-    room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2
-    panel.set_yscale("log", base=2)
-    panel.set_ylim(2 ** (low - room), 2 ** (high + room))
-    panel.yaxis.set_major_formatter("{x:g}")
-    frame(panel, label_size=8)

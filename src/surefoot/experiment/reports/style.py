@@ -1,15 +1,8 @@
-"""What reports share: Markdown tables, half-widths of intervals, colours, axes."""
+"""What reports share: Markdown tables, half-widths of intervals, rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # a table needs no matplotlib
-    from matplotlib.axes import Axes
-
-INK, GREY, PALE, RED = "#222222", "#8a8a8a", "#b0b0b0", "#c0392b"
-_GRID = "#e6e6e6"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> str:
@@ -80,18 +73,3 @@ def lr(log2_lr: float) -> float:
     (0.0625, True)
     """
     return float(2.0 ** max(-1000.0, min(1000.0, log2_lr)))
-
-
-def frame(panel: Axes, label_size: int = 9, ticks: str = PALE) -> None:
-    """Give a panel pale ticks, horizontal grid lines behind its curves, and no line at the top and on the right.
-
-    Args:
-        panel: the axes, changed in place.
-        label_size: of the tick labels, in points.
-        ticks: the ticks' colour.
-    """
-    panel.tick_params(labelsize=label_size, color=ticks, labelcolor=INK)
-    panel.grid(axis="y", color=_GRID, linewidth=0.6)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)

@@ -1,26 +1,26 @@
-"""A finished sweep as a table and as a picture."""
+"""A sweep as a table and as a page: the rate to use, its interval, and what missing it costs."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
-
 from surefoot.experiment.files import Record
-from surefoot.experiment.reports.loss_frame import CROSS_ROW, SharedAxes, means_of, shared_axes
-from surefoot.experiment.reports.style import GREY, INK, aligned, frame, lr, plus_minus
+from surefoot.experiment.reports import charts
+from surefoot.experiment.reports.loss_curves import curves, measured_within, missed, optima, shared_axes
+from surefoot.experiment.reports.page import Fact, Page, Table
+from surefoot.experiment.reports.style import aligned, lr, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
-from surefoot.experiment.sweep.sweep import load
+from surefoot.experiment.sweep.sweep import SUMMARY, load
+from surefoot.experiment.training.config import Optimisation
 
-Colour = tuple[float, float, float, float]
-
-PICTURE = "transfer.png"
+DEFAULT = Optimisation.method
+_ENDS = ("lowest", "highest")
+Entry = Mapping[str, Any]
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -148,113 +148,155 @@ def _failed(entries: Sequence[Mapping[str, Any]], text: str) -> list[str]:
     return [f"failed: {', '.join(counts)}; {again}"] if counts else []
 
 
-def figure(directory: Path | str) -> Path | None:
-    """Draw `transfer.png` into a run directory: loss against log2 lr, a panel per recipe.
-
-    A curve per width is the mean over seeds, pale dots are the seeds, a circle is the fitted optimum with its interval
-    over seeds, and crosses at the top are rates that diverged. Panels share the loss axis and the length of an octave.
+def page(directory: Path) -> Page:
+    """Describe a sweep, finished or not.
 
     Args:
-        directory: of a sweep, finished or not.
+        directory: of `surefoot transfer`.
 
     Returns:
-        The picture's path; None if no run has finished without diverging, so that there is nothing to draw.
+        The page.
 
     Raises:
         FileNotFoundError: no sweep was started there.
-        ValueError: a file is damaged.
+        ValueError: its files are damaged.
     """
-    directory = Path(directory)
     summary, records = load(directory)
-    axes = shared_axes(summary, records)
-    if axes is None:
-        return None
-    entries = summary["recipes"]
-    drawing = Figure(figsize=(0.9 + 3.3 * len(entries), 3.6), layout="constrained", dpi=200)
-    panels = drawing.subplots(1, len(entries), sharey=True, squeeze=False)[0]
-    for panel, entry in zip(panels, entries, strict=True):
-        _panel(panel, entry, records, axes)
-    panels[0].set_ylabel("validation loss (nats)", fontsize=10, color=INK)
-    drawing.supxlabel("learning rate", fontsize=10, color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
-    if lost := [kind for kind in ("diverged", "failed") if any(record.get(kind) for record in records)]:
-        handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, markersize=4.5))
-        labels.append(" or ".join(lost))
-    drawing.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, title="width")
-    path = directory / PICTURE
-    drawing.savefig(path)
-    return path
+    state = f"finished: {len(records)} runs" if (directory / SUMMARY).exists() else f"under way: {len(records)} runs"
+    details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
+    tables, kind = [_recipes(summary, records), runs(records)], f"learning-rate transfer over width{_size(summary)}"
+    drawn = []
+    if axes := shared_axes(summary, records):
+        drawn = [curves(summary, records, axes), *([optima(summary)] if len(summary["config"]["widths"]) > 1 else [])]
+    return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
 
 
-def _panel(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], axes: SharedAxes) -> None:
-    widths = entry["widths"]
-    colours = [colormaps["viridis_r"](0.15 + 0.8 * i / max(1, len(widths) - 1)) for i in range(len(widths))]
-    rates: list[float] = []
-    for place, (width, colour) in enumerate(zip(widths, colours, strict=True)):
-        means = means_of(records, entry["recipe"], width)
-        rates += means
-        _curve(panel, means, colour, str(width))
-        _crosses(panel, means, colour, len(widths) - 1 - place)
-        _seeds(panel, points(records, entry["recipe"], width), colour)
-    _optima(panel, entry, records, colours)
-    middle = (max(rates, default=0.0) + min(rates, default=0.0)) / 2
-    panel.set_xlim(middle - axes.octaves / 2, middle + axes.octaves / 2)
-    panel.set_ylim(axes.low, axes.high)
-    panel.set_title(entry["recipe"], fontsize=11, pad=20, color=INK)
-    panel.text(0.5, 1.02, _headline(entry), transform=panel.transAxes, ha="center", va="bottom", fontsize=9, color=INK)
-    panel.xaxis.set_major_locator(MultipleLocator(1 if axes.octaves <= 7 else 2))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"$2^{{{x:.0f}}}$"))
-    panel.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    frame(panel, ticks=GREY)
+def _size(summary: Mapping[str, Any]) -> str:
+    config = {**summary["config"].get("settings", {}), **summary["config"]}
+    model, steps = config.get("model"), f"{config['steps']} steps"
+    batch = " of {batch_size} x {context} tokens".format(**config) if config.keys() >= {"batch_size", "context"} else ""
+    return f": {model}, {steps}{batch}" if model else f": {steps}{batch}"
 
 
-def _curve(panel: Axes, means: Mapping[float, float | None], colour: Colour, label: str) -> None:
-    finite = {x: mean for x, mean in means.items() if mean is not None}
-    panel.plot(list(finite), list(finite.values()), "-", color=colour, linewidth=1.6, label=label, zorder=2)
-    panel.plot(list(finite), list(finite.values()), ".", color=colour, markersize=5, zorder=2)
+def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
+    """Say first what to do: the rate of the recipe whose loss at the widest model is the lowest."""
+    if not (found := [entry for entry in summary["recipes"] if entry["best_log2_lr"][-1] is not None]):
+        return [Fact("Rate to use", "none yet", "no recipe's best rate lies inside the rates that were measured")]
+    best = min(found, key=lambda entry: float(entry["best_loss"][-1]))
+    name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
+    others = f", which has the lowest loss of {len(found)} recipes" if len(found) > 1 else ""
+    whose = f"{name}, Surefoot's default recipe," if name == DEFAULT else name
+    longer = f"; longer runs than these of {summary['config']['steps']} steps want less"
+    facts = [
+        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}{longer}"),
+        _interval(best),
+        missing_it(best, records),
+    ]
+    if len(best["widths"]) > 1:
+        span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
+        facts.append(Fact(f"The best rate of {name} moves by", drift(best), span))
+    return facts
 
 
-def _crosses(panel: Axes, means: Mapping[float, float | None], colour: Colour, place: int) -> None:
-    """Draw crosses for diverged rates at the top of the panel, a row per width so that none hides another."""
-    lost = [x for x, mean in means.items() if mean is None]
-    top = panel.get_xaxis_transform()
-    rows = [0.975 - CROSS_ROW * place] * len(lost)
-    panel.plot(lost, rows, "x", color=colour, markersize=4.5, transform=top)
+def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
+    """Say what half and twice the best rate at the widest model cost, or as far as was measured.
+
+    Args:
+        best: the summary's entry of a recipe that has a best rate there.
+        records: the finished runs.
+        at: where that is, if the reader does not expect it there.
+
+    Returns:
+        The fact.
+    """
+    missing = _missed(best, records)
+    costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
+    ends = [f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, _ENDS, strict=True)]
+    short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
+    return Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{at}{short}")
 
 
-def _seeds(panel: Axes, measured: Sequence[fit.Point], colour: Colour) -> None:
-    if len({point.seed for point in measured}) == 1:
-        return
-    finite = [(point.log2_lr, point.loss) for point in measured if point.loss is not None]
-    x, y = np.array(finite).reshape(-1, 2).T
-    panel.scatter(x, y, s=5, color=colour, alpha=0.35, linewidths=0, zorder=1)
+def _interval(best: Entry) -> Fact:
+    interval, seeds = best["best_log2_lr_ci"][-1], best["seeds"]
+    if interval is None:
+        note = f"it needs three seeds and this sweep has {seeds}: --seeds 3, in another directory"
+        return Fact("Its 95 % interval", "not measured", note)
+    low, high = map(lr, interval)
+    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds")
 
 
-def _optima(panel: Axes, entry: Mapping[str, Any], records: Sequence[Record], colours: Sequence[Colour]) -> None:
-    """Draw a circle on its curve for each fitted optimum, its interval, and the path from width to width."""
-    path = []
-    for i, (vertex, ci) in enumerate(zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)):
-        if vertex is None:
-            continue
-        means = means_of(records, entry["recipe"], entry["widths"][i])
-        finite = {x: mean for x, mean in means.items() if mean is not None}
-        height = float(np.interp(vertex, list(finite), list(finite.values())))
-        path.append((vertex, height))
-        if ci is not None:
-            panel.plot(ci, [height] * 2, "-|", color=INK, linewidth=1.4, markersize=9, zorder=4)
-        panel.plot(
-            vertex, height, "o", color=colours[i], markersize=6.5, markeredgecolor=INK, markeredgewidth=1.0, zorder=5
-        )
-    if path:
-        panel.plot(*zip(*path, strict=True), "--", color=INK, linewidth=1.0, zorder=3)
+def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Half and twice the best rate at the widest model, or as far as was measured, and what each costs."""
+    if (rate := entry["best_log2_lr"][-1]) is None:
+        return []
+    measured = points(records, entry["recipe"], entry["widths"][-1])
+    rates = [measured_within(measured, rate, octaves) for octaves in (-1.0, 1.0)]
+    return [(_factor(other - rate), _cost(missed(measured, other))) for other in rates]
 
 
-def _headline(entry: Mapping[str, Any]) -> str:
-    if len(entry["widths"]) == 1:
-        return ""
-    times = entry["widths"][-1] / entry["widths"][0]
-    if entry["drift_octaves"] is None:
-        return "no drift: an optimum is not interior"
-    drift = f"{entry['drift_octaves']:+.2f}".replace("-", "\N{MINUS SIGN}")
-    interval = plus_minus(entry["drift_octaves_ci"], 2)
-    return f"drift {drift}{interval} octaves over {times:g}\N{MULTIPLICATION SIGN} width"
+def _factor(octaves: float) -> str:
+    return {-1.0: "half", 1.0: "twice"}.get(round(octaves, 6), f"{2**octaves:.2g} times")
+
+
+def _cost(cost: fit.Estimate) -> str:
+    if cost.value is None:
+        return "not measured"
+    return "divergence" if cost.value == math.inf else f"+{cost.value:.3f}{plus_minus(cost.interval, 3)}"
+
+
+def _recipes(summary: Mapping[str, Any], records: Sequence[Record]) -> Table:
+    head, rows = cells(summary)
+    costs = ["\n".join(f"{factor}: {cost}" for factor, cost in _missed(entry, records)) for entry in summary["recipes"]]
+    below = [
+        *notes(summary),
+        "best loss: the lowest mean that was measured. missing it: the loss at half and at twice the best rate, or as "
+        "far as was measured, on the line between two rates, minus the lowest.",
+    ]
+    both = [[*row, cost] for row, cost in zip(rates_first(rows, summary["recipes"]), costs, strict=True)]
+    return Table("Recipes", [*head, "missing it by two"], both, below)
+
+
+def rates_first(rows: Sequence[Sequence[str]], entries: Sequence[Entry]) -> list[list[str]]:
+    """Write each best rate itself above the power of two that a table of recipes gives it as.
+
+    Args:
+        rows: of the table: a recipe's name, its best rate at each width, and other cells.
+        entries: the summary's, of the same recipes.
+
+    Returns:
+        The rows.
+
+    >>> rates_first([["muon", "2^-3.00 ± 0.09", "low edge"]], [{"best_log2_lr": [-3.0, None]}])
+    [['muon', '0.125\\n2^-3.00 ± 0.09', 'low edge']]
+    """
+    rates = [["", *("" if x is None else f"{2**x:.3g}\n" for x in entry["best_log2_lr"])] for entry in entries]
+    return [[rate + cell for rate, cell in zip_longest(*both, fillvalue="")] for both in zip(rates, rows, strict=True)]
+
+
+def runs(records: Sequence[Record], of: str = "width") -> Table:
+    """List every run.
+
+    Args:
+        records: of the runs.
+        of: what their width is called.
+
+    Returns:
+        The table.
+    """
+    head = ["recipe", of, "lr", "seed", "steps", "validation loss", "training loss", "seconds", "state"]
+    rows = [
+        [
+            r["recipe"], str(r["width"]), f"{2 ** r['log2_lr']:.3g} (2^{r['log2_lr']:.3f})", str(r["seed"]),
+            str(r["steps"]), _loss(r["val_loss"]), _loss(r["train_loss"]), f"{r['seconds']:.1f}", _state(r),
+        ]
+        for r in records
+    ]  # fmt: skip
+    return Table("Every run", head, rows)
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f}"
+
+
+def _state(record: Record) -> str:
+    return str(record.get("failed") or ("diverged" if record["diverged"] else "finished"))

@@ -10,6 +10,7 @@ from inline_executor import Inline
 from surefoot.experiment.errors import DirectoryInUse
 from surefoot.experiment.files import locked, read_lines
 from surefoot.experiment.reports import extrapolate as report
+from surefoot.experiment.reports.report import draw
 from surefoot.experiment.sweep.axis import AXES
 from surefoot.experiment.sweep.config import Extrapolation, TrialResult
 from surefoot.experiment.sweep.extrapolate import load, run
@@ -193,11 +194,11 @@ def test_when_everything_diverges(tmp_path):
     summary = measure(tmp_path, config(recipes=("steady",)), run_trial=everything_diverges, target=1600)
     assert summary["finished"]
     assert summary["recipes"][0]["no_law"] == "100 steps: no result; 200 steps: no result; 400 steps: no result"
-    assert report.figure(summary, tmp_path) is None
+    assert draw(tmp_path) is None
 
 
-def test_the_table_and_the_rate_to_use(finished, tmp_path):
-    _, summary = finished
+def test_the_table_and_the_rate_to_use(finished):
+    directory, summary = finished
     lines = report.statement(summary).splitlines()
     assert lines[0] == "gpt, width 64, batch size 8:"
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
@@ -213,7 +214,7 @@ def test_the_table_and_the_rate_to_use(finished, tmp_path):
         "extrapolated 4x beyond the longest measured horizon"
     )
     assert report.BENDS in "\n".join(lines)
-    assert report.figure(summary, tmp_path).read_bytes().startswith(b"\x89PNG")
+    assert draw(directory).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, read_lines
-from surefoot.experiment.reports import norms
-from surefoot.experiment.reports.web import vega
-from surefoot.experiment.reports.web.page import Chart, Choice, Fact, Page, Table
+from surefoot.experiment.reports import charts, norms
+from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
@@ -23,6 +26,8 @@ _SPEEDS = {
     "optimizer_share": ("Optimizer's share of a step", "share of the time", "The optimizer's part of a whole step."),
     "lr": ("Learning rate", "learning rate", "That of the last step before the record."),
 }
+OCTAVES = 2.0
+"""A panel of norms spans at least these, so that rounding cannot be taken for growth."""
 POINTS = 15_000
 """Numbers of a kind in the page: steps are left out evenly above that, so that it stays small."""
 
@@ -50,14 +55,14 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
         state = (
             f"diverged after {result['steps']} steps" if result["diverged"] else f"finished: {result['steps']} steps"
         )
-    charts = [*_losses(log), *_layers(layers, lines), *_speed(log)]
+    drawn = [*_losses(log), *_layers(layers, lines), *_speed(log)]
     tables = []
     if lines:
         tables.append(Table("Norms by kind of layer", *norms.cells(summary), [norms.note(summary)]))
         tables += [_alarms(summary["alarms"])] if summary["alarms"] else []
-    details = {"Configuration": vega.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
+    details = {"Configuration": charts.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
     facts = _facts(log, result, summary)
-    return Page(directory.name, f"training of {config['model']}", state, facts, charts, tables, details)
+    return Page(directory.name, f"training of {config['model']}", state, facts, drawn, tables, details)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -99,16 +104,11 @@ def _losses(log: Sequence[Record]) -> list[Chart]:
         for record in log
         if record.get(key) is not None
     ]
-    columns, there = vega.columns(("step", "loss", "of"), rows), dict.fromkeys(row[2] for row in rows)
-    chart = _lines(
-        "Loss",
+    columns, what = (
+        charts.columns(("step", "loss", "of"), rows),
         "Training loss of a batch, and validation loss where it was measured.",
-        columns,
-        "loss (nats)",
-        "of",
-        there,
     )
-    return [chart] if rows else []
+    return [_lines("Loss", what, columns, "loss (nats)", dict.fromkeys(row[2] for row in rows))] if rows else []
 
 
 def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
@@ -119,17 +119,25 @@ def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
     roles = norms.by_role(layers, kept)
     roles = {role: roles[role] for role in sorted(roles, key=lambda role: role != "linear")}  # of most layers, first
     names = [name for curves in roles.values() for name in curves]
-    choices = [Choice(f"every {role} layer ({len(curves)})", {"role": role}, "kinds") for role, curves in roles.items()]
-    choices += [Choice(name, {"layer": name}, role) for role, curves in roles.items() for name in curves]
+    bands = {name: _band(layers[name]) for name in names}
+    choices = [
+        Choice(f"every {role} layer ({len(curves)})", {"role": role}, "kinds", _domain(curves, bands))
+        for role, curves in roles.items()
+    ]
+    choices += [
+        Choice(name, {"layer": name}, role, _domain({name: curve}, bands))
+        for role, curves in roles.items()
+        for name, curve in curves.items()
+    ]
     alarms = {(line["step"], alarm["layer"]): alarm["reason"] for line in kept for alarm in line.get("alarms", [])}
     rows = [
-        (role, name, line["step"], _finite(value), *_band(layers[name]), alarms.get((line["step"], name)))
+        (role, name, line["step"], value if value < math.inf else None, *bands[name], alarms.get((line["step"], name)))
         for role, curves in roles.items()
         for name, curve in curves.items()
         for line, value in zip(kept, curve, strict=True)
     ]
-    columns = vega.columns(("role", "layer", "step", "norm", "band", "kind", "alarm"), rows)
-    charts = [_norms(columns, choices)]
+    columns = charts.columns(("role", "layer", "step", "norm", "band", "kind", "alarm"), rows)
+    drawn = [_norms(columns, choices)]
     for key, (title, what) in _CHANGES.items():
         measured = [
             (layers[name]["role"], name, line["step"], line[key][name])
@@ -138,16 +146,13 @@ def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
             if (line.get(key) or {}).get(name) is not None
         ]
         if measured:
-            own = vega.columns(("role", "layer", "step", "change"), measured)
+            own = charts.columns(("role", "layer", "step", "change"), measured)
             there = {row[1] for row in measured}
             kinds = {row[0] for row in measured}
             some = [c for c in choices if c.where.get("layer") in there or c.where.get("role") in kinds]
-            charts.append(_lines(title, what, own, "norm of the change", "layer", (), some))
-    return charts
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None
+            some = [replace(choice, domains={}) for choice in some]
+            drawn.append(_lines(title, what, own, "norm of the change", choices=some))
+    return drawn
 
 
 def _band(layer: Mapping[str, Any]) -> tuple[float, str]:
@@ -156,40 +161,51 @@ def _band(layer: Mapping[str, Any]) -> tuple[float, str]:
     return layer[kind] / layer["unit"], kind
 
 
+def _domain(curves: Mapping[str, Sequence[float]], bands: Mapping[str, tuple[float, str]]) -> dict[str, list[float]]:
+    """What the axis of norms spans, the ends of their bands among it."""
+    drawn = [value for curve in curves.values() for value in curve if 0 < value < math.inf]
+    low, high = (math.log2(end(*drawn, *(bands[name][0] for name in curves))) for end in (min, max))
+    room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2
+    return {"y": [2 ** (low - room), 2 ** (high + room)]}
+
+
 def _norms(columns: Mapping[str, Sequence[Any]], choices: Sequence[Choice]) -> Chart:
-    shown = vega.tooltip(
+    shown = charts.tooltip(
         layer="layer", step="step", norm="norm|.4g", band="end of its band|.4g", kind="which is a", alarm="alarm"
     )
-    norm, one = vega.number("norm", "norm, in the role's unit"), {"field": "layer"}
-    dash = {"domain": ["bound", "limit"], "range": [[6, 3], [2, 3]]}
-    ends = {"field": "kind", "title": "end of the band", "scale": dash}
-    band = {"y": vega.number("band", ""), "detail": one, "strokeDash": ends, "color": {"value": "var(--ink)"}}
-    blue = {"y": norm, "detail": one, "color": {"value": "var(--s0)"}}
-    alarm = {"y": norm, "color": {"value": "var(--bad)"}, "tooltip": shown}
+    title, layer = "norm, in the role's unit", alt.Detail("layer:N")
+    norm, at, end = (alt.Y(field, type="quantitative", title=title) for field in ("shown", "at", "band"))
+    first_to_last = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.85]))
+    color = alt.Color("layer:O", sort=None, scale=first_to_last, legend=None)
+    dash = alt.Scale(domain=["bound", "limit"], range=[[6, 3], [2, 3]])
+    ends = alt.StrokeDash("kind:N", title="end of the band", scale=dash)
+    drawn = charts.rows().transform_calculate(shown="datum.norm > 0 ? datum.norm : null")  # the axis is logarithmic
+    alarm = charts.crosses("datum.alarm != null").transform_calculate(at="datum.norm > 0 ? datum.norm : datum.band")
     layers = [
-        vega.layer("line", blue, strokeWidth=1.5, opacity=0.8),
-        vega.points({**blue, "tooltip": shown}, size=22),
-        vega.layer("line", band, strokeWidth=2),
-        vega.crosses(alarm, "datum.alarm != null"),
+        drawn.mark_line(strokeWidth=1.5, opacity=0.8).encode(norm, color),
+        drawn.mark_point(filled=True, size=22).encode(norm, color, tooltip=shown),
+        charts.rows().mark_line(strokeWidth=2, color="var(--ink)").encode(end, layer, ends),
+        alarm.encode(at, color=alt.value("var(--bad)"), tooltip=shown),
     ]
     return Chart(
         "Norms",
         "A line per layer, in natural units; dashed: a bound that is promised; dotted: a limit above which an alarm is "
         "raised; a cross is an alarm.",
-        {"encoding": {"x": vega.steps()}, "layer": layers},
+        charts.spec(*layers, x=charts.steps()),
         columns,
         choices,
-        axes={"y": vega.scales()},
+        axes={"y": charts.scales()},
+        file="norms.png",
     )
 
 
 def _speed(log: Sequence[Record]) -> list[Chart]:
-    charts = []
+    drawn = []
     for key, (title, unit, what) in _SPEEDS.items():
         rows = [(record["step"], record[key], title) for record in log if record.get(key) is not None]
         if rows:
-            charts.append(_lines(title, what, vega.columns(("step", key, "of"), rows), unit, "of", ()))
-    return charts
+            drawn.append(_lines(title, what, charts.columns(("step", key, "of"), rows), unit))
+    return drawn
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> Table:
@@ -205,18 +221,18 @@ def _alarms(alarms: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _lines(
-    title: str, description: str, columns: Mapping[str, Sequence[Any]], unit: str, by: str,
-    names: Any, choices: Sequence[Choice] = (),
+    title: str, what: str, columns: Mapping[str, Sequence[Any]], unit: str, names: Iterable[str] = (),
+    choices: Sequence[Choice] = (),
 ) -> Chart:  # fmt: skip
-    """A line over the steps for each value of a column; named in a legend where names are given."""
+    """A line over the steps for each layer or kind of number, which a legend names where names are given."""
+    by = "layer" if "layer" in columns else "of"
     value = next(name for name in columns if name not in ("step", "role", by))
-    marks: dict[str, Any] = {"detail": {"field": by}, "color": {"value": "var(--s0)"}}
+    mark: Any = {"detail": alt.Detail(by, type="nominal"), "color": alt.value("var(--s0)")}
+    line, point = charts.rows().mark_line(strokeWidth=1.5, opacity=0.8), charts.rows().mark_point(filled=True, size=22)
     if names:
-        marks = vega.series(by, "", list(names))
-    shown = vega.tooltip(**{by: by if by == "layer" else "of", "step": "step", value: f"{unit}|.4g"})
-    drawn = {"x": vega.steps(), "y": vega.number(value, unit), **marks}
-    shape = {"shape": drawn.pop("shape")} if names else {}
-    layers = [vega.layer("line", strokeWidth=1.5, opacity=0.8), vega.points({"tooltip": shown, **shape}, size=22)]
-    spec = {"encoding": drawn, "layer": layers}
-    axes = {"y": dict(reversed(vega.scales().items()))}
-    return Chart(title, description, spec, columns, choices, axes=axes)
+        color, shape = charts.series(by, "", names)
+        mark, point = {"color": color}, point.encode(shape)
+    shown = charts.tooltip(**{by: by, "step": "step", value: f"{unit}|.4g"})
+    y = alt.Y(value, type="quantitative", title=unit)
+    spec = charts.spec(line, point.encode(tooltip=shown), x=charts.steps(), y=y, **mark)
+    return Chart(title, what, spec, columns, choices, axes={"y": charts.scales("linear")})

@@ -28,8 +28,28 @@ ASSETS = Path(__file__).parent / "assets"
 LIVE_SECONDS = 2.0
 """Time between two questions of a live page to its server."""
 
+_AXIS = {
+    "labelColor": "var(--ink)", "titleColor": "var(--ink)", "gridColor": "var(--line)", "domainColor": "var(--soft)",
+    "tickColor": "var(--soft)", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+    "gridOpacity": 0.7,
+}  # fmt: skip
+_TITLE = {"color": "var(--ink)", "subtitleColor": "var(--soft)", "fontSize": 13, "subtitleFontSize": 12}
+CONFIG = {
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": _AXIS,
+    "legend": {key: _AXIS[key] for key in _AXIS if key.startswith(("label", "title"))} | {"orient": "bottom"},
+    "title": _TITLE,
+    "range": {"category": [f"var(--s{i})" for i in range(8)]},
+}
+"""The look of all charts, for Vega; colours are variables of the page's style."""
+
 FEW = 6
 """Choices that are buttons; more of them are a list."""
+
+POINTING = " Point at a point, or tap it, for its numbers."
+"""The part of a description that a picture leaves out."""
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -75,12 +95,14 @@ class Choice:
         where: the values that a row must have, by column.
         group: choices of one group stand together in a long list.
         domains: "x" or "y" -> what its axis spans; by default what its rows need.
+        note: below the label in a picture.
     """
 
     label: str
     where: Mapping[str, Any]
     group: str = ""
     domains: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +118,7 @@ class Chart:
         side_by_side: whether all choices can be shown, a panel each, and are at first.
         height: of a panel, in pixels.
         axes: "x" or "y" -> name of a scale -> `scale` and `axis` of the channel; the first is shown at first.
+        file: of the picture beside the run, if it is that.
     """
 
     title: str
@@ -106,6 +129,7 @@ class Chart:
     side_by_side: bool = False
     height: int = 340
     axes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +188,8 @@ def body(pages: Sequence[Page]) -> str:
         HTML, with the charts' specifications and data in it as JSON.
     """
     charts = [[asdict(chart) for chart in page.charts] for page in pages]
-    data = json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    payload = {"config": CONFIG, "pages": charts}
+    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return _templates().get_template("body.html").render(pages=pages, data=data)
 
 

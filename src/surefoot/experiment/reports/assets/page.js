@@ -20,15 +20,7 @@
     return copy;
   };
 
-  const ink = "var(--ink)", soft = "var(--soft)", line = "var(--line)";
-  const config = {
-    background: null, font: "system-ui, sans-serif",
-    view: { stroke: null },
-    axis: { labelColor: ink, titleColor: ink, gridColor: line, domainColor: soft, tickColor: soft, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", gridOpacity: 0.7 },
-    legend: { labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", orient: "bottom" },
-    range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map((i) => `var(--s${i})`) },
-  };
-  const options = { renderer: "svg", actions: false, config, logLevel: 1 }; // errors only: kinds of rows that a run lacks are none
+  let config = {};
 
   const ALL = "all";
 
@@ -66,7 +58,7 @@
       let own = spec;
       for (const [channel, domain] of Object.entries(choice.domains)) own = withAxis(own, channel, { scale: { domain } });
       const full = { ...own, width: "container", height: "container", autosize: { type: "fit", contains: "padding" }, data: { values }, description: `${chart.title} ${choice.label}` };
-      await vegaEmbed(plot, full, options);
+      await vegaEmbed(plot, full, { renderer: "svg", actions: false, config, logLevel: 1 }); // errors only: kinds of rows that a run lacks are none
     }
     if (section.querySelector(".numbers").open) numbers(section, chart);
     section.dataset.drawn = String(Number(section.dataset.drawn ?? 0) + 1);
@@ -106,7 +98,8 @@
   };
 
   const wireAll = () => {
-    const charts = JSON.parse(document.getElementById("charts").textContent);
+    const { pages: charts, ...look } = JSON.parse(document.getElementById("charts").textContent);
+    config = look.config;
     document.querySelectorAll("table.sortable").forEach(sortable);
     document.querySelectorAll("section.chart").forEach((section) => wire(section, charts[section.dataset.page][section.dataset.chart]));
     return charts;

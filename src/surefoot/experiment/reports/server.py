@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from surefoot.experiment.reports.web.page import Page, body, html, version
-from surefoot.experiment.reports.web.report import name_of, page
+from surefoot.experiment.reports.page import Page, body, html, version
+from surefoot.experiment.reports.report import name_of, page
 
 ADDRESS = "127.0.0.1"
 PORT, LAST_PORT = 8573, 65535

@@ -1,0 +1,159 @@
+"""Run directories of every kind as one page, and the picture beside a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from surefoot.experiment.configs import kind_of
+from surefoot.experiment.files import replace_files, write_atomic
+from surefoot.experiment.reports import compare, coordcheck, extrapolate, training, transfer
+from surefoot.experiment.reports.page import ASSETS, CONFIG, POINTING, Chart, Choice, Page, html
+
+FILE = "report.html"
+
+
+def page(directory: Path) -> Page:
+    """Describe a run directory of any kind.
+
+    Args:
+        directory: of transfer, compare, train or coordcheck, finished or not.
+
+    Returns:
+        The page.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+        ValueError: its files are damaged.
+    """
+    return replace(_page(directory), name=name_of(directory))
+
+
+def name_of(directory: Path) -> str:
+    """What a page is called: the directory's own name, also where its path is `.`
+
+    >>> name_of(Path("runs/transfer/..")), name_of(Path()) == Path.cwd().name
+    ('runs', True)
+    """
+    return os.path.basename(os.path.abspath(directory))
+
+
+def _page(directory: Path) -> Page:
+    kind, config = kind_of(directory)
+    match kind:
+        case "transfer":
+            return transfer.page(directory)
+        case "extrapolate":
+            return extrapolate.page(directory)
+        case "compare":
+            return compare.page(directory)
+        case "train":
+            return training.page(directory, config)
+        case _:
+            return coordcheck.page(directory, config)
+
+
+def write(directories: Sequence[Path], path: Path) -> Path:
+    """Write run directories, side by side, as one file.
+
+    Args:
+        directories: one or more.
+        path: of the file; it is replaced as a whole, or not at all.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: no run was started in one of the directories.
+        ValueError: their files are damaged.
+        OSError: the file cannot be written.
+    """
+    write_atomic(path, html([page(directory) for directory in directories]))
+    return path
+
+
+def draw(directory: Path) -> Path | None:
+    """Draw the picture of a run, as PNG on white: the page's chart that has a file, and the first thing to be read.
+
+    Args:
+        directory: of a run, finished or not.
+
+    Returns:
+        The picture's path; None if there is nothing to draw.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+        ValueError: its files are damaged.
+    """
+    return picture(page(directory), directory)
+
+
+def picture(made: Page, directory: Path) -> Path | None:
+    """Draw the picture of a page.
+
+    Args:
+        made: the page.
+        directory: where the picture is written.
+
+    Returns:
+        The picture's path; None if there is nothing to draw.
+    """
+    chart = next((chart for chart in made.charts if chart.file), None)
+    if chart is None:
+        return None
+    choices = [choice for choice in chart.choices if choice.group == chart.choices[0].group] or [Choice("", {})]
+    beside = len(choices) if len(choices) <= 3 else math.ceil(math.sqrt(len(choices)))
+    fact, letters = made.facts[0], 60 * max(2, beside)
+    first = textwrap.wrap(f"{fact.label}: {fact.value}{'; ' * bool(fact.note)}{fact.note}", letters)
+    below = textwrap.wrap(chart.description.removesuffix(POINTING), letters)
+    quiet = {"fontSize": 12, "fontWeight": "normal", "color": "var(--soft)"}
+    width = 320 if beside > 1 else 600
+    panels = {
+        "concat": [_panel(chart, choice, width) for choice in choices],
+        "columns": beside,
+        "title": {"text": below, "orient": "bottom", "anchor": "start", **quiet},
+    }
+    drawn = {
+        "title": {"text": made.kind, "subtitle": first, "anchor": "start", "fontSize": 15, "offset": 12},
+        "vconcat": [panels],
+        "config": {**CONFIG, "background": "white", "font": "sans-serif"},
+    }
+    light = dict(reversed(re.findall(r"(--\w+): (#\w+)", (ASSETS / "page.css").read_text("utf-8"))))
+    text = re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], json.dumps(drawn, allow_nan=False))
+    replace_files({directory / chart.file: vl_convert.vegalite_to_png(text, ppi=200)})
+    return directory / chart.file
+
+
+def _panel(chart: Chart, choice: Choice, width: int) -> dict[str, Any]:
+    """A chart's specification with the rows of a choice and the axes that the page shows first."""
+    spec: Any = chart.spec
+    for channel, scales in chart.axes.items():
+        spec = _with_axis(spec, channel, next(iter(scales.values())))
+    for channel, domain in choice.domains.items():
+        spec = _with_axis(spec, channel, {"scale": {"domain": domain}})
+    rows = [dict(zip(chart.columns, row, strict=True)) for row in zip(*chart.columns.values(), strict=True)]
+    shown = [row for row in rows if all(row[name] == value for name, value in choice.where.items())]
+    title = {"text": choice.label, "subtitle": choice.note}
+    return {**spec, "title": title, "data": {"values": shown}, "width": width, "height": 280}
+
+
+def _with_axis(node: Any, channel: str, chosen: Mapping[str, Any]) -> Any:
+    """Give every encoding of a channel a scale and an axis, as the page's script does."""
+    if isinstance(node, list):
+        return [_with_axis(each, channel, chosen) for each in node]
+    if not isinstance(node, dict):
+        return node
+    copy = {key: _with_axis(value, channel, chosen) for key, value in node.items()}
+    if "field" in copy.get("encoding", {}).get(channel, {}):
+        own = copy["encoding"][channel]
+        copy["encoding"][channel] = {**own, **{key: {**own.get(key, {}), **chosen[key]} for key in chosen}}
+    return copy
