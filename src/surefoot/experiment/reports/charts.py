@@ -51,7 +51,8 @@ def spec(*layers: alt.Chart, **shared: Any) -> Spec:
 
 def crosses(where: str) -> alt.Chart:
     """Draw crosses at the rows for which a condition holds."""
-    return rows(where).mark_text(text="\N{MULTIPLICATION SIGN}", fontSize=17, fontWeight="bold")
+    drawn: alt.Chart = rows(where).mark_text(text="\N{MULTIPLICATION SIGN}", fontSize=17, fontWeight="bold")
+    return drawn
 
 
 def steps(of: str = "") -> alt.X:

@@ -22,6 +22,7 @@ BENDS = (
     "An interval over seeds says how far other seeds would move the line.\n"
     "It does not contain that the law bends beyond what was measured."
 )
+_BUT = "; it does not contain that the law bends beyond what was measured"
 _FIXED = {"model": "{}", "width": "width {}", "steps": "{} steps", "batch_size": "batch size {}"}
 """What stays the same, as far as a reader of the rates needs it."""
 
@@ -201,11 +202,11 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     axis, name, found = AXES[summary["axis"]], best["recipe"], rates[best["recipe"]]
     first, last = (axis.text.format(summary["values"][end]) for end in (0, -1))
     others = f", which has the lowest loss of {len(entries)} recipes at {last}" if len(entries) > 1 else ""
-    whose = f"{name}, Surefoot's default recipe," if name == transfer.DEFAULT else name
-    use = f"2^{found.log2_lr:.2f}, for {whose} at {found.where} and width {summary['width']}{others}; {found.basis}"
+    where = f"{found.where} and width {summary['width']}{others}"
+    use = f"2^{found.log2_lr:.2f}, for {transfer.whose(name)} at {where}; {found.basis}"
     return [
         Fact("Rate to use", f"{lr(found.log2_lr or 0.0):.3g}", use),
-        _interval(best, found),
+        transfer.interval(found.interval, best["seeds"], "these sweeps have", _BUT),
         *([_power(best, axis.title)] if best["power"] is not None else []),
         Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
         transfer.missing_it({**best, "widths": best["values"]}, records, f", at {last}"),
@@ -217,15 +218,6 @@ def _power(best: Mapping[str, Any], title: str) -> Fact:
     bent = "two values cannot show whether it bends"
     note = bent if off is None else f"the best rates lie {off:.2f} octaves (rms) off the law"
     return Fact("Power", power(best), f"the best rate goes as {title} to this power; {note}")
-
-
-def _interval(best: Mapping[str, Any], found: Rate) -> Fact:
-    if found.interval is None:
-        note = f"it needs three seeds and these sweeps have {best['seeds']}: --seeds 3, in another directory"
-        return Fact("Its 95 % interval", "not measured", note)
-    low, high = map(lr, found.interval)
-    note = f"over {best['seeds']} seeds; it does not contain that the law bends beyond what was measured"
-    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", note)
 
 
 def _law(summary: Mapping[str, Any]) -> Chart:

@@ -18,8 +18,6 @@ from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import SUMMARY, load
 from surefoot.experiment.training.config import Optimisation
 
-DEFAULT = Optimisation.method
-_ENDS = ("lowest", "highest")
 Entry = Mapping[str, Any]
 
 
@@ -185,17 +183,21 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     best = min(found, key=lambda entry: float(entry["best_loss"][-1]))
     name, width, rate = best["recipe"], best["widths"][-1], best["best_log2_lr"][-1]
     others = f", which has the lowest loss of {len(found)} recipes" if len(found) > 1 else ""
-    whose = f"{name}, Surefoot's default recipe," if name == DEFAULT else name
     longer = f"; longer runs than these of {summary['config']['steps']} steps want less"
     facts = [
-        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose} at width {width}{others}{longer}"),
-        _interval(best),
+        Fact("Rate to use", f"{2**rate:.3g}", f"2^{rate:.2f}, for {whose(name)} at width {width}{others}{longer}"),
+        interval(best["best_log2_lr_ci"][-1], best["seeds"]),
         missing_it(best, records),
     ]
     if len(best["widths"]) > 1:
         span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
         facts.append(Fact(f"The best rate of {name} moves by", drift(best), span))
     return facts
+
+
+def whose(name: str) -> str:
+    """Name a recipe, and say so if it is the default."""
+    return f"{name}, Surefoot's default recipe," if name == Optimisation.method else name
 
 
 def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
@@ -211,18 +213,20 @@ def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
     """
     missing = _missed(best, records)
     costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
-    ends = [f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, _ENDS, strict=True)]
+    ends = [
+        f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, ("lowest", "highest"), strict=True)
+    ]
     short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
     return Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{at}{short}")
 
 
-def _interval(best: Entry) -> Fact:
-    interval, seeds = best["best_log2_lr_ci"][-1], best["seeds"]
-    if interval is None:
-        note = f"it needs three seeds and this sweep has {seeds}: --seeds 3, in another directory"
+def interval(ends: Sequence[float] | None, seeds: int, has: str = "this sweep has", but: str = "") -> Fact:
+    """Say where the rate to use lies, or that it needs more seeds; `but` is what the interval does not contain."""
+    if ends is None:
+        note = f"it needs three seeds and {has} {seeds}: --seeds 3, in another directory"
         return Fact("Its 95 % interval", "not measured", note)
-    low, high = map(lr, interval)
-    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds")
+    low, high = map(lr, ends)
+    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds{but}")
 
 
 def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -287,16 +291,9 @@ def runs(records: Sequence[Record], of: str = "width") -> Table:
     rows = [
         [
             r["recipe"], str(r["width"]), f"{2 ** r['log2_lr']:.3g} (2^{r['log2_lr']:.3f})", str(r["seed"]),
-            str(r["steps"]), _loss(r["val_loss"]), _loss(r["train_loss"]), f"{r['seconds']:.1f}", _state(r),
+            str(r["steps"]), *("" if r[loss] is None else f"{r[loss]:.4f}" for loss in ("val_loss", "train_loss")),
+            f"{r['seconds']:.1f}", str(r.get("failed") or ("diverged" if r["diverged"] else "finished")),
         ]
         for r in records
     ]  # fmt: skip
     return Table("Every run", head, rows)
-
-
-def _loss(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4f}"
-
-
-def _state(record: Record) -> str:
-    return str(record.get("failed") or ("diverged" if record["diverged"] else "finished"))
