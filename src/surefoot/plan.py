@@ -3,89 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds
+from surefoot.discovery.kinds import Kind
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.geometry import Identity
 from surefoot.geometry.base import ChangeBounds
 from surefoot.identity import by_plain_name, digest, label, plain_name
-from surefoot.initialise import AsBuilt, generator_for
+from surefoot.initialise import AsBuilt
+from surefoot.placement import Placement
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Role
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import require_positive
-from surefoot.views import Shape
 
-
-@dataclass(frozen=True)
-class Placement:
-    """One parameter's role and the reason for it.
-
-    Args:
-        role: the role.
-        why: the reason, in words.
-        shape: of the parameter.
-
-    Raises:
-        ValueError: the role's view does not fit the shape, or its geometry not the view's blocks.
-
-    >>> from surefoot.roles import NATURAL
-    >>> Placement(NATURAL["linear"], "as given", (8, 4)).blocks
-    ((1, 8, 4),)
-    """
-
-    role: Role
-    why: str
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for geometry in (self.role.geometry, self.role.weight_geometry):
-            if not isinstance(geometry, Identity) and len(self.blocks[0]) - 1 != geometry.ndim:
-                takes = f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view"
-                raise ValueError(f"{takes} {type(self.role.view).__name__} gives blocks of shape {self.blocks[0]}")
-
-    @cached_property
-    def blocks(self) -> tuple[Shape, ...]:
-        """The shapes of the blocks that the norm is taken over."""
-        return self.role.view.blocks(self.shape)
-
-    @property
-    def projections(self) -> tuple[Shape, ...]:
-        """`blocks`, before they were cut into heads."""
-        return self.role.view.whole.blocks(self.shape)
-
-    @cached_property
-    def digest(self) -> str:
-        """16 hexadecimal digits of shape and role, the same in every process; a checkpoint carries it."""
-        return digest((self.shape, self.role))
-
-    @property
-    def promise(self) -> str:
-        """What holds of the weight's norm, in words; the norm is named where it is not the step's."""
-        name = "norm" if self.role.weight_norm is None else f"{type(self.role.weight_norm).__name__} norm"
-        blocks = zip(self.stabilisers, self.blocks, strict=True)
-        return _once(stabiliser.describe(name, self.role.step_norm_bound(block)) for stabiliser, block in blocks)
-
-    @cached_property
-    def stabilisers(self) -> tuple[Stabiliser, ...]:
-        """The role's stabiliser for each block, with its radius in plain numbers."""
-        return tuple(self.role.stabiliser.scaled(self.role.radius_unit(block), block) for block in self.blocks)
-
-    @torch.no_grad()
-    def fill_(self, parameter: Tensor, name: str, seed: int) -> None:
-        """Write the parameter's initial value: that of its role, deterministic in (name, seed)."""
-        view, generator = self.role.view, generator_for(name, seed)
-        for block in (blocks := [block.clone() for block in view.split(parameter)]):  # also of strides no view follows
-            self.role.initial.fill_(block, generator)
-        parameter.copy_(view.join(blocks, self.shape))
+__all__ = ["Placement", "Plan"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +86,7 @@ class Plan:
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():
             try:
-                found[name] = _placed(model, name, decide(name, kind, changes.get(name), recipe, stabiliser))
+                found[name] = _placed(model, name, kind, decide(name, kind, changes.get(name), recipe, stabiliser))
             except ValueError:
                 if parameters[name].requires_grad:  # a frozen one whose shape no role takes is left out
                     raise
@@ -178,8 +117,8 @@ class Plan:
         return {label(norm): power for norm in norms if (power := norm.smoothness_exponent) is not None}
 
     def rows(self) -> list[dict[str, str]]:
-        """One dictionary of strings per parameter: the plan as a table, and as JSON."""
-        return [_row(name, placement) for name, placement in self.placements.items()]
+        """The plan as a table, and as JSON: a dictionary per parameter, or per fused part where their roles differ."""
+        return [row for name, placement in self.placements.items() for row in placement.rows(name)]
 
     def __str__(self) -> str:
         if not (rows := self.rows()):
@@ -189,7 +128,7 @@ class Plan:
         lines = ["  ".join(text.ljust(width[column]) for column, text in row.items()).rstrip() for row in table]
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
-        total = f"{len(rows)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
+        total = f"{len(self)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
         growth = ((name, f"grows as width**{a:g}" if a else "does not grow") for name, a in self.smoothness().items())
         facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth]
         return "\n".join([lines[0], rule, *lines[1:], rule, *facts, total])
@@ -227,8 +166,8 @@ class Plan:
             role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
             if norm := max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0):
                 require_positive(f"{name}'s norm", norm, 1)
-                role = replace(role, radius_unit=Constant(float(f"{norm:.4g}")))
-            placements[name] = replace(placement, role=role)
+                placement = placement.with_roles(partial(replace, radius_unit=Constant(float(f"{norm:.4g}"))))
+            placements[name] = placement
         return Plan(f"{self.recipe}, relative", placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -260,7 +199,7 @@ class Plan:
             left = parameter.is_meta or not parameter.requires_grad
             if not (left or hasattr(parameter, "device_mesh")):
                 fill_(parameter)
-            elif not left and not isinstance(self[name].role.initial, AsBuilt):
+            elif not left and not all(isinstance(role.initial, AsBuilt) for role in self[name].roles):
                 split[parameter] = fill_
         if split:
             from surefoot.mesh.groups import scatter_  # imports torch.distributed
@@ -268,33 +207,16 @@ class Plan:
             scatter_(split)
 
 
-def _placed(model: nn.Module, name: str, decided: tuple[Role, str] | None) -> Placement | None:
+def _placed(model: nn.Module, name: str, kind: Kind | None, decided: tuple[list[Role], str] | None) -> Placement | None:
     if decided is None:
         return None
-    (role, why), p = decided, model.get_parameter(name)
+    ((role, *values), why), p = decided, model.get_parameter(name)
+    shape, why = tuple(p.shape), why if p.requires_grad else f"frozen; {why}"
     try:
-        return Placement(role, why if p.requires_grad else f"frozen; {why}", tuple(p.shape))
+        placement = Placement(role, why, shape)
     except ValueError as error:
         raise ValueError(f"{name} cannot be {role.name}: {error}") from None
-
-
-def _row(name: str, placement: Placement) -> dict[str, str]:
-    role, blocks = placement.role, placement.blocks
-    return {
-        "name": name,
-        "shape": "x".join(map(str, placement.shape)) or "scalar",
-        "layout": label(role.view),
-        "role": role.name,
-        "fan in": _once(str(block[-1]) for block in placement.projections),
-        "fan out": _once(str(block[1]) if len(block) > 2 else "-" for block in placement.projections),
-        "norm": label(role.geometry),
-        "init": _once(role.initial.describe(block) for block in blocks),
-        "lr scale": _once(f"{role.lr_scale(block):.4g}" for block in blocks),
-        "promise": placement.promise,
-        "why": placement.why,
-    }
-
-
-def _once(texts: Iterable[str]) -> str:
-    """The texts of a parameter's blocks, equal ones once."""
-    return ", ".join(dict.fromkeys(texts))
+    if values in ([], [role]) or sum(block[0] for block in placement.projections) == 1:
+        return placement
+    roles = (*(role,) * (len(placement.blocks) - 1), *values)
+    return replace(placement, by_block=roles, parts=kind.heads.parts if kind and kind.heads else ())

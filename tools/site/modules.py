@@ -15,6 +15,7 @@ LAYERS = (
     ("stabilise", "momentum", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
+    ("placement",),
     ("plan",),
     ("layers",),
     ("monitor", "step"),

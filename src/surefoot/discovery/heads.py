@@ -39,6 +39,10 @@ QK_NORMS = (
 """Attributes of attention modules that are the norms of queries and keys."""
 
 
+Known = tuple[int | None, str, tuple[str, ...]]
+"""Rows of a head of a layer, None where they are not known, the reason, and what is fused in the layer, in order."""
+
+
 @dataclass(frozen=True)
 class Part:
     """W_q, W_k or W_v of an attention module: the matrix of a layer, or one of several that are fused in it.
@@ -113,20 +117,20 @@ def _count(view: View, layer: nn.Module) -> int:
         return 3
 
 
-def found_heads(owner: nn.Module) -> dict[nn.Module, tuple[int | None, str]]:
+def found_heads(owner: nn.Module) -> dict[nn.Module, Known]:
     """What the names below an attention module tell of its linear layers.
 
     Args:
         owner: any module.
 
     Returns:
-        Layer -> rows of a head, None where they are not known, and the reason; empty for a module that is no attention
-        layer by its attributes.
+        Layer -> rows of a head, None where they are not known, the reason, and what is fused in it; empty for a module
+        that is no attention layer by its attributes.
 
     >>> layer = nn.Module()
     >>> layer.query, layer.key, layer.value, layer.head_dim = (*(nn.Linear(8, 8) for _ in "qkv"), 4)
     >>> list(found_heads(layer).values())
-    [(4, 'query by the name `query`'), (4, 'key by the name `key`')]
+    [(4, 'query by the name `query`', ('query',)), (4, 'key by the name `key`', ('key',))]
     """
     layers: dict[nn.Module, list[tuple[str, Part]]] = defaultdict(list)
     for what, part in parts(owner).items():
@@ -134,45 +138,43 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, tuple[int | None, str]]:
     if not layers or isinstance(owner, nn.MultiheadAttention):
         return {} if layers else _unnamed(owner)
     size = head_dim_of(owner)
-    found: dict[nn.Module, tuple[int | None, str]] = {}
+    found: dict[nn.Module, Known] = {}
     for layer, given in layers.items():
-        names = [what for what, _ in given]
+        names = tuple(what for what, _ in given)
         why = f"{', '.join(names)} by the name `{given[0][1].name}`"
         if len(names) > 1 and names[-1] != "value":
-            found[layer] = None, f"{why}, {names[-1]} last: one norm for each"
-        elif names != ["value"] and size is None:
-            found[layer] = None, f"{why}, but {_UNKNOWN} says how many rows a head has: {_REMEDY}"
-        elif names != ["value"]:
-            found[layer] = size, why
+            found[layer] = None, f"{why}, {names[-1]} last: one norm for each", names
+        elif names != ("value",) and size is None:
+            found[layer] = None, f"{why}, but {_UNKNOWN} says how many rows a head has: {_REMEDY}", names
+        elif names != ("value",):
+            found[layer] = size, why, names
     return found
 
 
 def heads(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with the heads of what gives queries and keys, or why they are not known."""
-    layers: dict[nn.Module, tuple[int | None, str]] = {}
+    layers: dict[nn.Module, Known] = {}
     for owner in search.own:
         layers |= found_heads(owner)
     found = dict(kinds)
-    for layer, (size, how) in layers.items():
+    for layer, (size, how, names) in layers.items():
         name, weight = search.own[layer].get("weight", ("", None))
-        if weight is not None and (kind := kinds[name]) and kind.name == "linear":
-            given = size and _heads(kind, weight, size)
-            how += f", whose rows are no whole number of heads of {size}" if size and not given else ""
-            known = replace(kind, heads=replace(given, why=how)) if given else None
-            found[name] = known or replace(kind, why=f"{kind.why}; {how}")
+        if weight is None or not (kind := kinds[name]) or kind.name != "linear":
+            continue
+        if size and _are_whole(kind, weight, size):
+            found[name] = replace(kind, heads=Heads(size, names, how))
+        else:
+            how += f", whose rows are no whole number of heads of {size}" if size else ""
+            found[name] = replace(kind, why=f"{kind.why}; {how}")
     return found
 
 
-def _heads(kind: Kind, weight: nn.Parameter, size: int) -> Heads | None:
-    """The heads of a weight, if the rows of every projection in it are a whole number of them."""
+def _are_whole(kind: Kind, weight: nn.Parameter, size: int) -> bool:
+    """Whether the rows of every projection in a weight are a whole number of heads."""
     try:
-        blocks = (kind.view or Matrix()).blocks(tuple(weight.shape))
+        return all(block[-2] % size == 0 for block in (kind.view or Matrix()).blocks(tuple(weight.shape)))
     except ValueError:  # the view does not fit: said where the role is placed
-        return None
-    _, rows, width = blocks[-1]
-    several = sum(block[0] * block[-2] for block in blocks) > rows + size  # heads before the values
-    whole = all(block[-2] % size == 0 for block in blocks)
-    return Heads(size, apart=several and (rows == size or rows != width)) if whole else None
+        return False
 
 
 def attention_by(owner: nn.Module) -> str | None:
@@ -183,11 +185,11 @@ def attention_by(owner: nn.Module) -> str | None:
     return None if not two or layouts_of(owner) or any(map(parts, owner.modules())) else by
 
 
-def _unnamed(owner: nn.Module) -> dict[nn.Module, tuple[int | None, str]]:
+def _unnamed(owner: nn.Module) -> dict[nn.Module, Known]:
     """The reason of every linear layer of a module that seems to be an attention layer."""
     by = attention_by(owner)
     why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {_REMEDY}"
-    return dict.fromkeys(_linear_layers(owner), (None, why)) if by else {}
+    return dict.fromkeys(_linear_layers(owner), (None, why, ())) if by else {}
 
 
 def _linear_layers(owner: nn.Module) -> list[nn.Module]:

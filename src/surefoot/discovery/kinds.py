@@ -27,8 +27,7 @@ class Heads:
 
     Args:
         dim: rows of a head.
-        apart: values are fused with two heads or more, and their size does not tell their rate and initial values from
-            those of the heads: they are no square matrix, or have the rows of a single head.
+        parts: what is fused in the matrix, in order; the last of several is no query or key, and is left whole.
         why: how it is known.
 
     >>> Heads(64).dim
@@ -36,7 +35,7 @@ class Heads:
     """
 
     dim: int
-    apart: bool = False
+    parts: tuple[str, ...] = ()
     why: str = "queries and keys by type"
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.discovery.by_place import BesideValues, BesideValuesScale, queries_with_keys
-from surefoot.discovery.kinds import Change, Heads, Kind, Kinds, Search
+from surefoot.discovery.kinds import Change, Kind, Kinds, Search
 from surefoot.recipes import Recipe
 from surefoot.recipes.depth import Branches
 from surefoot.roles import Role
-from surefoot.scaling import HeadScale, Scale
 from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
 from surefoot.views import PerHead
 
@@ -22,8 +20,9 @@ Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Override = tuple[Where, Change]
 """`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name
 (the recipe's role, without a layout, heads or branches that were found), a `Role`, or a function of the role that all
-rules together give to another. No rule follows, and of other parameters' roles none changes, except those of what is
-added to a tied table: they follow its name."""
+rules together give to another. The function is applied to the role of each block where they differ; if it changes the
+layout, the first block's role then holds for all. No rule follows, and of other parameters' roles none changes, except
+those of what is added to a tied table: they follow its name."""
 
 _CHANGES = "a role's name, a Role, or a function of the role found: `lambda role: replace(role, stabiliser=...)`"
 
@@ -50,29 +49,7 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     """
     if type(head_dim) is not int or head_dim < 1:
         raise ValueError(f"head_dim is a positive whole number of rows, not {head_dim!r}")
-    return lambda role: _rescaled(
-        replace(role, view=PerHead(head_dim, role.view.whole)),
-        lambda scale: replace(scale, head_dim=head_dim) if isinstance(scale, HeadScale) else scale,
-    )
-
-
-def _rescaled(role: Role, change: Callable[[Scale], Scale]) -> Role:
-    """The role with its rate's scale changed, and its decay's alike."""
-    stabiliser = role.stabiliser
-    if isinstance(stabiliser, DecoupledWeightDecay):
-        stabiliser = replace(stabiliser, lr_scale=change(stabiliser.lr_scale))
-    return replace(role, lr_scale=change(role.lr_scale), stabiliser=stabiliser)
-
-
-def _in_heads(role: Role, linear: Role, heads: Heads) -> Role:
-    """The role of queries or keys, or of a matrix in which values are fused with them: those keep the linear role's."""
-    view, initial = role.view, role.initial
-    scale: Scale = HeadScale(heads.dim, role.lr_scale, linear.lr_scale)
-    if heads.apart:
-        view, initial = queries_with_keys(view, heads.dim), BesideValues(initial, linear.initial)
-        scale = BesideValuesScale(role.lr_scale, linear.lr_scale)
-    view = PerHead(heads.dim, view, values=False)
-    return _rescaled(replace(role, view=view, initial=initial), lambda _: scale)
+    return lambda role: replace(role, view=PerHead(head_dim, role.view.whole))
 
 
 def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Change, str]]:
@@ -139,7 +116,7 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
 
 def decide(
     name: str, kind: Kind | None, override: tuple[Change, str] | None, recipe: Recipe, stabiliser: Stabiliser | None
-) -> tuple[Role, str] | None:
+) -> tuple[list[Role], str] | None:
     """Role of a parameter from its kind and its override.
 
     Args:
@@ -151,7 +128,8 @@ def decide(
             an override is applied after it.
 
     Returns:
-        The role and the reason; None if there is neither a kind nor an override.
+        The role, behind that of queries and keys that of the values that may be fused with them, and the reason; None
+        if there is neither a kind nor an override.
 
     Raises:
         ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
@@ -159,24 +137,33 @@ def decide(
     """
     change, label = override or (None, "")
     if isinstance(change, Role):
-        return change, label
+        return [change], label
     if kind is None and callable(change):
         raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
     if kind is None:
         return None
     why = kind.why
     try:
-        role = kind.adapt(recipe.role(kind.name))
+        roles = [kind.adapt(recipe.role(kind.name))]
         if kind.heads and "heads" in recipe.table:
             why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
-            role = _in_heads(kind.adapt(recipe.table["heads"]), role, kind.heads)
+            roles = _in_heads(kind.adapt(recipe.table["heads"]), roles[0], kind.heads.dim)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if kind.branches and recipe.depth and not isinstance(change, Branches):
-        role = recipe.depth.of(kind.branches)(role)
-    role = replace(role, stabiliser=stabiliser) if stabiliser else role
+        roles = [recipe.depth.of(kind.branches)(role) for role in roles]
+    roles = [replace(role, stabiliser=stabiliser) for role in roles] if stabiliser else roles
     if not callable(change):
-        return role, why
-    if not isinstance(changed := change(role), Role):
-        raise ValueError(f"{name}: the function of {label} returned {changed!r}: give {_CHANGES}")
-    return changed, why
+        return roles, why
+    changed = [change(role) for role in roles]
+    if wrong := [each for each in changed if not isinstance(each, Role)]:
+        raise ValueError(f"{name}: the function of {label} returned {wrong[0]!r}: give {_CHANGES}")
+    return changed if changed[0].view == roles[0].view else changed[:1], why
+
+
+def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
+    """The role of queries and keys, and that of values fused with them: in rate and initial values the linear one."""
+    role, stabiliser = replace(role, view=PerHead(dim, role.view, values=False)), role.stabiliser
+    if isinstance(stabiliser, DecoupledWeightDecay):
+        stabiliser = replace(stabiliser, lr_scale=linear.lr_scale)
+    return [role, replace(role, lr_scale=linear.lr_scale, initial=linear.initial, stabiliser=stabiliser)]

@@ -104,7 +104,7 @@ def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTra
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
     heads = Heads(module.head_dim)
-    three = replace(heads, apart=module.num_heads == 1)
+    three = replace(heads, parts=("query", "key", "value"))
     fused = {
         "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3), heads=three),
         "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),

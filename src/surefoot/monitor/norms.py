@@ -68,8 +68,8 @@ def stability(
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
     caches = split_by_block({**(cache or {}), **(state or {})}, placement.blocks)
-    parts = zip(blocks, placement.stabilisers, caches, strict=True)
-    reports = [_of_block(w, role, stabiliser, lr, known, state or {}) for w, stabiliser, known in parts]
+    parts = zip(blocks, placement.roles, placement.stabilisers, caches, strict=True)
+    reports = [_of_block(w, own, stabiliser, lr, known, state or {}) for w, own, stabiliser, known in parts]
     return [numbers for block, _ in reports for numbers in block], join_blocks([new for _, new in reports])
 
 

@@ -146,9 +146,7 @@ class Batch:
 
 def rules(placement: Placement) -> list[Rule]:
     """The rule of each block."""
-    role = placement.role
-    pairs = zip(placement.stabilisers, placement.blocks, strict=True)
-    return [(role, stabiliser, role.lr_scale(block)) for stabiliser, block in pairs]
+    return list(zip(placement.roles, placement.stabilisers, placement.lr_scales, strict=True))
 
 
 @torch.no_grad()
@@ -165,7 +163,7 @@ def init_state(placement: Placement, w: Tensor) -> State:
 def alike(leaf: Leaf) -> Any:
     """Equal for parameters that are stacked together."""
     value, placement = leaf.value, leaf.placement
-    return placement.role, placement.shape, value.dtype, value.device, leaf.agreed is None, id(leaf.group)
+    return placement.roles, placement.shape, value.dtype, value.device, leaf.agreed is None, id(leaf.group)
 
 
 def batches(

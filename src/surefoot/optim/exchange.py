@@ -178,7 +178,7 @@ class Exchange:
 
     def _alike(self, job: Job) -> Any:
         """Equal for jobs that are stepped together."""
-        return job.placement.role, job.placement.shape, job.shard.way, id(self._groups[job.shard.p])
+        return job.placement.roles, job.placement.shape, job.shard.way, id(self._groups[job.shard.p])
 
     def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Job, list[Tensor]]:
         """Take the owner's part of the step of like jobs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ class SteepestDescent(Optimizer):
             raise
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
-            self._placements[p] = replace(placement, role=self._roles.setdefault(placement.role, placement.role))
+            self._placements[p] = placement.with_roles(lambda role: self._roles.setdefault(role, role))
         self._prepare(group["params"])
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
         group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
@@ -222,7 +221,7 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
-            param_groups.check_saved(hooked, self.param_groups, self._names, self._new_state)
+            param_groups.check_saved(hooked, self.param_groups, self._names, self._placements, self._new_state)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
@@ -236,6 +235,7 @@ class SteepestDescent(Optimizer):
         """Take a loaded state as it was saved, before torch has cast it, and store it as `precision` says."""
         self._bounds.clear()  # the state may be of other weights
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
+            ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 for key, value in loaded["state"].get(index, {}).items():
                     whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None

@@ -6,21 +6,25 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.identity import by_plain_name
+from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import ADDED, Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
+from surefoot.scaling import FanRatio, HeadScale
+from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.views import PerHead
 
-FORMAT = 2
-"""Version of the state dictionary's layout."""
+FORMAT = 3
+"""Version of the state dictionary: in 2, which is read, values that are fused with queries had no role of their own."""
 
 
 def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Iterable[Any], Callable[[], None]]:
@@ -168,7 +172,11 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
 
 
 def check_saved(
-    saved: Mapping[str, Any], present: list[dict[str, Any]], names: Mapping[Tensor, str], new: Callable[[Tensor], State]
+    saved: Mapping[str, Any],
+    present: list[dict[str, Any]],
+    names: Mapping[Tensor, str],
+    placements: Mapping[Tensor, Placement],
+    new: Callable[[Tensor], State],
 ) -> None:
     """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
 
@@ -179,14 +187,15 @@ def check_saved(
         saved: the state dictionary.
         present: the optimizer's parameter groups.
         names: of their parameters.
+        placements: likewise.
         new: from a parameter to a state with the entries, shapes and dtypes that its own has.
     """
     parameters: dict[Any, Tensor] = {}
     for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
-        if theirs.get("format") != FORMAT:
+        if (version := theirs.get("format")) not in (2, FORMAT):
             raise ValueError(
                 f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
-                f"{theirs.get('format')}: continue it with the version of surefoot that saved it, or load the model's "
+                f"{version}: continue it with the version of surefoot that saved it, or load the model's "
                 "weights alone and start with a new optimizer"
             )
         then, now = len(theirs["params"]), len(ours["params"])
@@ -199,10 +208,11 @@ def check_saved(
                 "out; load the model's weights alone and start with a new optimizer"
             )
         for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
-            if then != now:
+            if then != now and not (version == 2 and then == _digest_2(placements[p])):
                 raise ValueError(
                     f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
                     f"{then}, now {now}; build the optimizer with the recipe and overrides of the checkpoint"
+                    + (", or continue it with the version of surefoot that saved it" if version == 2 else "")
                 )
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
@@ -213,6 +223,18 @@ def check_saved(
                 f"{names[p]}: {problem}; nothing was changed. Load a checkpoint that was saved for this model, or the "
                 "model's weights alone, and start with a new optimizer"
             )
+
+
+def _digest_2(placement: Placement) -> str:
+    """A placement's digest in format 2, where heads and what was fused with them had a scale by their rows."""
+    role, stabiliser = placement.role, placement.role.stabiliser
+    if isinstance(role.view, PerHead):
+        others = placement.roles[-1].lr_scale if placement.by_block else FanRatio()  # of all recipes with heads
+        scale = HeadScale(role.view.head_dim, role.lr_scale, others)
+        if isinstance(stabiliser, DecoupledWeightDecay) and stabiliser.lr_scale == role.lr_scale:
+            stabiliser = replace(stabiliser, lr_scale=scale)
+        role = replace(role, lr_scale=scale, stabiliser=stabiliser)
+    return digest((placement.shape, role))
 
 
 def _unfit(entries: Mapping[str, Any], new: State, p: Tensor) -> str:

@@ -85,7 +85,7 @@ def shared(placement: Placement) -> bool:
 
 def of_any_size(placement: Placement) -> Role:
     """A placement's role with the scale and the radius that it has there, whatever size a part is."""
-    scale = Constant(placement.role.lr_scale(placement.blocks[0]))
+    scale = Constant(placement.lr_scales[0])
     return replace(placement.role, lr_scale=scale, stabiliser=placement.stabilisers[0], radius_unit=Constant())
 
 

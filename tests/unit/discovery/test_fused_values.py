@@ -1,5 +1,7 @@
-"""Values that are fused with queries and keys start and move as values of a layer of their own."""
+"""Values that are fused with queries and keys have a role of their own: they start and move as in a layer of theirs."""
 
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from discovery_helpers import of_class
 from torch import nn
 
-from surefoot import HeadScale, Plan, SquareNormal
+from surefoot import Plan, SquareNormal, SteepestDescent, per_head, recipes
 
 D, HEAD = 64, 8
 
@@ -55,15 +57,15 @@ def test_fused_values_have_the_rate_the_decay_and_the_initial_values_of_a_layer_
     plan = Plan.of(model, head=())
     name, placement = next((name, plan[name]) for name in plan if "out_proj" not in name)
     *queries, values = placement.blocks
-    alone, role = usual(rows), placement.role
+    alone, role, own = usual(rows), placement.role, placement.roles[-1]
     assert values == alone.blocks[0]
     assert sum(block[0] for block in queries) == heads
-    assert role.lr_scale(values) == alone.role.lr_scale(values)
+    assert placement.lr_scales == (*(2,) * len(queries), *alone.lr_scales)
     assert placement.stabilisers[-1] == alone.stabilisers[0]
-    assert role.initial.describe(values) == alone.role.initial.describe(values)
-    for block in queries:
-        assert role.lr_scale(block) == 2
-        assert role.initial.describe(block) == SquareNormal().describe(block)
+    assert own.initial == alone.role.initial
+    assert placement.roles[:-1] == (role,) * len(queries)
+    assert role.initial == SquareNormal()
+    assert (own.view, own.geometry, own.momentum) == (role.view, role.geometry, role.momentum)
     plan.initialise_(model)
     parts = role.view.split(model.get_parameter(name).detach())
     measured = torch.linalg.matrix_norm(parts[-1], 2) * (D / rows) ** 0.5
@@ -71,15 +73,87 @@ def test_fused_values_have_the_rate_the_decay_and_the_initial_values_of_a_layer_
     assert torch.equal(role.view.join(parts, placement.shape), model.get_parameter(name))
 
 
-@pytest.mark.parametrize("case", ["GPT-2", "torch"])
-def test_the_roles_of_square_values_are_what_they_were(case):
-    plan = Plan.of(FUSED[case][0], head=())
-    role = plan[next(iter(plan))].role
-    assert isinstance(role.lr_scale, HeadScale)
-    assert role.initial == SquareNormal()
+@pytest.mark.parametrize("case", FUSED)
+def test_the_table_says_queries_keys_and_values_on_three_lines(case):
+    model, _, rows = FUSED[case]
+    plan = Plan.of(model, head=())
+    lines = [row for row in plan.rows() if "out_proj" not in row["name"]]
+    assert [row["name"].partition("[")[2] for row in lines] == ["query]", "key]", "value]"]
+    assert [row["lr scale"] for row in lines] == ["2", "2", f"{usual(rows).lr_scales[0]:.4g}"]
+    assert (lines[0]["fan out"], lines[2]["fan out"]) == (str(D), str(rows))
+    assert f"{len(plan)} parameters" in str(plan)
 
 
-def test_a_single_head_of_keys_and_one_of_values_stay_as_they_are():
-    """GPT-2's cross attention: nothing tells the two apart."""
+@pytest.mark.parametrize("case", FUSED)
+def test_without_heads_all_have_one_role_and_one_line(case):
+    plan = Plan.of(FUSED[case][0], recipes.steady(per_head=False), head=())
+    assert [row["name"] for row in plan.rows()] == list(plan)
+    assert all(set(placement.roles) == {placement.role} for placement in plan.placements.values())
+
+
+def test_a_single_head_of_keys_is_told_from_one_of_values():
+    """GPT-2's cross attention."""
     model = owner("gpt2", "GPT2Attention", 2 * D, heads=1, is_cross_attention=True)
-    assert isinstance(Plan.of(model, head=())["c_attn.weight"].role.lr_scale, HeadScale)
+    plan = Plan.of(model, head=())
+    assert plan["c_attn.weight"].lr_scales == (2, 1)
+    assert [row["name"] for row in plan.rows() if "weight" in row["name"]] == [
+        "c_attn.weight[key]",
+        "c_attn.weight[value]",
+    ]
+
+
+def test_a_function_that_changes_the_layout_has_the_role_of_queries_everywhere():
+    model = FUSED["GPT-2"][0]
+    placement = Plan.of(model, head=(), overrides=[("c_attn.weight", per_head(4))])["c_attn.weight"]
+    assert (placement.by_block, placement.lr_scales) == ((), (2,))
+    kept = Plan.of(model, head=(), overrides=[("c_attn.weight", lambda role: replace(role, name="own"))])
+    assert [role.name for role in kept["c_attn.weight"].roles] == ["own", "own"]
+    assert kept["c_attn.weight"].lr_scales == (2, 1)
+
+
+class Separate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.head_dim = *(nn.Linear(16, 16, bias=False) for _ in range(3)), 4
+
+
+FORMAT_2 = {
+    ("separate", recipes.steady): ["7ea727860c2a3e7f", "7ea727860c2a3e7f", "3d7d6248a788869c"],
+    ("separate", recipes.steady_bounded): ["6c1c324ce0441429", "6c1c324ce0441429", "ae12f6e74af6dee2"],
+    ("separate", recipes.steady_soap): ["ba5bc519fed990a7", "ba5bc519fed990a7", "0749657c3e07061d"],
+    ("fused", recipes.steady): ["8d249cf490eb7f34", "3d7d6248a788869c"],
+    ("fused", recipes.steady_bounded): ["9801e8687a8841e7", "ae12f6e74af6dee2"],
+    ("fused", recipes.steady_soap): ["2859e3ff82dbc001", "0749657c3e07061d"],
+}
+"""Digests of attention layers in checkpoints of format 2, as its version wrote them."""
+
+
+@pytest.mark.parametrize(("layer", "recipe"), FORMAT_2)
+def test_a_checkpoint_of_format_2_loads_where_nothing_but_the_format_differs(layer, recipe):
+    layer_of = {"separate": Separate, "fused": lambda: nn.MultiheadAttention(16, 4, bias=False)}[layer]
+    optimizers = []
+    for _ in range(2):
+        model = layer_of()
+        optimizers.append(SteepestDescent(model, Plan.of(model, recipe(), head=()), lr=0.1))
+        sum(p.square().sum() for p in model.parameters()).backward()
+        optimizers[-1].step()
+    saved = copy.deepcopy(optimizers[0].state_dict())
+    (group,) = saved["param_groups"]
+    group |= {"format": 2, "plan": FORMAT_2[layer, recipe]}
+    optimizers[1].load_state_dict(saved)
+    assert optimizers[1].state_dict()["param_groups"][0] == optimizers[0].state_dict()["param_groups"][0]
+    for p, q in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
+        assert p.keys() == q.keys()
+        assert all(torch.equal(p[name], q[name]) for name in p)
+    group["plan"] = group["plan"][::-1]
+    with pytest.raises(ValueError, match="another plan"):
+        optimizers[1].load_state_dict(saved)
+
+
+def test_a_checkpoint_of_format_2_with_values_beside_one_head_is_refused_by_name_with_the_remedy():
+    model = nn.MultiheadAttention(16, 1, bias=False)
+    optimizer = SteepestDescent(model, Plan.of(model, head=()), lr=0.1)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0] |= {"format": 2, "plan": ["be14540959aa1e3e", "3d7d6248a788869c"]}
+    with pytest.raises(ValueError, match=r"in_proj_weight .* continue it with the version of surefoot that saved it"):
+        optimizer.load_state_dict(saved)

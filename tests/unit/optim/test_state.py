@@ -171,7 +171,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_with_the_remedy():
     saved = optimizer.state_dict()
     for group in saved["param_groups"]:
         group["format"], group["plan"] = 1, "0123456789abcdef"
-    with pytest.raises(ValueError, match=r"format 2 but 1: continue it with the version of surefoot that saved it, or"):
+    with pytest.raises(ValueError, match=r"format 3 but 1: continue it with the version of surefoot that saved it, or"):
         optimizer.load_state_dict(saved)
 
 

@@ -79,7 +79,7 @@ def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
     bound = max(scheme.bound for scheme in placement.stabilisers)
     if math.isfinite(bound):
         return Layer(placement.role.name, unit, bound, bound * MARGIN)
-    longer = max(1.0, *map(natural.role.lr_scale, natural.blocks))
+    longer = max(1.0, *natural.lr_scales)
     return Layer(placement.role.name, unit, None, limit * unit * longer)
 
 
