@@ -16,25 +16,6 @@ KINDS = ("transfer", "extrapolate", "compare", "train", "coordcheck")
 _MISSING = object()
 
 
-def parse(text: str) -> Any:
-    """Read JSON, without a key twice in one object, of which other readers take the last.
-
-    Args:
-        text: of a file.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: it is not JSON, or has a key twice.
-
-    >>> parse('{"steps": 75, "steps": 150}')
-    Traceback (most recent call last):
-    ValueError: the key "steps" twice
-    """
-    return json.loads(text, object_pairs_hook=_unique)
-
-
 def read(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
@@ -49,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
         ValueError: it is damaged, or holds another value; the message names it.
     """
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(value, dict):
@@ -87,6 +68,12 @@ def _kind_without_name(config: Mapping[str, Any]) -> str | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without a key twice, of which other readers take the last.
+
+    >>> json.loads('{"steps": 75, "steps": 150}', object_pairs_hook=_unique)
+    Traceback (most recent call last):
+    ValueError: the key "steps" twice
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -172,12 +159,10 @@ def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:
         write_json(path, wanted)
         return
     try:
-        there = parse(path.read_text(encoding="utf-8"))
+        there = read(path)
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): choose another directory") from None
-    if isinstance(there, dict) and "kind" not in there:  # of an earlier version
-        wanted = {key: value for key, value in wanted.items() if key != "kind"}
-    if differing := differences(there, wanted):
+        raise ValueError(f"{error}: choose another directory") from None
+    if differing := differences({"kind": wanted["kind"], **there}, wanted):  # an earlier version has not named it
         raise ValueError(
             f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
             "Choose another directory, or repeat the arguments it was started with to resume it"

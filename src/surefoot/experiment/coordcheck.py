@@ -85,16 +85,18 @@ def check(
     _check_widths(config, corpus, widths)
     common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
-    with claimed(directory, "coordcheck", common, RESULTS):
-        with Log(directory / RESULTS, ("width", "seed")) as log:
-            done = {(record["width"], record["seed"]): record for record in finished(log.records)}
-            runs = [config.replace(width=width, seed=seed) for width in sorted(widths) for seed in seeds]
-            for record in _measured([run for run in runs if _key(run) not in done], corpus, executor, data):
-                done[record["width"], record["seed"]] = record
-                log.append(record)
-                on_record(record)
-        slopes = evaluate(_require_finished([done[_key(run)] for run in runs]), band)
-        summary = {**slopes, "config": common, "environment": environment()}
+    with claimed(directory, "coordcheck", common, RESULTS), Log(directory / RESULTS, ("width", "seed")) as log:
+        done = {(record["width"], record["seed"]): record for record in finished(log.records)}
+        keys = [(width, seed) for width in sorted(widths) for seed in seeds]
+        missing = [config.replace(width=width, seed=seed) for width, seed in keys if (width, seed) not in done]
+        for record in _measured(missing, corpus, executor, data):
+            done[record["width"], record["seed"]] = record
+            log.append(record)
+            on_record(record)
+        records = [done[key] for key in keys]
+        if failed := ["width {width}, seed {seed}: {failed}".format(**r) for r in records if "failed" in r]:
+            raise SweepError("; ".join(failed))
+        summary = {**evaluate(records, band), "config": common, "environment": environment()}
         write_json(directory / SUMMARY, summary)
     return summary
 
@@ -102,16 +104,6 @@ def check(
 def finished(records: Iterable[Record]) -> list[Record]:
     """The records of the runs that were not killed."""
     return [record for record in records if "failed" not in record]
-
-
-def _require_finished(records: list[Record]) -> list[Record]:
-    if failed := ["width {width}, seed {seed}: {failed}".format(**r) for r in records if "failed" in r]:
-        raise SweepError("; ".join(failed))
-    return records
-
-
-def _key(run: TrainConfig) -> tuple[int, int]:
-    return run.architecture.width, run.seed
 
 
 @dataclass(frozen=True)
@@ -141,8 +133,8 @@ def _measured(
     with closing(executor):
         for part, end in outcomes(executor, _measure_part, lambda: waiting):
             waiting.remove(part)
-            width, seed = _key(part.config)
-            yield {"width": width, "seed": seed, "failed": f"killed twice: {end}"} if isinstance(end, Killed) else end
+            size = {"width": part.config.architecture.width, "seed": part.config.seed}
+            yield {**size, "failed": f"killed twice: {end}"} if isinstance(end, Killed) else end
 
 
 def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:

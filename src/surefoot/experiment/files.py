@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     Raises:
         OSError: a content cannot be written, and no file is replaced; or a file cannot be replaced.
     """
-    temporaries = {path: _temporary(path) for path in contents}
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
     try:
         for path, temporary in temporaries.items():
             with temporary.open("wb") as file:
@@ -76,10 +75,6 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def sync_directory(path: Path) -> None:
@@ -105,22 +100,14 @@ def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:
     Raises:
         ValueError: another line is not a JSON object, or a record lacks a key; the message names file and line.
     """
-    return _parse(path, _bytes(path), keys)[0]
+    return _parse(path, keys)[0]
 
 
-def _bytes(path: Path) -> bytes:
-    """Content of a regular file; empty for a device (reading /dev/full never ends) or if it does not exist."""
-    try:
-        return path.read_bytes() if stat.S_ISREG(path.stat().st_mode) else b""
-    except FileNotFoundError:
-        return b""
-
-
-def _parse(path: Path, content: bytes, keys: Sequence[str]) -> tuple[list[Record], int]:
+def _parse(path: Path, keys: Sequence[str]) -> tuple[list[Record], int]:
     """Records, and the number of bytes of their lines."""
     records: list[Record] = []
     sound = 0
-    lines = content.splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []  # reading /dev/full never ends
     for number, line in enumerate(lines, start=1):
         record = _record(line)
         if record is None and number == len(lines):
@@ -159,7 +146,7 @@ class Log:
     def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
         self.path = path
         self.records: list[Record]
-        self.records, sound = _parse(path, _bytes(path), keys)
+        self.records, sound = _parse(path, keys)
         try:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
         except OSError as error:

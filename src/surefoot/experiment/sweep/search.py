@@ -165,12 +165,12 @@ def closer_rates(means: Mapping[float, float | None]) -> tuple[float, ...]:
     >>> closer_rates({-5.0: 2.2, -4.5: 2.1, -4.0: 2.0, -3.5: 2.1, -3.0: 2.3})
     (-4.25, -3.75)
     """
-    finite = {rate: mean for rate, mean in means.items() if mean is not None}
-    best = min(finite, key=lambda rate: (finite[rate], rate))
+    best = _best(means)
+    assert best is not None, "an interior rate has not diverged"
     gaps = {
         (low + high) / 2: high - low
         for low, high in pairwise(sorted(means))
-        if abs((low + high) / 2 - best) <= COARSE_OCTAVES and (low in finite or high in finite)
+        if abs((low + high) / 2 - best) <= COARSE_OCTAVES and not (means[low] is None and means[high] is None)
     }
     widest = [middle for middle, gap in gaps.items() if gap == max(gaps.values())]
     return tuple(sorted(widest, key=lambda middle: abs(middle - best))[:2])
@@ -179,18 +179,20 @@ def closer_rates(means: Mapping[float, float | None]) -> tuple[float, ...]:
 def _wanted(means: Mapping[float, float | None], centre: float) -> list[float]:
     if not means:
         return [centre, centre - COARSE_OCTAVES, centre + COARSE_OCTAVES]
-    finite = {rate: mean for rate, mean in means.items() if mean is not None}
-    if not finite:
+    if (best := _best(means)) is None:
         return [min(means) - COARSE_OCTAVES]
-    best = min(finite, key=lambda rate: (finite[rate], rate))
-    extension = [_beyond(best, means, side) for side in (-1, 1)]
-    if any(rate is not None for rate in extension):
-        return [rate for rate in extension if rate is not None]
+    if extension := [rate for side in (-1, 1) if (rate := _beyond(best, means, side)) is not None]:
+        return extension
     for step in (FINE_OCTAVES, COARSE_OCTAVES):
         missing = [best + side * step for side in (-1, 1) if not _measured(best + side * step, means)]
         if missing:
             return missing
     return []
+
+
+def _best(means: Mapping[float, float | None]) -> float | None:
+    """The rate of the lowest mean; None where all diverged."""
+    return min(((mean, rate) for rate, mean in means.items() if mean is not None), default=(None, None))[1]
 
 
 def _beyond(best: float, means: Mapping[float, float | None], side: int) -> float | None:

@@ -1,6 +1,7 @@
 """Learning-rate sweeps over recipes, widths, rates and seeds: resumable, on all cores."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -61,7 +62,9 @@ def run(
     with configs.claimed(directory, "transfer", config.to_json(), RESULTS):
         with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
-                _Sweep(config, log).work(run_trial, place, show)
+                search = _Search(config, log)
+                for trial, end in outcomes(place, run_trial, search.missing):
+                    show(search.add(_to_record(trial, end), place.workers))
             facts = {**this_environment(), **(environment or {})}
             summary = summarise(config.to_json(), log.records, facts)
         write_json(directory / SUMMARY, summary)
@@ -113,7 +116,7 @@ def _key(record: Record) -> tuple[str, int, float, int]:
     return record["recipe"], record["width"], record["log2_lr"], record["seed"]
 
 
-class _Sweep:
+class _Search:
     """The search, replayed on the finished trials, so that a resumed sweep runs the same trials."""
 
     def __init__(self, config: SweepConfig, log: Log) -> None:
@@ -121,34 +124,30 @@ class _Sweep:
         self.log = log
         self.done = {_key(record): record for record in log.records}
 
-    def work(self, run_trial: RunTrial, executor: Executor, show: Callback) -> None:
-        """Run the missing trials, widest first, until the search is complete."""
-        for trial, end in outcomes(executor, run_trial, self.missing):
-            record = _to_record(trial, end)
-            self.log.append(record)
-            self.done[_key(record)] = record
-            show(self._progress(record, executor.workers))
+    def add(self, record: Record, workers: int) -> Progress:
+        """Write the record of a trial that has ended, and tell how far the sweep is."""
+        self.log.append(record)
+        self.done[_key(record)] = record
+        return self._progress(record, workers)
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now, widest first."""
         config = self.config
-        settings = dict(config.settings)
-        trials = [
-            Trial(recipe, width, rate, seed, config.steps, settings)
+        return [
+            Trial(recipe, width, rate, seed, config.steps, config.settings)
+            for width in reversed(config.widths)
             for recipe in config.recipes
-            for width in config.widths
             for rate in self._rates(recipe, width)[0]
             for seed in config.seeds
             if (recipe, width, rate, seed) not in self.done
         ]
-        return sorted(trials, key=lambda trial: -trial.width)  # stable: recipes stay in their order
 
     def _rates(self, recipe: str, width: int) -> tuple[list[float], bool]:
         """The rates of one curve that follow from the finished trials, and whether these are all."""
         rates, settled = self._searched(recipe, width)
-        if width != self.config.widths[-1] or len(self.config.widths) == 1:
+        narrowest, widest = self.config.widths[0], self.config.widths[-1]
+        if width != widest or width == narrowest:
             return rates, settled
-        narrowest = self.config.widths[0]
         if not self._searched(recipe, narrowest)[1]:
             return rates, False
         vertex = fit.optimum(points(self.log.records, recipe, narrowest)).log2_lr
@@ -188,16 +187,12 @@ class _Sweep:
 
         A step of a small model costs between width**1 (memory) and width**2 (products).
         """
-        times: dict[int, list[float]] = {}
-        for record in self.log.records:
-            if "failed" not in record:
-                times.setdefault(record["width"], []).append(record["seconds"])
+        times = [(record["width"], record["seconds"]) for record in self.log.records if "failed" not in record]
         if not times:
             return 0.0
-        nearest = min(times, key=lambda other: abs(other - width))
-        mean = sum(times[nearest]) / len(times[nearest])
+        nearest = min((other for other, _ in times), key=lambda other: abs(other - width))
         scale: float = (width / nearest) ** 1.5
-        return mean * scale
+        return scale * statistics.fmean(seconds for other, seconds in times if other == nearest)
 
 
 def _to_record(trial: Trial, end: TrialResult | Killed) -> Record:
@@ -209,11 +204,7 @@ def _to_record(trial: Trial, end: TrialResult | Killed) -> Record:
     train, validation = losses if finite else (None, None)
     diverged = not finite and not failed
     return {
-        "recipe": trial.recipe,
-        "width": trial.width,
-        "log2_lr": trial.log2_lr,
-        "seed": trial.seed,
-        "steps": trial.steps,
+        **{name: value for name, value in vars(trial).items() if name != "settings"},
         "train_loss": train,
         "val_loss": validation,
         "diverged": diverged,
