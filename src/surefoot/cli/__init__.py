@@ -30,6 +30,7 @@ from surefoot.cli.exit_codes import (
     code_of,
     next_line,
 )
+from surefoot.experiment.errors import Install, with_remedy
 
 _COMMANDS = (transfer, compare, train, tokens, audit, convert, coordcheck, report)
 _EXTRAS = {"cli": ("numpy", "scipy", "tqdm", "filelock", "jinja2"), "plots": ("altair", "vl_convert")}
@@ -98,9 +99,8 @@ def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
         _discard_stdout()  # the reader (head, less) has closed the pipe
         return FAILED
     except ModuleNotFoundError as error:
-        needs = f"{error}; the command line needs: pip install 'surefoot[cli,plots]'"
-        _say(f"error: {needs}")
-        _try(argv, ModuleNotFoundError(needs), arguments)
+        _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
+        _try(argv, with_remedy(error, Install("cli,plots")), arguments)
         return FAILED
     except (ValueError, OSError, RuntimeError) as error:
         _say(f"error: {_explain(error)}", arguments.command)
@@ -113,7 +113,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        arguments.parser.refuse(unknown)
     return arguments
 
 

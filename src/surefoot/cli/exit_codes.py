@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from surefoot.experiment.errors import (
+    Damaged,
+    DataError,
+    DirectoryInUse,
+    Install,
+    Locate,
+    OtherDirectory,
+    Respell,
+    remedy_of,
+    with_remedy,
+)
 
 FAILED, USAGE, DIVERGED, DATA, CHECKPOINT, BUSY = 1, 2, 3, 4, 5, 6
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -35,8 +47,6 @@ def code_of(error: Exception) -> int:
     >>> code_of(ValueError("no such option")), code_of(OSError("full disk"))
     (2, 1)
     """
-    from surefoot.experiment.errors import Damaged, DataError, DirectoryInUse
-
     codes = {DataError: DATA, Damaged: CHECKPOINT, DirectoryInUse: BUSY, ValueError: USAGE}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
@@ -47,13 +57,11 @@ class Misuse(ValueError):
     Args:
         message: what is wrong.
         prog: the command, as in `surefoot train`.
-        flags: the options that it has.
     """
 
-    def __init__(self, message: str, prog: str, flags: Sequence[str]) -> None:
+    def __init__(self, message: str, prog: str) -> None:
         super().__init__(message)
         self.prog: str = prog
-        self.flags: Sequence[str] = flags
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,11 +76,30 @@ class Parser(argparse.ArgumentParser):
         Raises:
             Misuse: always.
         """
-        raise Misuse(message, self.prog, re.findall(r"--[\w-]+", self.format_help()))
+        raise Misuse(message, self.prog)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Refuse words that are no option or argument of this parser's command.
+
+        Args:
+            unknown: the words.
+
+        Raises:
+            Misuse: always.
+        """
+        wrong = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+        flags = re.findall(r"--[\w-]+", self.format_help())
+        raise with_remedy(Misuse(f"unrecognized arguments: {' '.join(unknown)}", self.prog), Respell(wrong, flags))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            raise with_remedy(error, Respell(str(value), [str(choice) for choice in action.choices or ()])) from None
 
 
 def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.Namespace | None = None) -> str:
-    """The line to type after an error: the same command, put right where the error says how, or its help.
+    """The line to type after an error: the same command, put right by the error's remedy, or its help.
 
     Args:
         argv: the command line that was typed, without the program.
@@ -82,24 +109,26 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
     Returns:
         A line for the shell; empty for errors of the program or the machine that nothing typed would help.
 
-    >>> next_line(["train", "--wdith=64"], Misuse("unrecognized arguments: --wdith=64", "surefoot train", ["--width"]))
+    >>> error = with_remedy(Misuse("unrecognized arguments", "surefoot train"), Respell("--wdith", ["--width"]))
+    >>> next_line(["train", "--wdith=64"], error)
     'surefoot train --width 64'
     >>> next_line(["tokens"], ValueError("give IN and OUT"), argparse.Namespace(command="tokens"))
     'surefoot tokens --help'
     """
-    message, words = str(error or ""), [part for word in argv for part in _split(word)]
-    if package := re.search(r"pip install '[^']+'", message):
-        return package[0]
-    right: list[str] | None = None
-    if error is None or re.search("another (directory|folder)", message):
+    remedy, words = remedy_of(error), [part for word in argv for part in _split(word)]
+    if isinstance(remedy, Install):
+        return f"pip install 'surefoot[{remedy.extra}]'"
+    code, right = USAGE if error is None else code_of(error), None
+    if error is None or isinstance(remedy, OtherDirectory):
         right = _elsewhere(words, arguments, diverged=error is None)
-    code = USAGE if error is None else code_of(error)
-    right = right or _respelled(words, error) or (None if code == USAGE else _found(words, message))
+    elif isinstance(remedy, Respell):
+        right = _respelled(words, remedy)
+    elif isinstance(remedy, Locate):
+        right = _located(words, remedy.path)
     if right is None and code == CHECKPOINT:
         right = _with(words, "--resume", "auto")
-    prog = "torchrun ... -m surefoot" if "RANK" in os.environ else "surefoot"
     if right is not None:
-        return f"{prog} {shlex.join(right)}"
+        return f"{'torchrun ... -m surefoot' if 'RANK' in os.environ else 'surefoot'} {shlex.join(right)}"
     if isinstance(error, Misuse):
         return f"{error.prog} --help"
     known = arguments is not None and error is not None and code != FAILED
@@ -122,39 +151,32 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 def _elsewhere(words: Sequence[str], arguments: argparse.Namespace | None, diverged: bool) -> list[str] | None:
     """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
-    from surefoot.experiment.training.names import log2_lr
+    from surefoot.experiment.training.config import Optimisation
 
     out: Path | None = getattr(arguments, "out", None)
     if arguments is None or out is None:
         return None
     if diverged:
-        words = _with(words, "--lr", f"{(arguments.lr or 2.0 ** log2_lr(arguments.method)) / 4:.3g}")
+        words = _with(words, "--lr", f"{Optimisation(arguments.method, lr=arguments.lr).lr / 4:.3g}")
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
     if arguments.command == "tokens":
         return [fresh if Path(word) == out else word for word in words]
     return _with(words, "--out", fresh)
 
 
-def _respelled(words: Sequence[str], error: Exception | None) -> list[str] | None:
-    """The same with the option or the name that was meant, if the message lists it."""
-    message = str(error)
-    if isinstance(error, Misuse) and message.startswith("unrecognized"):
-        wrong, choices = next((word for word in message.split() if word.startswith("-")), ""), error.flags
-        wrong = wrong.partition("=")[0]
-    else:
-        before, _, after = message.partition("choose")
-        wrong, choices = (re.findall(r"'([^']+)'", before) or [""])[-1], re.findall(r"[\w.-]+", after)
-    meant = get_close_matches(wrong, choices, 1)
-    right = [re.sub(rf"^{re.escape(wrong)}(?=$|[:@])", meant[0], word) for word in words] if meant else None
+def _respelled(words: Sequence[str], remedy: Respell) -> list[str] | None:
+    """The same with the choice that is nearest to the word that is none."""
+    meant = get_close_matches(remedy.word, remedy.choices, 1)
+    wrong = re.compile(rf"^{re.escape(remedy.word)}(?=$|[:@])")
+    right = [wrong.sub(meant[0], word) for word in words] if meant else None
     return None if right == list(words) else right
 
 
-def _found(words: Sequence[str], message: str) -> list[str] | None:
-    """The same with a file or folder that is there, for one with nearly its name that the message says is not."""
+def _located(words: Sequence[str], missing: Path) -> list[str] | None:
+    """The same with the file or folder whose name is nearest to that of one that is not there."""
     for at, word in enumerate(words[1:], 1):  # the first is the command
         path = Path(word.rpartition(":")[2])
-        named = re.search(rf"(?<!\w){re.escape(str(path))}(?!\w)", message) and re.search(r"[^\W\d]", path.name)
-        if named and not path.exists() and path.parent.is_dir():
+        if path.resolve() == missing.resolve() and not path.exists() and path.parent.is_dir():
             near = get_close_matches(path.name, os.listdir(path.parent), 1)
             if near:
                 return [*words[:at], word.removesuffix(path.name) + near[0], *words[at + 1 :]]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from surefoot.experiment.errors import Install, with_remedy
+
 
 def is_config(name: str) -> bool:
     """True if the name has the suffix .json or is a directory with a `config.json`."""
@@ -71,7 +73,8 @@ def _read_config(name: str) -> tuple[Any, Any]:
     try:
         import transformers
     except ModuleNotFoundError:
-        raise RuntimeError("models by configuration need transformers: pip install 'surefoot[integrations]'") from None
+        needs = RuntimeError("models by configuration need transformers: pip install 'surefoot[integrations]'")
+        raise with_remedy(needs, Install("integrations")) from None
     try:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong

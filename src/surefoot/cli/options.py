@@ -11,10 +11,11 @@ from typing import Any
 from surefoot.cli.executor import device_elsewhere, slurm_option
 from surefoot.cli.executor import executor as executor
 from surefoot.experiment.data.source import absolute
+from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_own, published_name, refuse_other
 from surefoot.experiment.training import config, numbers
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, Schedule
-from surefoot.experiment.training.names import METHODS, VALUES, log2_lr, parse
+from surefoot.experiment.training.names import METHODS, VALUES, parse
 from surefoot.experiment.training.numbers import Number
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
@@ -154,7 +155,8 @@ def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
 def _model(text: str) -> str:
     if (name := published_name(text)) not in MODELS and not is_own(name):
         known = ", ".join(MODELS)
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {known}, or module:function")
+        error = argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {known}, or module:function")
+        raise with_remedy(error, Respell(text, MODELS))
     return name
 
 
@@ -174,8 +176,8 @@ def require_size(model: str, arguments: argparse.Namespace) -> None:
 
 
 def add_rate(parser: argparse.ArgumentParser) -> None:
-    """Add the learning rate; without one, `settings` takes the method's own."""
-    add(parser, Optimisation, "lr", default=None, type=positive, help="peak learning rate (default: the method's own)")
+    """Add the learning rate, which a run takes above 0 from the command line."""
+    add(parser, Optimisation, "lr", type=positive)
 
 
 def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -241,8 +243,6 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     from surefoot.experiment.training.methods import method
 
     chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
-    if "lr" in chosen:
-        chosen["lr"] = chosen["lr"] or 2.0 ** log2_lr(chosen["method"])
     if "method" in chosen:
         method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
     chosen["device"] = device_elsewhere(arguments) or pick_device(arguments.device).type

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment.errors import Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import dumps, locked, write_json
 
 CONFIG = "config.json"
@@ -53,7 +54,8 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     """
     path = directory / CONFIG
     if not path.exists():
-        raise FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
+        error = FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
+        raise with_remedy(error, Locate(directory))
     config = read(path)
     kind = config.pop("kind", None) or _kind_without_name(config)
     if kind not in KINDS:
@@ -155,15 +157,19 @@ def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:
     path = directory / CONFIG
     if not path.exists():
         if (directory / data).is_file() and (directory / data).stat().st_size:
-            raise ValueError(f"{directory} holds {data} but no config.json: choose another directory")
+            raise _foreign(f"{directory} holds {data} but no config.json: choose another directory")
         write_json(path, wanted)
         return
     try:
         there = read(path)
     except ValueError as error:
-        raise ValueError(f"{error}: choose another directory") from None
+        raise _foreign(f"{error}: choose another directory") from None
     if differing := differences({"kind": wanted["kind"], **there}, wanted):  # an earlier version has not named it
-        raise ValueError(
+        raise _foreign(
             f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
             "Choose another directory, or repeat the arguments it was started with to resume it"
         )
+
+
+def _foreign(message: str) -> ValueError:
+    return with_remedy(ValueError(message), OtherDirectory())

@@ -1,4 +1,14 @@
-"""What goes wrong with files, data and runs, by kind: the command line gives each its own exit code."""
+"""What goes wrong with files, data and runs, by kind, and what helps: an error carries its remedy in `error.remedy`.
+
+The command line gives each kind its own exit code, and prints the command that the remedy makes of the one typed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
 class DirectoryInUse(RuntimeError):
@@ -15,3 +25,62 @@ class Damaged(ValueError):
 
 class DataError(ValueError):
     """Data that are missing, damaged or of another kind than was asked for; the message names them and the remedy."""
+
+
+@dataclass(frozen=True)
+class Install:
+    """Install the packages of one of Surefoot's extras, "ray" for example."""
+
+    extra: str
+
+
+@dataclass(frozen=True)
+class Respell:
+    """Write the choice that is nearest to this word in its place."""
+
+    word: str
+    choices: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Locate:
+    """Name the file or folder whose name is nearest to this path's, where nothing lies."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class OtherDirectory:
+    """Write to another directory."""
+
+
+Remedy = Install | Respell | Locate | OtherDirectory
+
+
+def with_remedy(error: E, remedy: Remedy) -> E:
+    """The error, to be raised, with its remedy.
+
+    Args:
+        error: new, or one that is passed on.
+        remedy: what helps.
+
+    Returns:
+        The same error.
+
+    >>> with_remedy(ValueError("it needs ray"), Install("ray")).remedy
+    Install(extra='ray')
+    """
+    error.remedy = remedy  # type: ignore[attr-defined]
+    return error
+
+
+def remedy_of(error: BaseException | None) -> Remedy | None:
+    """The remedy of an error, or of the one in whose handling it was raised; None for none.
+
+    >>> remedy_of(ValueError("no remedy"))
+    """
+    while error is not None:
+        if remedy := getattr(error, "remedy", None):
+            return remedy  # type: ignore[no-any-return]
+        error = error.__cause__ or error.__context__
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from surefoot.experiment.errors import DirectoryInUse
+from surefoot.experiment.errors import DirectoryInUse, OtherDirectory, with_remedy
 
 Record = dict[str, Any]
 
@@ -223,10 +223,11 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise DirectoryInUse(
+        message = (
             f"{directory} is in use by another run (process {_holder(path)}): "
             "wait for it, stop it, or choose another directory"
-        ) from None
+        )
+        raise with_remedy(DirectoryInUse(message), OtherDirectory()) from None
     try:
         _sign(lock, path)
         yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, Install, Locate, with_remedy
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Tokenizer  # for the annotations of other modules, too
@@ -77,7 +77,8 @@ def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> T
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ValueError(f"{PREFIX}{vocab} needs the tokenizers library: pip install 'surefoot[bpe]'") from error
+        needs = f"{PREFIX}{vocab} needs the tokenizers library: pip install 'surefoot[bpe]'"
+        raise with_remedy(ValueError(needs), Install("bpe")) from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -109,11 +110,13 @@ def read(path: Path) -> Tokenizer:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ValueError(f"{path} needs the tokenizers library: pip install 'surefoot[bpe]'") from error
+        needs = f"{path} needs the tokenizers library: pip install 'surefoot[bpe]'"
+        raise with_remedy(ValueError(needs), Install("bpe")) from error
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"cannot read the tokenizer {path}: {error.strerror}; give a tokenizer.json") from error
+        message = f"cannot read the tokenizer {path}: {error.strerror}; give a tokenizer.json"
+        raise with_remedy(DataError(message), Locate(path)) from error
     except Exception as error:  # the library has no class of its own for it
         raise DataError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
     tokenizer.no_truncation()

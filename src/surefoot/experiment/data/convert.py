@@ -16,7 +16,7 @@ import numpy.typing as npt
 from surefoot.experiment.data import bpe, manifest
 from surefoot.experiment.data.documents import SEPARATOR, documents
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, write_atomic
 
 TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
@@ -139,11 +139,9 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
     """Refuse a folder of another conversion."""
     own = there["conversion"]
     if differing := [key for key in wanted if own.get(key) != wanted[key]]:
-        raise ValueError(
-            f"{out} holds another conversion; it differs in "
-            f"{', '.join(f'{key} (there {own.get(key)}, now {wanted[key]})' for key in differing)}: "
-            "choose another folder"
-        )
+        differences = ", ".join(f"{key} (there {own.get(key)}, now {wanted[key]})" for key in differing)
+        message = f"{out} holds another conversion; it differs in {differences}: choose another folder"
+        raise with_remedy(ValueError(message), OtherDirectory())
 
 
 def _journal(wanted: Record, out: Path) -> Record:
@@ -151,7 +149,8 @@ def _journal(wanted: Record, out: Path) -> Record:
     there = manifest.read(out, manifest.JOURNAL)
     tokens = sorted(out.glob("*.bin"))
     if there is None and (foreign := [*tokens, *out.glob(manifest.TOKENIZER)]):
-        raise ValueError(f"{out} holds files that are not from here ({foreign[0].name}): choose another folder")
+        message = f"{out} holds files that are not from here ({foreign[0].name}): choose another folder"
+        raise with_remedy(ValueError(message), OtherDirectory())
     for half in out.glob(".*.tmp"):  # of a process that was killed
         half.unlink()
     if there is not None and tokens:

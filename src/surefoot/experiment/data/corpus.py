@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.experiment.data import bpe, markov, shards
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -220,7 +220,7 @@ def _load_path(path: Path) -> Corpus:
         return _from_block(path.read_bytes(), str(path), files=1)
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise DataError(f"{path} {state}; give a text file or folder")
+        raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
     texts = {name: (path / name).read_bytes() for name in _walk(path)}
     texts = {name: text for name, text in texts.items() if text and b"\0" not in text}
     if not texts:

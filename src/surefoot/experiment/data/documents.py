@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, Install, Locate, Respell, with_remedy
 
 HUB = "hf:"
 SEPARATOR = "<|endoftext|>"  # between the documents of a text file, if it has some
@@ -42,7 +42,8 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
     path = Path(source)
     try:
         if not path.exists():
-            raise DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
+            missing = DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
+            raise with_remedy(missing, Locate(path))
         files = sorted(_visible(path)) if path.is_dir() else [path]
     except OSError as error:
         where = error.filename or path
@@ -91,11 +92,14 @@ def _of_rows(path: Path, field: str) -> Iterator[str]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ValueError(f"{path} needs pyarrow: pip install 'surefoot[data]'") from error
+        needs = f"{path} needs pyarrow: pip install 'surefoot[data]'"
+        raise with_remedy(ValueError(needs), Install("data")) from error
     try:
         file = parquet.ParquetFile(path)
         if field not in file.schema_arrow.names:
-            raise DataError(f"{path} has no column {field!r}: choose --field from {', '.join(file.schema_arrow.names)}")
+            there = file.schema_arrow.names
+            message = f"{path} has no column {field!r}: choose --field from {', '.join(there)}"
+            raise with_remedy(DataError(message), Respell(field, there))
         for batch in file.iter_batches(_ROWS, columns=[field]):
             for text in batch.column(0).to_pylist():
                 yield _text({field: text}, field, str(path))
@@ -107,7 +111,8 @@ def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"{HUB}{name} needs the datasets library: pip install 'surefoot[data]'") from error
+        needs = f"{HUB}{name} needs the datasets library: pip install 'surefoot[data]'"
+        raise with_remedy(ValueError(needs), Install("data")) from error
     dataset, _, config = name.partition(":")
     try:
         rows = datasets.load_dataset(dataset, config or None, split="train", streaming=True)
@@ -121,6 +126,7 @@ def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
 
 def _text(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
-        known = f": choose --field from {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-        raise DataError(f"{where} has no text {field!r}{known}")
+        there = [*map(str, row)] if isinstance(row, dict) else []
+        known = f": choose --field from {', '.join(there)}" if isinstance(row, dict) else ""
+        raise with_remedy(DataError(f"{where} has no text {field!r}{known}"), Respell(field, there))
     return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from surefoot.experiment.data.manifest import read_manifest, require_same
 from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 PREFIX = "bin:"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
@@ -182,7 +182,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
+        state = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise with_remedy(DataError(f"{path} {state}"), Locate(path))
     files = sorted(file for file in path.glob("*.bin") if not file.name.startswith("."))
     if not files:
         raise DataError(f"{path} holds no .bin files: write some with surefoot tokens IN {path}")

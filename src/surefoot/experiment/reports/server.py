@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from surefoot.experiment.errors import Locate, with_remedy
 from surefoot.experiment.reports.page import Page, body, html, version
 from surefoot.experiment.reports.report import name_of, page
 
@@ -41,9 +42,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self, directories: Sequence[Path], port: int = PORT) -> None:
         for directory in directories:
             if not directory.is_dir():
-                raise FileNotFoundError(
-                    f"{directory} does not exist: give the run directory of a command that has begun"
-                )
+                message = f"{directory} does not exist: give the run directory of a command that has begun"
+                raise with_remedy(FileNotFoundError(message), Locate(directory))
         super().__init__((ADDRESS, port), _Handler)
         self.url: str = f"http://{ADDRESS}:{self.server_port}/"
         self._directories = tuple(directories)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from surefoot.experiment.errors import Install, with_remedy
 from surefoot.experiment.sweep.executors import Function, Killed, Raised, guarded
 
 
@@ -30,7 +31,8 @@ class Ray:
         try:
             import ray
         except ModuleNotFoundError as error:
-            raise ValueError(f"--executor ray: {error}; it needs: pip install 'surefoot[ray]'") from None
+            needs = ValueError(f"--executor ray: {error}; it needs: pip install 'surefoot[ray]'")
+            raise with_remedy(needs, Install("ray")) from None
         self._ray = ray
         self._asked, self._address, self._gpus = workers, address, gpus_per_run
         self._running: set[Any] = set()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.experiment.errors import Install, with_remedy
 from surefoot.experiment.sweep.executors import Function, Killed, Raised, guarded
 
 MINUTES = 60
@@ -41,7 +42,8 @@ class Slurm:
         try:
             import submitit
         except ModuleNotFoundError as error:
-            raise ValueError(f"--executor slurm: {error}; it needs: pip install 'surefoot[slurm]'") from None
+            needs = ValueError(f"--executor slurm: {error}; it needs: pip install 'surefoot[slurm]'")
+            raise with_remedy(needs, Install("slurm")) from None
         self.workers: int = workers or AT_A_TIME
         self._errors = submitit.core.utils
         given = {"time": MINUTES, "array_parallelism": self.workers, **(options or {})}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.sweep.config import Trial, TrialResult
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
@@ -87,7 +87,8 @@ def unchanged(data: str | None, sha256: str | None) -> Corpus:
     """
     corpus = _corpus(data)
     if sha256 not in (None, corpus.sha256):
-        raise DataError(f"{corpus.name} has changed since the sweep was started: choose another directory")
+        message = f"{corpus.name} has changed since the sweep was started: choose another directory"
+        raise with_remedy(DataError(message), OtherDirectory())
     return corpus
 
 

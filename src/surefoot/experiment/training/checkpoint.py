@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.errors import Damaged, Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import replace_files
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ class Checkpoints:
             return
         paths = processes.together(self.paths())[0]  # as the first process sees them
         if paths and self.start == "never":
-            raise ValueError(f"{paths[0]} exists: choose another directory, or go on from there with --resume auto")
+            message = f"{paths[0]} exists: choose another directory, or go on from there with --resume auto"
+            raise with_remedy(ValueError(message), OtherDirectory())
         for path in paths:
             try:
                 self._restore(run, path)
@@ -211,14 +212,17 @@ class Checkpoints:
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
-            raise Damaged(f"{problem}; {REMEDY}")
+            raise with_remedy(Damaged(f"{problem}; {REMEDY}"), OtherDirectory())
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
         from surefoot.experiment.training import run_folder
 
         missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
-        run_folder.agree(run.layout.processes, lambda: None if path.exists() else missing)
+        try:
+            run_folder.agree(run.layout.processes, lambda: None if path.exists() else missing)
+        except Damaged as error:
+            raise with_remedy(error, Locate(path)) from None
         try:
             self._restore(run, path)
         except Damaged as error:

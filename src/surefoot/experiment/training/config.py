@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, final, get_args
 
+from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import parse
+from surefoot.experiment.training.names import log2_lr
 from surefoot.experiment.training.numbers import AVERAGE, COUNT, FRACTION, NATURAL, NOT_NEGATIVE
 
 Device = Literal["cpu", "cuda", "auto"]
@@ -39,15 +40,15 @@ class Settings:
                 raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
 
 
-_OF_THE_MODEL: Any = None
-"""Default of a size: a published model's own, else that of `_SIZE`."""
+_RESOLVED: Any = None
+"""Default of a size, which is a published model's or that of `_SIZE`, and of the learning rate, which is the method's."""
 
 _SIZE = {"width": 64, "depth": 2, "head_dim": 16}
 
 
 def _size(name: str, what: str) -> int:
     help = f"{what} (default: {_SIZE[name]}, or the published model's)"
-    size: int = field(default=_OF_THE_MODEL, metadata={"help": help, "number": COUNT})
+    size: int = field(default=_RESOLVED, metadata={"help": help, "number": COUNT})
     return size
 
 
@@ -80,6 +81,7 @@ _STABILISER = {
     "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
     "metavar": "NAME:VALUE",
 }
+_RATE = {"help": "peak learning rate (default: the method's own)", "number": NOT_NEGATIVE}
 _AVERAGE = {
     "help": "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps "
     "(last:0.2), and evaluate the average; 0: no average",
@@ -98,12 +100,14 @@ class Optimisation(Settings):
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
-    lr: float = field(default=2.0**-4, metadata={"help": "peak of the learning-rate schedule", "number": NOT_NEGATIVE})
+    lr: float = field(default=_RESOLVED, metadata=_RATE)
     average: float | str = field(default=0.0, metadata=_AVERAGE)
 
     def __post_init__(self) -> None:
+        rate = log2_lr(self.method)
+        if self.lr is None:
+            object.__setattr__(self, "lr", 2.0**rate)
         super().__post_init__()
-        parse(self.method)
 
 
 _WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
@@ -176,9 +180,8 @@ class Schedule(Settings):
                 return float(rest ** float(power))
         except ValueError:
             pass  # no number
-        raise ValueError(
-            f"cooldown_shape={self.cooldown_shape!r} is unknown; choose linear, sqrt or power:P with P above 0"
-        )
+        message = f"cooldown_shape={self.cooldown_shape!r} is unknown; choose linear, sqrt or power:P with P above 0"
+        raise with_remedy(ValueError(message), Respell(name, ("linear", "sqrt", "power")))
 
 
 @final

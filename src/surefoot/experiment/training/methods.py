@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from surefoot import recipes, stabilise
+from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
 from surefoot.experiment.training.initial_values import mup_, mup_kinds, torch_, width_of
 from surefoot.momentum import Adam, Momentum
@@ -241,7 +242,8 @@ def stabiliser(text: str) -> Stabiliser:
     """
     name, *values = text.split(":")
     if name not in STABILISERS:
-        raise ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
+        error = ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
+        raise with_remedy(error, Respell(name, list(STABILISERS)))
     taken = [p for p in signature(STABILISERS[name]).parameters.values() if p.annotation.split()[0] in ("float", "int")]
     least = sum(p.default is p.empty for p in taken)
     try:

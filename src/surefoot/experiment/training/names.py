@@ -2,6 +2,8 @@
 
 import math
 
+from surefoot.experiment.errors import Respell, with_remedy
+
 LOG2_LR = {
     "steady": -3.25,
     "steady_bounded": -3.25,
@@ -59,7 +61,8 @@ def parse(text: str, names: tuple[str, ...] = METHODS) -> tuple[str, float | Non
     """
     name, colon, value = text.partition(":")
     if name not in names:
-        raise ValueError(f"unknown method {name!r}; choose one of {', '.join(names)}")
+        error = ValueError(f"unknown method {name!r}; choose one of {', '.join(names)}")
+        raise with_remedy(error, Respell(name, names))
     if not colon:
         return name, None
     if name not in VALUES:
