@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from surefoot.experiment.training.boards.tensorboard import TensorBoard
+from surefoot.experiment.training.boards import TensorBoard
 
 EVENTS = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

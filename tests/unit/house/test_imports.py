@@ -31,7 +31,7 @@ ONLY_IN = {
     "datasets": "experiment.data.documents",
     "pyarrow": "experiment.data.documents",
     "transformers": "cli.hf_config",
-    "wandb": "experiment.training.boards.wandb",
+    "wandb": "experiment.training.boards",
     "lightning": "integrations",
     "torchtitan": "integrations",
     "ray": "experiment.sweep.on_ray",

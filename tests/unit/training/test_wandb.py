@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from surefoot.experiment.training.boards.wandb import Wandb
+from surefoot.experiment.training.boards import Wandb
 
 LINE = {"step": 3, "norms": {"up": [1.5, 2.0], "odd": [None, None]}, "updates": {"up": 0.125}}
 

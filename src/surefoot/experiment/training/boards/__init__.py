@@ -1,1 +1,0 @@
-"""Where a run's numbers are drawn while it trains."""
