@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.experiment.models.sizes import MODELS, PUBLISHED
-from surefoot.experiment.training.config import Architecture
+from surefoot.experiment.models.sizes import MODELS
+from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.names import RECIPES
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     import torch
 
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
-    from surefoot.experiment.models.decoder import published, reference
     from surefoot.experiment.models.sizes import is_own
     from surefoot.experiment.models.user_model import call
+    from surefoot.experiment.training.build import build
 
     name = arguments.target or arguments.model or Architecture().model
     if arguments.model not in (None, name):
@@ -128,11 +128,9 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
         _refuse_sizes(name, arguments, ("depth", "head_dim", "vocab"))
         return call(name, *(() if arguments.width is None else (arguments.width,)))
     options.require_size(name, arguments)
-    size = Architecture(name, arguments.width, arguments.depth, arguments.head_dim)
+    config = TrainConfig(Architecture(name, arguments.width, arguments.depth, arguments.head_dim))
     with torch.device("meta"):
-        if size.model in PUBLISHED:
-            return published(size.model)
-        return reference(size.model, size.width, size.depth, size.head_dim, arguments.vocab or VOCAB)
+        return build(config, arguments.vocab or VOCAB)
 
 
 def _refuse_sizes(name: str, arguments: argparse.Namespace, sizes: Iterable[str]) -> None:

@@ -14,9 +14,10 @@ from surefoot.experiment.data.source import absolute
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_own, published_name, refuse_other
 from surefoot.experiment.training import config, numbers
-from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, Schedule
+from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
 from surefoot.experiment.training.names import METHODS, VALUES, parse
 from surefoot.experiment.training.numbers import Number
+from surefoot.experiment.training.schedule import Schedule
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]

@@ -8,40 +8,20 @@ argparse takes them; `number`, the values that are allowed; `flag`, where it is 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, final, get_args
 
-from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training.names import log2_lr
-from surefoot.experiment.training.numbers import AVERAGE, COUNT, FRACTION, NATURAL, NOT_NEGATIVE
+from surefoot.experiment.training.numbers import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, Settings
+from surefoot.experiment.training.schedule import Schedule
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Base class of settings: their values are checked against the metadata of their fields.
-
-    Raises:
-        ValueError: a value that `number` does not allow, or that is not one of `choices`.
-    """
-
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            value, number = getattr(self, setting.name), setting.metadata.get("number")
-            choices = setting.metadata.get("choices", (value,))
-            if number is not None and not number.allows(value):
-                raise ValueError(f"{setting.name} {number.condition}, got {value}")
-            if value not in choices:
-                raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
-
-
 _RESOLVED: Any = None
-"""Default of a size, which is a published model's or that of `_SIZE`, and of the learning rate, which is the method's."""
+"""Default of a size: a published model's, else that of `_SIZE`; and of the learning rate: the method's."""
 
 _SIZE = {"width": 64, "depth": 2, "head_dim": 16}
 
@@ -70,10 +50,8 @@ class Architecture(Settings):
         object.__setattr__(self, "model", published_name(self.model))
         if self.model in PUBLISHED:
             refuse_other(self.model, depth=self.depth, head_dim=self.head_dim)
-        own = vars(PUBLISHED[self.model]) if self.model in PUBLISHED else _SIZE
-        for name in _SIZE:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, own[name])
+        sizes = vars(PUBLISHED[self.model]) if self.model in PUBLISHED else _SIZE
+        self._resolve(**{name: sizes[name] for name in _SIZE})
         super().__post_init__()
 
 
@@ -104,84 +82,8 @@ class Optimisation(Settings):
     average: float | str = field(default=0.0, metadata=_AVERAGE)
 
     def __post_init__(self) -> None:
-        rate = log2_lr(self.method)
-        if self.lr is None:
-            object.__setattr__(self, "lr", 2.0**rate)
+        self._resolve(lr=2.0 ** log2_lr(self.method))
         super().__post_init__()
-
-
-_WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
-_COOLDOWN = {
-    "help": "last part of the steps, over which the rate falls to 0; 1: all after the warm-up",
-    "number": FRACTION,
-    "flag": "--cooldown",
-    "metavar": "COOLDOWN",
-}
-_SHAPE = {"help": "how the rate falls: linear, sqrt (1 - sqrt(x)) or power:P ((1 - x)^P)", "metavar": "SHAPE"}
-
-
-@final
-@dataclass(frozen=True)
-class Schedule(Settings):
-    """The steps of a run, the learning rate's warm-up and cool-down as fractions of them, and the cool-down's shape.
-
-    Raises:
-        ValueError: a number out of range, or a shape that is none.
-    """
-
-    steps: int = field(default=120, metadata={"help": "optimizer steps of a run", "number": COUNT})
-    warmup: float = field(default=0.1, metadata=_WARMUP)
-    decay: float = field(default=1.0, metadata=_COOLDOWN)
-    cooldown_shape: str = field(default="linear", metadata=_SHAPE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._fallen(1.0)
-
-    def factor(self, step: int) -> float:
-        """Factor on the learning rate at a step: it rises linearly to 1, and in the end falls to 0.
-
-        With x, the part of the cool-down that is over, the factor there is `1 - x` (linear), `1 - sqrt(x)` (sqrt) or
-        `(1 - x)^P` (power:P).
-
-        Args:
-            step: 0 for the first; `steps` is allowed, and has the factor 0.
-
-        Returns:
-            A number from 0 to 1.
-
-        >>> [Schedule(4, warmup=0.5).factor(step) for step in range(5)]
-        [0.5, 1.0, 1.0, 0.5, 0.0]
-        >>> [Schedule(5, warmup=0.0, decay=0.4).factor(step) for step in range(6)]
-        [1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
-        >>> [Schedule(5, 0.0, 0.8, "sqrt").factor(step) for step in range(6)]
-        [1.0, 1.0, 0.5, 0.2928932188134524, 0.1339745962155614, 0.0]
-        >>> [Schedule(5, 0.0, 0.8, "power:2").factor(step) for step in range(6)]
-        [1.0, 1.0, 0.5625, 0.25, 0.0625, 0.0]
-
-        Source: A. Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations" (2024),
-        section 3: a constant rate, then a cool-down, best by `1 - sqrt(x)`.
-        """
-        rise = round(self.warmup * self.steps)
-        fall = min(self.steps - rise, round(self.decay * self.steps))
-        if step < rise:
-            return (step + 1) / rise
-        return self._fallen(min(1.0, max(0.0, (self.steps - step) / max(1, fall))))
-
-    def _fallen(self, rest: float) -> float:
-        """The factor where this part of the cool-down is still to come."""
-        name, _, power = self.cooldown_shape.partition(":")
-        if self.cooldown_shape == "linear":
-            return rest
-        if self.cooldown_shape == "sqrt":
-            return 1 - math.sqrt(1 - rest)
-        try:
-            if name == "power" and 0 < float(power) < math.inf:
-                return float(rest ** float(power))
-        except ValueError:
-            pass  # no number
-        message = f"cooldown_shape={self.cooldown_shape!r} is unknown; choose linear, sqrt or power:P with P above 0"
-        raise with_remedy(ValueError(message), Respell(name, ("linear", "sqrt", "power")))
 
 
 @final
@@ -219,7 +121,7 @@ class TrainConfig(Settings):
 
     architecture: Architecture = Architecture()
     optimisation: Optimisation = Optimisation()
-    schedule: Schedule = Schedule()
+    schedule: Schedule = field(default_factory=Schedule)
     batches: Batches = Batches()
     execution: Execution = Execution()
     seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": NATURAL})

@@ -1,4 +1,4 @@
-"""Initial values of the baselines (torch's, GPT-2's, muP's), and muP's table of rates for Adam."""
+"""Initial values of the baselines: torch's, GPT-2's, muP's."""
 
 from __future__ import annotations
 
@@ -107,23 +107,13 @@ def mup_(model: nn.Module, seed: int, base_width: int) -> None:
         ValueError: as `torch_`, and a tied head without a multiplier on the logits.
     """
     torch_(model, seed)
-    for name, placement in _mup_plan(model).placements.items():
+    for name, placement in mup_plan(model).placements.items():
         if placement.role.name == "head" and model.get_parameter(name).requires_grad:
             model.get_parameter(name).mul_(math.sqrt(base_width / width_of(model)))
 
 
-def mup_kinds(model: nn.Module) -> dict[str, list[tuple[str, Tensor]]]:
-    """Sort the named parameters by their rate's scaling: "matrices" with 1/width, "embeddings" and "vectors" fixed."""
-    kinds: dict[str, list[tuple[str, Tensor]]] = {"matrices": [], "embeddings": [], "vectors": []}
-    for name, placement in _mup_plan(model).placements.items():
-        parameter = model.get_parameter(name)
-        flat = "vectors" if parameter.ndim < 2 else "matrices"
-        kinds["embeddings" if placement.role.name in ("embedding", "positions") else flat].append((name, parameter))
-    return kinds
-
-
-def _mup_plan(model: nn.Module) -> Plan:
-    """Return the model's roles; raise ValueError for a tied head, which needs a multiplier of its own on the logits."""
+def mup_plan(model: nn.Module) -> Plan:
+    """The model's roles; raise ValueError for a tied head, which needs a multiplier of its own on the logits."""
     plan, embedding = Plan.of(model), _input_embedding(model)
     for name, placement in plan.placements.items():
         if placement.role.name == "head" and model.get_parameter(name) is embedding:

@@ -14,7 +14,7 @@ from torch import nn
 from surefoot import recipes, stabilise
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
-from surefoot.experiment.training.initial_values import mup_, mup_kinds, torch_, width_of
+from surefoot.experiment.training.initial_values import mup_, mup_plan, torch_, width_of
 from surefoot.momentum import Adam, Momentum
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
@@ -159,14 +159,18 @@ class MupAdamW(Method):
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
         """Fused AdamW with a group for every kind of scaling: matrices, embeddings and vectors."""
         m = width_of(model) / self.base_width
-        kinds = mup_kinds(model)
-        groups = [
-            {"params": kinds["matrices"], "lr": lr / m, "weight_decay": self.weight_decay * m},
-            {"params": kinds["embeddings"], "weight_decay": self.weight_decay},
-            {"params": kinds["vectors"], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(groups, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
+        groups: dict[str, dict[str, Any]] = {
+            "matrices": {"params": [], "lr": lr / m, "weight_decay": self.weight_decay * m},
+            "embeddings": {"params": [], "weight_decay": self.weight_decay},
+            "vectors": {"params": [], "weight_decay": 0.0},
+        }
+        for name, placement in mup_plan(model).placements.items():
+            parameter = model.get_parameter(name)
+            kind = "vectors" if parameter.ndim < 2 else "matrices"
+            kind = "embeddings" if placement.role.name in ("embedding", "positions") else kind
+            groups[kind]["params"].append((name, parameter))
+        used = [group for group in groups.values() if group["params"]]
+        return torch.optim.AdamW(used, lr=lr, betas=self.betas, eps=MUP_EPS, fused=True)
 
 
 def moonlight_tuned() -> Recipe:

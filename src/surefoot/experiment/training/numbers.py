@@ -1,10 +1,10 @@
-"""The kinds of numbers that settings are: how each is read from text, and which values are allowed. Without torch."""
+"""The kinds of numbers that settings are, and the base class that checks settings by them. Without torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 LAST = "last:"
@@ -74,3 +74,27 @@ AVERAGE = Number(
     "must be at least 0 and below 1, or last:PART with a part of the steps above 0, at most 1",
     _averages,
 )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base class of settings: their values are checked against the metadata of their fields.
+
+    Raises:
+        ValueError: a value that `number` does not allow, or that is not one of `choices`.
+    """
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value, number = getattr(self, setting.name), setting.metadata.get("number")
+            choices = setting.metadata.get("choices", (value,))
+            if number is not None and not number.allows(value):
+                raise ValueError(f"{setting.name} {number.condition}, got {value}")
+            if value not in choices:
+                raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
+
+    def _resolve(self, **defaults: Any) -> None:
+        """Give the settings that are None these values, which depend on other settings."""
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
