@@ -1,6 +1,7 @@
 """Files that survive a crash: append-only JSON lines, atomic replacement, one writer per directory."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -85,6 +86,12 @@ def sync_directory(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:

@@ -17,7 +17,7 @@ from surefoot.experiment.data import bpe, manifest
 from surefoot.experiment.data.documents import SEPARATOR, documents
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
-from surefoot.experiment.files import Record, dumps, locked, replace_files, write_atomic
+from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
 
 TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
 _BATCH = 1 << 22  # characters that are encoded at once
@@ -174,7 +174,8 @@ def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
         else:
             assert conversion.vocab is not None
             some = islice(documents(conversion.source, conversion.field), conversion.limit)
-            text = bpe.train_on(_first(some), conversion.vocab, [SEPARATOR]).to_str()
+            pieces = (piece for each in _until(some, TRAINING_CHARACTERS, cut=True) for piece in bpe.pieces(each))
+            text = bpe.train_on(pieces, conversion.vocab, [SEPARATOR]).to_str()
         write_atomic(path, text)
     return _usable(path)
 
@@ -189,13 +190,12 @@ def _usable(path: Path) -> bpe.Tokenizer:
     return found
 
 
-def _first(texts: Iterator[str]) -> Iterator[str]:
-    """The texts up to a number of characters."""
-    left = TRAINING_CHARACTERS
+def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator[str]:
+    """The next texts, until they have a number of characters together; the last one is cut there, or whole."""
     for text in texts:
-        yield from bpe.pieces(text[:left])
-        left -= len(text)
-        if left <= 0:
+        yield text[:characters] if cut else text
+        characters -= len(text)
+        if characters <= 0:
             return
 
 
@@ -214,7 +214,7 @@ class _Writer:
         if conversion.limit is not None:
             texts = islice(texts, max(0, conversion.limit - self._documents))
         written = sum(shard["tokens"] for shard in self._journal["shards"])
-        while batch := _some(texts):
+        while batch := [*_until(texts, _BATCH)]:
             for text, tokens in zip(batch, bpe.encode_each(self._tokenizer, batch), strict=True):
                 self._held[self._split(text)] += [tokens, self._separator]
                 self._tokens += tokens.size + 1
@@ -237,7 +237,7 @@ class _Writer:
             "vocab": self._tokenizer.get_vocab_size(),
             "layout": self._conversion.layout,
             "separator": int(self._separator[0]),
-            "tokenizer_sha256": manifest.sha256_of(self._out / manifest.TOKENIZER),
+            "tokenizer_sha256": sha256_of(self._out / manifest.TOKENIZER),
             "sha256": manifest.digest_of(shards),
         }
         write_atomic(self._out / manifest.MANIFEST, dumps(found, indent=1) + "\n")
@@ -265,18 +265,6 @@ class _Writer:
         self._journal["documents"] = self._documents
         write_atomic(self._out / manifest.JOURNAL, dumps(self._journal) + "\n")
         self._held, self._tokens = {"train": [], "val": []}, 0
-
-
-def _some(texts: Iterator[str]) -> list[str]:
-    """The next texts, up to a number of characters together."""
-    found: list[str] = []
-    left = _BATCH
-    for text in texts:
-        found.append(text)
-        left -= len(text)
-        if left <= 0:
-            break
-    return found
 
 
 def absolute(conversion: Conversion) -> Conversion:

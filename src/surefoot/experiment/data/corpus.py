@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefoot.experiment.data import bpe, markov, shards
+from surefoot.experiment.data import bpe, documents, markov, shards
 from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 Split = Literal["train", "validation"]
@@ -205,7 +204,7 @@ def _in_validation(name: str) -> bool:
 
 
 def _load_stdlib(root: Path) -> Corpus:
-    names = _walk(root, _EXCLUDED) if root.is_dir() else []
+    names = _names(root, _EXCLUDED) if root.is_dir() else []
     texts = {name: (root / name).read_bytes() for name in names if name.endswith(".py")}
     if not texts:
         raise DataError(
@@ -221,28 +220,16 @@ def _load_path(path: Path) -> Corpus:
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
-    texts = {name: (path / name).read_bytes() for name in _walk(path)}
+    texts = {name: (path / name).read_bytes() for name in _names(path)}
     texts = {name: text for name, text in texts.items() if text and b"\0" not in text}
     if not texts:
         raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
     return _from_files(texts, str(path))
 
 
-def _walk(root: Path, excluded: frozenset[str] = frozenset()) -> Iterable[str]:
-    """Return the sorted relative names of the regular files that are neither hidden nor in an excluded folder."""
-
-    def stop(error: OSError) -> None:
-        raise error  # os.walk would skip an unreadable folder in silence
-
-    def names() -> Iterator[str]:
-        for folder, subfolders, files in os.walk(root, onerror=stop):
-            subfolders[:] = [s for s in subfolders if not s.startswith(".") and s not in excluded]
-            for file in files:
-                full = Path(folder, file)
-                if not file.startswith(".") and full.is_file():
-                    yield full.relative_to(root).as_posix()
-
-    return sorted(names())
+def _names(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]:
+    """The sorted names of a folder's files, relative to it."""
+    return sorted(file.relative_to(root).as_posix() for file in documents.visible(root, excluded))
 
 
 def _from_files(texts: dict[str, bytes], name: str) -> Corpus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,21 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
         if not path.exists():
             missing = DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
             raise with_remedy(missing, Locate(path))
-        files = sorted(_visible(path)) if path.is_dir() else [path]
+        files = sorted(visible(path)) if path.is_dir() else [path]
     except OSError as error:
         where = error.filename or path
         raise DataError(f"cannot read {where}: {error.strerror}; give a readable text file or folder") from error
     yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
 
 
-def _visible(root: Path) -> Iterator[Path]:
-    """The files below a folder, hidden ones and those in hidden folders left out."""
+def visible(root: Path, excluded: Collection[str] = ()) -> Iterator[Path]:
+    """The files below a folder that are neither hidden nor in a hidden or an excluded folder."""
 
     def stop(error: OSError) -> None:
         raise error  # os.walk would skip an unreadable folder in silence
 
     for folder, below, names in os.walk(root, onerror=stop):
-        below[:] = [name for name in below if not name.startswith(".")]
+        below[:] = [name for name in below if not name.startswith(".") and name not in excluded]
         files = (Path(folder, name) for name in names if not name.startswith("."))
         yield from (file for file in files if file.is_file())
 

@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.experiment.data.bpe import LARGEST
 from surefoot.experiment.data.token_file import HEADER, TOKEN
 from surefoot.experiment.errors import DataError
-from surefoot.experiment.files import Record
+from surefoot.experiment.files import Record, sha256_of
 
 MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 
@@ -109,12 +109,6 @@ def require_digest(file: Path, sha256: str) -> None:
         raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
     if found != sha256:
         raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_REMEDY}")
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(shards: Iterable[Mapping[str, Any]]) -> str:

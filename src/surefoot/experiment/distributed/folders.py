@@ -7,7 +7,6 @@ and pickles may build nothing but the descriptions of tensors that they are for.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -29,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.errors import Damaged
-from surefoot.experiment.files import dumps, sync_directory, write_atomic
+from surefoot.experiment.files import dumps, sha256_of, sync_directory, write_atomic
 
 MANIFEST = "manifest.json"
 ALLOWED = {
@@ -66,7 +65,7 @@ class _Writer(FileSystemWriter):
         """As torch's, and digests of the files."""
         written = super().write_data(plan, planner).wait()
         files = {result.storage_data.relative_path for result in written}
-        digests = {name: digest(Path(self.path) / name) for name in sorted(files)}
+        digests = {name: sha256_of(Path(self.path) / name) for name in sorted(files)}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([_Hashed(one.index, one.size_in_bytes, one.storage_data, digests) for one in written])
         return done
@@ -76,7 +75,7 @@ class _Writer(FileSystemWriter):
         super().finish(metadata, results)
         folder = Path(self.path)
         write_atomic(folder / FACTS, dumps(dict(self._facts)))
-        digests = {name: digest(folder / name) for name in (".metadata", FACTS)}
+        digests = {name: sha256_of(folder / name) for name in (".metadata", FACTS)}
         for result in (one for own in results for one in own):
             assert isinstance(result, _Hashed)
             digests |= result.digests
@@ -150,7 +149,7 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
         if there != digests.keys() or not {".metadata", FACTS} <= there:
             return f"{folder} is damaged: its files are not those of {MANIFEST}: {sorted(there ^ digests.keys())}"
         for name in sorted(digests)[share::shares]:
-            if digest(folder / name) != digests[name]:
+            if sha256_of(folder / name) != digests[name]:
                 return f"{folder / name} is damaged: its SHA-256 is not the one it was saved with"
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder} cannot be verified: {MANIFEST} is missing or damaged ({type(error).__name__}: {error})"
@@ -252,9 +251,3 @@ class _Planner(DefaultLoadPlanner):
             set_element(self.original_state_dict, self.mappings[name], found)
         else:
             self.state_dict[name] = found
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
