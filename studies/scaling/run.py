@@ -22,7 +22,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
-from surefoot.experiment.models.moe import Mixture
+from surefoot.experiment.models.layers import Mixture
 from surefoot.experiment.reports.style import markdown
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.schedule import Schedule, Work, cost, schedule

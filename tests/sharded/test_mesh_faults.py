@@ -19,10 +19,10 @@ import torch
 from mesh_runs import FIRST, text, trained
 from test_processes import spawn
 
-from surefoot.experiment.distributed.folders import digest
 from surefoot.experiment.distributed.mesh import Mesh, MeshShape
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.errors import Damaged
+from surefoot.experiment.files import sha256_of as digest
 from surefoot.experiment.training import checkpoint
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig

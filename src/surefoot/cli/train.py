@@ -6,14 +6,17 @@ import argparse
 import json
 import os
 import sys
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli import options, train_options
 from surefoot.cli.exit_codes import DIVERGED
-from surefoot.cli.train_output import draw, open_log, sentence, warn
+from surefoot.cli.report import write_page
 from surefoot.experiment.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
     from surefoot.experiment.data.corpus import Corpus
     from surefoot.experiment.distributed.processes import Layout, Processes
-    from surefoot.experiment.training.boards.base import Board
+    from surefoot.experiment.files import Log
+    from surefoot.experiment.training.boards import Board
+    from surefoot.experiment.training.norm_alarm import Alarm
     from surefoot.experiment.training.run import Run, TrainResult
     from surefoot.experiment.training.throughput import Compute
 
@@ -93,13 +98,13 @@ def _run_first(
             compute = _compute(arguments, config, corpus, layout)
             result = _train(arguments, config, corpus, layout, boards, compute)
         except KeyboardInterrupt:
-            draw(out)
+            _draw(out)
             raise
         shown = asdict(result) | compute.at(result.tokens_per_second)
         shown |= _measured_before(out / RESULT, shown)
         write_json(out / RESULT, shown)
-        draw(out)
-    print(json.dumps(shown, allow_nan=False) if arguments.json else sentence(result, corpus.unit))
+        _draw(out)
+    print(json.dumps(shown, allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 
 
@@ -149,8 +154,8 @@ def _train(
 
     out: Path = arguments.out
     with (
-        open_log(out / LOG, arguments.steps) as log,
-        NormLog(out, arguments.norm_limit, warn) as norms,
+        _open_log(out / LOG, arguments.steps) as log,
+        NormLog(out, arguments.norm_limit, _warn) as norms,
         ExitStack() as open_boards,
     ):
         for board in boards:
@@ -203,8 +208,7 @@ def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
 
 
 def _boards(arguments: argparse.Namespace, identity: dict[str, Any]) -> list[Board]:
-    from surefoot.experiment.training.boards.tensorboard import TensorBoard
-    from surefoot.experiment.training.boards.wandb import Wandb
+    from surefoot.experiment.training.boards import TensorBoard, Wandb
 
     boards: list[Board] = []
     if arguments.tensorboard:
@@ -212,3 +216,65 @@ def _boards(arguments: argparse.Namespace, identity: dict[str, Any]) -> list[Boa
     if arguments.wandb:
         boards.append(Wandb(arguments.out, identity))
     return boards
+
+
+@contextmanager
+def _open_log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Append records to the log and show them on stderr.
+
+    A resumed run repeats the steps since its checkpoint: the first record replaces their old lines.
+    """
+    from surefoot.experiment.files import continued
+
+    opened: list[Log] = []
+    with ExitStack() as stack:
+
+        def write(record: dict[str, Any]) -> None:
+            if not opened:
+                opened.append(stack.enter_context(continued(path, record["step"])))
+            opened[0].append(record)
+            loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
+            speed = _speed(record, steps)
+            print(
+                f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}{speed}", file=sys.stderr, flush=True
+            )
+
+        yield write
+
+
+def _speed(record: dict[str, Any], steps: int) -> str:
+    """Tokens per second since the last record, and the time left at this speed."""
+    if record["tokens_per_second"] is None:
+        return ""
+    seconds = (steps - record["step"]) * record["tokens"] / record["step"] / record["tokens_per_second"]
+    return f", {record['tokens_per_second']:,.0f} tokens/s, {timedelta(seconds=round(seconds))} left"
+
+
+def _warn(step: int, alarm: Alarm) -> None:
+    """Show an alarm of a norm."""
+    print(f"surefoot train: warning: step {step}: {alarm}", file=sys.stderr, flush=True)
+
+
+def _draw(out: Path) -> None:
+    """Draw the norms and write the page, or say what is missing for it."""
+    if find_spec("altair") is None or find_spec("vl_convert") is None:
+        print(
+            "surefoot: no page and no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr
+        )
+        return
+    from surefoot.experiment.reports import report
+
+    if picture := report.draw(out):  # none if it stopped before the first measurement
+        print(f"surefoot: norms: {picture}", file=sys.stderr)
+    write_page(out)
+
+
+def _sentence(result: TrainResult, unit: str) -> str:
+    """The outcome in one sentence, losses in nats a unit."""
+    if result.val_loss is None or result.train_loss is None:
+        return f"diverged after {result.steps} steps; try a smaller --lr"
+    average = "" if result.val_loss_average is None else f"of the average {result.val_loss_average:.4f}, "
+    return (
+        f"validation loss {result.val_loss:.4f}, {average}training loss {result.train_loss:.4f} nats a {unit} "
+        f"after {result.steps} steps in {result.seconds:.1f} s ({result.parameters:,} parameters)"
+    )

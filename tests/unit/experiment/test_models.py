@@ -19,7 +19,7 @@ from surefoot.experiment.models.decoder import (
     published,
     reference,
 )
-from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
+from surefoot.experiment.models.layers import Mixture, MixtureOfExperts
 from surefoot.layers import InNormLinear
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.experiment.errors import Damaged
+
 
 class Processes:
     """The processes that train a model together. This class: one process, which has all of it.
@@ -126,6 +128,37 @@ def local_of(x: Any) -> Tensor:
     """What this process holds of a tensor: all of it, or its part of a `DTensor`."""
     local: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return local
+
+
+def cut_like(x: Any, p: Any) -> Any:
+    """A whole tensor of a parameter's shape, cut like the parameter; anything else as it is."""
+    if not hasattr(p, "placements") or not isinstance(x, Tensor) or x.shape != p.shape:
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def agree(processes: Processes, look: Callable[[], str | None]) -> None:
+    """Raise on every process what one of them finds: `Damaged` for a sentence, an `OSError` as it is. A collective.
+
+    Args:
+        processes: all that call this.
+        look: says what is wrong, or raises one of the two.
+    """
+    found: str | OSError | None
+    try:
+        found = look()
+    except Damaged as error:
+        found = str(error)
+    except OSError as error:
+        found = error
+    everybody = [one for one in processes.together(found) if one is not None]
+    for one in everybody:
+        if isinstance(one, OSError):
+            raise one
+    if everybody:
+        raise Damaged(everybody[0])
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

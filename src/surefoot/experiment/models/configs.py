@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, final, get_args
 
-from surefoot.experiment.models.layers import Learned
-from surefoot.experiment.models.moe import Mixture
+from surefoot.experiment.models.layers import Learned, Mixture
 from surefoot.experiment.models.sizes import PUBLISHED, Size, published_name
 from surefoot.layers import Rope
 
@@ -17,26 +16,13 @@ Biases = Literal["none", "all"]
 GPT2_CONTEXT = 1024  # learned positions
 
 
-def _check_choice(option: str, value: str, choices: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{option}={value!r} is unknown; choose from {', '.join(get_args(choices))}")
-
-
-def _check_rope(size: Size) -> None:
-    if size.head_dim % 2:
-        raise ValueError(f"rotary positions need an even head dimension, got {size.head_dim}")
-
-
-@final
 @dataclass(frozen=True)
-class GPTConfig:
-    """Configuration of a GPT-2-like decoder; the defaults are the model of the learning-rate study.
+class DecoderConfig:
+    """What the configurations of all decoders have.
 
     Args:
         size: width, depth, head dimension, vocabulary.
-        positions: `Rope()`, or `Learned(context)` as in GPT-2.
-        norm: "pre" for LayerNorm before each half block, "in" for In-Norm linear layers and no other norm.
-        biases: "all" for biases in linear layers and LayerNorms, as in GPT-2.
+        norm: "pre" for a norm before each half block, "in" for In-Norm linear layers and no other norm.
         head: "tied" shares the embedding's matrix; "tied_scaled" also multiplies the logits by 1/width, so that
             rows of RMS 1 (the embedding's rule) act as rows of RMS 1/width (the head's rule).
         base_head_dim: `d0` of the attention scale `1/sqrt(d0) * d0/d`; None means the model's own.
@@ -46,55 +32,56 @@ class GPTConfig:
     """
 
     size: Size
-    positions: Rope | Learned = field(default_factory=Rope)
     norm: Norm = "pre"
-    biases: Biases = "none"
     head: Head = "untied"
     base_head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("norm", self.norm, Norm)
-        _check_choice("biases", self.biases, Biases)
-        _check_choice("head", self.head, Head)
-        if isinstance(self.positions, Rope):
-            _check_rope(self.size)
+        for option, choices in (("norm", Norm), ("biases", Biases), ("head", Head)):
+            if (value := getattr(self, option, None)) not in (None, *get_args(choices)):
+                raise ValueError(f"{option}={value!r} is unknown; choose from {', '.join(get_args(choices))}")
+        if isinstance(getattr(self, "positions", Rope()), Rope) and self.size.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head dimension, got {self.size.head_dim}")
 
 
 @final
 @dataclass(frozen=True)
-class LlamaConfig:
+class GPTConfig(DecoderConfig):
+    """Configuration of a GPT-2-like decoder; the defaults are the model of the learning-rate study.
+
+    Args:
+        positions: `Rope()`, or `Learned(context)` as in GPT-2.
+        biases: "all" for biases in linear layers and LayerNorms, as in GPT-2.
+    """
+
+    positions: Rope | Learned = field(default_factory=Rope)
+    biases: Biases = "none"
+
+
+@final
+@dataclass(frozen=True)
+class LlamaConfig(DecoderConfig):
     """Configuration of a LLaMA-like decoder: RMSNorm, rotary positions, gated feed-forward layers, no biases.
 
     Args:
-        size: width, depth, head dimension, vocabulary.
         intermediate: inner width of the feed-forward layers; None means the multiple of 8 nearest to 8/3 width.
         kv_heads: key-value heads; None means as many as heads (no grouping).
         rope: rotary positions.
-        norm: as in `GPTConfig`.
-        head: as in `GPTConfig`.
-        base_head_dim: as in `GPTConfig`.
         qk_norm: an RMSNorm on each head's queries and keys, as in Qwen3.
         mixture: experts in place of each feed-forward layer; None is a dense layer.
 
     Raises:
-        ValueError: an unknown choice, an odd head dimension, `intermediate` below 1, or experts without the norm before
-            them.
+        ValueError: as `DecoderConfig`, `intermediate` below 1, or experts without the norm before them.
     """
 
-    size: Size
     intermediate: int | None = None
     kv_heads: int | None = None
     rope: Rope = field(default_factory=Rope)
-    norm: Norm = "pre"
-    head: Head = "untied"
-    base_head_dim: int | None = None
     qk_norm: bool = False
     mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("norm", self.norm, Norm)
-        _check_choice("head", self.head, Head)
-        _check_rope(self.size)
+        super().__post_init__()
         if self.intermediate is not None and self.intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
         if self.norm == "in" and self.mixture is not None:

@@ -9,9 +9,16 @@ from typing import Any, Self, final
 
 from torch import Tensor, nn
 
-from surefoot.experiment.models.configs import Biases, GPTConfig, Head, LlamaConfig, Norm, published_config
-from surefoot.experiment.models.layers import MLP, Block, GatedMLP, Learned
-from surefoot.experiment.models.moe import Mixture, MixtureOfExperts
+from surefoot.experiment.models.configs import (
+    Biases,
+    DecoderConfig,
+    GPTConfig,
+    Head,
+    LlamaConfig,
+    Norm,
+    published_config,
+)
+from surefoot.experiment.models.layers import MLP, Block, GatedMLP, Learned, Mixture, MixtureOfExperts
 from surefoot.experiment.models.sizes import Size
 from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
 from surefoot.layers.attention import MakeLinear
@@ -36,11 +43,11 @@ class Decoder(nn.Module, ABC):
     """
 
     def __init__(
-        self, config: GPTConfig | LlamaConfig, positions: Rope | Learned, blocks: Sequence[Block], final_norm: nn.Module
+        self, config: DecoderConfig, positions: Rope | Learned, blocks: Sequence[Block], final_norm: nn.Module
     ) -> None:
         super().__init__()
         size = config.size
-        self.config: GPTConfig | LlamaConfig = config
+        self.config: DecoderConfig = config
         self.positions: Rope | Learned = positions
         self.embedding: nn.Embedding = nn.Embedding(size.vocab, size.width)
         if isinstance(positions, Learned):
@@ -180,7 +187,7 @@ def _make_norm(norm: Norm, pre_norm: Callable[[int], nn.Module]) -> Callable[[in
     return nn.Identity if norm == "in" else pre_norm  # In-Norm layers normalise their own input
 
 
-def _heads(config: GPTConfig | LlamaConfig, kv_count: int) -> Heads:
+def _heads(config: DecoderConfig, kv_count: int) -> Heads:
     size = config.size
     return Heads(size.heads, size.head_dim, kv_count, attention_scale(size.head_dim, config.base_head_dim))
 
@@ -255,15 +262,11 @@ def _llama(**options: Any) -> Decoder:
     return Llama(LlamaConfig(**options))
 
 
-def _tied(**options: Any) -> Decoder:
-    return GPT(GPTConfig(**{**options, "head": "tied_scaled"}))
-
-
 REFERENCES: dict[str, Callable[..., Decoder]] = {
     "gpt": _gpt,
     "llama": _llama,
     "qwen": partial(_llama, qk_norm=True),
     "moe": partial(_llama, qk_norm=True, mixture=Mixture(experts=4, active=2)),
-    "tied": _tied,
+    "tied": lambda head, **options: _gpt(head="tied_scaled", **options),
 }
 """Builders of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 import torch
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
+from surefoot.experiment.distributed.processes import agree
 from surefoot.experiment.errors import Damaged, Locate, OtherDirectory, with_remedy
-from surefoot.experiment.files import replace_files
+from surefoot.experiment.files import replace_files, sha256_of
 
 if TYPE_CHECKING:
     from surefoot.experiment.training.run import Run
@@ -48,7 +49,7 @@ def save(path: Path | str, payload: Mapping[str, Any], val_loss: float | None = 
     data = buffer.getvalue()
     digests = [hashlib.sha256(data).hexdigest()]
     if path.exists():
-        digests.append(_digest(path))
+        digests.append(sha256_of(path))
     manifest = json.dumps({"file": path.name, "sha256": digests, "val_loss": val_loss}).encode()
     try:
         replace_files({_manifest(path): manifest, path: data})
@@ -216,11 +217,9 @@ class Checkpoints:
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
-        from surefoot.experiment.training import run_folder
-
         missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
         try:
-            run_folder.agree(run.layout.processes, lambda: None if path.exists() else missing)
+            agree(run.layout.processes, lambda: None if path.exists() else missing)
         except Damaged as error:
             raise with_remedy(error, Locate(path)) from None
         try:
@@ -230,17 +229,14 @@ class Checkpoints:
 
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; `Damaged` on all processes if it is on one."""
-        if path.is_file() and run.layout.processes.group is None:
-            run.load_state(_state(run, path))
-            return
-        from surefoot.experiment.training import run_folder
-
         if path.is_dir():
+            from surefoot.experiment.training import run_folder
+
             run_folder.load_(run, path)
             return
         state: dict[str, Any] = {}
-        run_folder.agree(run.layout.processes, lambda: state.update(_state(run, path)))
-        run_folder.load_whole(run, state)
+        agree(run.layout.processes, lambda: state.update(_state(run, path)))
+        run.load_state(state)
 
     def paths(self) -> list[Path]:
         """Paths of the checkpoints, newest first."""
@@ -289,8 +285,3 @@ def _val_loss(path: Path) -> float | None:
 
 def _manifest(path: Path) -> Path:
     return path.with_name(path.name + MANIFEST)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.configs import LATER
 from surefoot.experiment.data.corpus import Corpus
-from surefoot.experiment.distributed.processes import Layout, blocks_of, local_of
+from surefoot.experiment.distributed.processes import Layout, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
@@ -195,17 +195,23 @@ class Run:
         """Restore a state of the same run.
 
         Args:
-            state: of `state`.
+            state: of `state` in one process, whole on every process of a mesh.
 
         Raises:
             ValueError: it is of another configuration or of other data.
         """
         self.require_own(state)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        ours, saved = self.model.state_dict(), state["optimizer"]
+        self.model.load_state_dict({name: cut_like(x, ours.get(name)) for name, x in state["model"].items()})
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        entries = {
+            i: {name: cut_like(x, parameters[int(i)]) for name, x in of.items()} for i, of in saved["state"].items()
+        }
+        self.optimizer.load_state_dict({**saved, "state": entries})
         self.losses.copy_(state["losses"])
         if self.average is not None:
-            self.average.load_(state["average"])
+            weights = self.average.weights
+            self.average.load_({name: cut_like(x, weights[name]) for name, x in state["average"].items()})
         self.go_on(state)
 
     def require_own(self, state: Mapping[str, Any]) -> None:

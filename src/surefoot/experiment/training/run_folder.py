@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from surefoot.experiment.distributed import folders
-from surefoot.experiment.distributed.processes import Processes
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.distributed.processes import agree
 from surefoot.experiment.training.run import Run
 
 
@@ -66,61 +61,8 @@ def load_(run: Run, path: Path) -> None:
     run.go_on(facts)
 
 
-def agree(processes: Processes, look: Callable[[], str | None]) -> None:
-    """Raise on every process what one of them finds: `Damaged` for a sentence, an `OSError` as it is. A collective.
-
-    Args:
-        processes: all that call this.
-        look: says what is wrong, or raises one of the two.
-    """
-    found: str | OSError | None
-    try:
-        found = look()
-    except Damaged as error:
-        found = str(error)
-    except OSError as error:
-        found = error
-    everybody = [one for one in processes.together(found) if one is not None]
-    for one in everybody:
-        if isinstance(one, OSError):
-            raise one
-    if everybody:
-        raise Damaged(everybody[0])
-
-
-def load_whole(run: Run, state: Mapping[str, Any]) -> None:
-    """Go on from what one process saved, on a mesh.
-
-    Args:
-        run: of the same configuration.
-        state: of `Run.state`, whole on every process.
-
-    Raises:
-        ValueError: it is of another run.
-    """
-    run.require_own(state)
-    set_model_state_dict(run.model, state["model"], options=StateDictOptions(full_state_dict=True))
-    saved, parameters = state["optimizer"], [p for group in run.optimizer.param_groups for p in group["params"]]
-    cut = {
-        i: {name: _like(x, parameters[int(i)]) for name, x in entries.items()} for i, entries in saved["state"].items()
-    }
-    run.optimizer.load_state_dict({**saved, "state": cut})
-    run.losses.copy_(state["losses"])
-    if run.average is not None:
-        weights = run.average.weights
-        run.average.load_({name: _like(x, weights[name]) for name, x in state["average"].items()})
-    run.go_on(state)
-
-
 def _tensors(run: Run) -> dict[str, Any]:
     """The run's tensors by names that are the same on every mesh; the optimizer's state complete."""
     optimizer = get_optimizer_state_dict(run.model, run.optimizer)
     average = {} if run.average is None else {"average": run.average.weights}
     return {"model": get_model_state_dict(run.model), "optimizer": optimizer, "losses": run.losses, **average}
-
-
-def _like(x: Any, p: Tensor) -> Any:
-    """State of a parameter's shape, cut like the parameter."""
-    if not isinstance(p, DTensor) or not isinstance(x, torch.Tensor) or x.shape != p.shape:
-        return x
-    return distribute_tensor(x.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
