@@ -14,7 +14,7 @@ import torch
 from surefoot import recipes
 from surefoot.experiment.data.corpus import load
 from surefoot.experiment.files import dumps, write_atomic
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Learned, Size
+from surefoot.experiment.models.decoder import GPT, GPTConfig, LearnedPositions, Size
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.experiment.training.run import Run
@@ -29,7 +29,7 @@ SEEDS = (0, 1, 2)
 
 def model(width: int) -> GPT:
     """Return the study's model with all biases, and learned positions, under which a key bias has no effect."""
-    return GPT(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), positions=Learned(64), biases="all"))
+    return GPT(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), positions=LearnedPositions(64), biases="all"))
 
 
 def rms(tensors: list[torch.Tensor]) -> float:

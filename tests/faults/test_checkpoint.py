@@ -15,7 +15,7 @@ import torch
 
 from surefoot.experiment import files
 from surefoot.experiment.distributed.processes import Layout
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.errors import CheckpointError
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 
 PAYLOAD = {"step": 3, "weights": {"w": torch.arange(1000.0)}, "rates": [0.1, 0.2], "name": "run"}
@@ -86,13 +86,13 @@ class Harm:
 def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path):
     path = tmp_path / "a.pt"
     save(path, {"path": Harm(tmp_path / "harm")})
-    with pytest.raises(Damaged, match=r"a\.pt is no checkpoint: it holds other things") as refused:
+    with pytest.raises(CheckpointError, match=r"a\.pt is no checkpoint: it holds other things") as refused:
         load(path)
     assert "weights_only" not in str(refused.value)
     for data in (b"", b"junk", pickle.dumps(3), pickle.dumps(Harm(tmp_path / "harm"))):
         path.write_bytes(data)
         (tmp_path / "a.pt.sha256.json").write_text(json.dumps({"sha256": [hashlib.sha256(data).hexdigest()]}))
-        with pytest.raises(Damaged, match=r"a\.pt is no checkpoint"):
+        with pytest.raises(CheckpointError, match=r"a\.pt is no checkpoint"):
             load(path)
     assert not (tmp_path / "harm").exists()
 

@@ -21,7 +21,7 @@ from test_processes import spawn
 
 from surefoot.experiment.distributed.mesh import Mesh, MeshShape
 from surefoot.experiment.distributed.processes import Layout
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.errors import CheckpointError
 from surefoot.experiment.files import sha256_of as digest
 from surefoot.experiment.training import checkpoint
 from surefoot.experiment.training.checkpoint import Checkpoints
@@ -158,7 +158,7 @@ def resumes(rank, folder, unreadable=None):
 
     def load(path):
         if rank == 1 and path.name == unreadable:
-            raise Damaged(f"{path} is damaged")
+            raise CheckpointError(f"{path} is damaged")
         return read(path)
 
     torch.set_default_dtype(torch.float64)

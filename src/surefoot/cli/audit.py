@@ -114,7 +114,7 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     import torch
 
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
-    from surefoot.experiment.models.sizes import is_own
+    from surefoot.experiment.models.sizes import is_user_model
     from surefoot.experiment.models.user_model import call
     from surefoot.experiment.training.build import build
 
@@ -124,7 +124,7 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     if arguments.weights or is_config(name):
         _refuse_sizes(name, arguments, ("width", "depth", "head_dim", "vocab"))
         return from_checkpoint(name) if arguments.weights else from_config(name)
-    if is_own(name):
+    if is_user_model(name):
         _refuse_sizes(name, arguments, ("depth", "head_dim", "vocab"))
         return call(name, *(() if arguments.width is None else (arguments.width,)))
     options.require_size(name, arguments)

@@ -10,7 +10,6 @@ from typing import Any
 
 from surefoot.cli import options
 from surefoot.cli.report import draw, write_page
-from surefoot.experiment.data.source import absolute
 from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
@@ -40,7 +39,7 @@ def add_to(commands: options.Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, draw the picture; 1 if a slope leaves the band."""
     from surefoot.experiment.coordcheck import check
-    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.data.corpus import absolute, load
     from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     executor, data = options.executor(arguments), absolute(options.data(arguments))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from surefoot.experiment.errors import (
-    Damaged,
+    CheckpointError,
     DataError,
     DirectoryInUse,
     Install,
@@ -47,7 +47,7 @@ def code_of(error: Exception) -> int:
     >>> code_of(ValueError("no such option")), code_of(OSError("full disk"))
     (2, 1)
     """
-    codes = {DataError: DATA, Damaged: CHECKPOINT, DirectoryInUse: BUSY, ValueError: USAGE}
+    codes = {DataError: DATA, CheckpointError: CHECKPOINT, DirectoryInUse: BUSY, ValueError: USAGE}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.experiment.errors import Install, with_remedy
+from surefoot.experiment.errors import importing
 
 
 def is_config(name: str) -> bool:
@@ -70,11 +70,8 @@ def _read_config(name: str) -> tuple[Any, Any]:
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a model's config.json, or the directory that holds it")
-    try:
+    with importing("integrations", "models by configuration need transformers:", RuntimeError):
         import transformers
-    except ModuleNotFoundError:
-        needs = RuntimeError("models by configuration need transformers: pip install 'surefoot[integrations]'")
-        raise with_remedy(needs, Install("integrations")) from None
     try:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong

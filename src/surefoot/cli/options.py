@@ -10,9 +10,8 @@ from typing import Any
 
 from surefoot.cli.executor import device_elsewhere, slurm_option
 from surefoot.cli.executor import executor as executor
-from surefoot.experiment.data.source import absolute
 from surefoot.experiment.errors import Respell, with_remedy
-from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_own, published_name, refuse_other
+from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
 from surefoot.experiment.training import config, numbers
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
 from surefoot.experiment.training.names import METHODS, VALUES, parse
@@ -154,7 +153,7 @@ def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
 
 
 def _model(text: str) -> str:
-    if (name := published_name(text)) not in MODELS and not is_own(name):
+    if (name := published_name(text)) not in MODELS and not is_user_model(name):
         known = ", ".join(MODELS)
         error = argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {known}, or module:function")
         raise with_remedy(error, Respell(text, MODELS))
@@ -288,7 +287,7 @@ def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths
         ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
             baseline.
     """
-    from surefoot.experiment.data.corpus import load
+    from surefoot.experiment.data.corpus import absolute, load
     from surefoot.experiment.training.build import require_model
     from surefoot.experiment.training.methods import method
 

@@ -3,7 +3,8 @@
 The command line gives each kind its own exit code, and prints the command that the remedy makes of the one typed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ class SweepError(RuntimeError):
     """A run of a sweep raised; results of finished runs are written, and the same sweep goes on from there."""
 
 
-class Damaged(ValueError):
+class CheckpointError(ValueError):
     """A checkpoint on the disk is not what was written."""
 
 
@@ -72,6 +73,28 @@ def with_remedy(error: E, remedy: Remedy) -> E:
     """
     error.remedy = remedy  # type: ignore[attr-defined]
     return error
+
+
+@contextmanager
+def importing(extra: str, needs: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Around imports of packages of an extra: where one is missing, an error that says how to install it.
+
+    Args:
+        extra: of Surefoot.
+        needs: the message up to "pip install"; `{error}` in it is Python's own.
+        kind: of the error.
+
+    Yields:
+        None.
+
+    Raises:
+        kind: a package is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        message = f"{needs.replace('{error}', str(error))} pip install 'surefoot[{extra}]'"
+        raise with_remedy(kind(message), Install(extra)) from error
 
 
 def remedy_of(error: BaseException | None) -> Remedy | None:

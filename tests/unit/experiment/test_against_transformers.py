@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Learned, Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import GPT, GPTConfig, LearnedPositions, Llama, LlamaConfig, Size
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 GPT2 = {
@@ -60,7 +60,7 @@ def randomise_(model):
 def test_gpt2():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=16)
-    ours = GPT(GPTConfig(SMALL, positions=Learned(16), biases="all", head="tied"))
+    ours = GPT(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied"))
     randomise_(ours)
     same(ours, transformers.GPT2LMHeadModel(config), gpt2_state(ours))
 

@@ -8,25 +8,15 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from surefoot.experiment.models import decoder
-from surefoot.experiment.models.decoder import (
-    GPT,
-    GPTConfig,
-    Learned,
-    Llama,
-    LlamaConfig,
-    Rope,
-    Size,
-    published,
-    reference,
-)
-from surefoot.experiment.models.layers import Mixture, MixtureOfExperts
+from surefoot.experiment.models.decoder import GPT, GPTConfig, Llama, LlamaConfig, Rope, Size, published, reference
+from surefoot.experiment.models.layers import LearnedPositions, Mixture, MixtureOfExperts
 from surefoot.layers import InNormLinear
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {
     "gpt": lambda: GPT(GPTConfig(SMALL)),
     "gpt in-norm": lambda: GPT(GPTConfig(SMALL, norm="in", biases="all")),
-    "gpt2": lambda: GPT(GPTConfig(SMALL, positions=Learned(16), biases="all", head="tied")),
+    "gpt2": lambda: GPT(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied")),
     "gpt scaled": lambda: GPT(GPTConfig(SMALL, head="tied_scaled", base_head_dim=4)),
     "llama": lambda: Llama(LlamaConfig(SMALL)),
     "qwen": lambda: Llama(LlamaConfig(SMALL, qk_norm=True)),
@@ -170,7 +160,7 @@ def test_published_parameter_counts(name, parameters):
 
 def test_study_model_is_the_one_of_the_defaults():
     model = reference("gpt", 64)
-    assert model.config == GPTConfig(Size(64, 2, 16, 256), Rope(), "pre", "none", "untied", None)
+    assert model.config == GPTConfig(Size(64, 2, 16, 256), "pre", "untied", None, Rope(), "none")
     names = {name.split(".")[-1] for name, _ in model.named_parameters()}
     assert names == {"weight"}  # no bias, no learned position
     gains = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
@@ -202,7 +192,7 @@ def test_inner_width_of_llama(width, inner):
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), r"3 key-value heads.*\[1, 2, 4\]"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
         (lambda: LlamaConfig(SMALL, intermediate=0), "intermediate"),
-        (lambda: Learned(0), "context"),
+        (lambda: LearnedPositions(0), "context"),
         (lambda: Rope(base=0.5), "base"),
         (lambda: reference("gpt", 32, base_head_dim=0), "positive"),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.errors import DataError, Install, Locate, with_remedy
+from surefoot.experiment.errors import DataError, Locate, importing, with_remedy
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Tokenizer  # for the annotations of other modules, too
@@ -74,11 +74,8 @@ def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> T
         ValueError: the library is missing.
         DataError: the texts are too short for so many tokens.
     """
-    try:
+    with importing("bpe", f"{PREFIX}{vocab} needs the tokenizers library:"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        needs = f"{PREFIX}{vocab} needs the tokenizers library: pip install 'surefoot[bpe]'"
-        raise with_remedy(ValueError(needs), Install("bpe")) from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -107,11 +104,8 @@ def read(path: Path) -> Tokenizer:
         ValueError: the library is missing.
         DataError: the file cannot be read, or is no tokenizer.
     """
-    try:
+    with importing("bpe", f"{path} needs the tokenizers library:"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        needs = f"{path} needs the tokenizers library: pip install 'surefoot[bpe]'"
-        raise with_remedy(ValueError(needs), Install("bpe")) from error
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import sysconfig
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,6 +161,25 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
         corpus = _read(path.removeprefix(TEXT) if isinstance(path, str) else path)
     corpus.require(context)
     return corpus
+
+
+def absolute(path: str | None) -> str | None:
+    """A value of `--data` that means the same in another working directory, for worker processes and later runs.
+
+    Args:
+        path: a path, one after `text:`, `bpe:N:`, `bin:` or `bin:N:`, or a value without a path.
+
+    Returns:
+        The value with its path made absolute.
+
+    >>> absolute("markov:64"), absolute("bpe:512:/texts"), absolute("bin:/tokens")
+    ('markov:64', 'bpe:512:/texts', 'bin:/tokens')
+    """
+    if path is None or re.fullmatch(r"markov:.*|bpe:\d+", path):
+        return path
+    kind = re.match(r"(text:|bpe:\d+:|bin:(\d+:)?)?", path)
+    assert kind is not None, "all of it is optional"
+    return f"{kind[0]}{Path(path[kind.end() :]).resolve()}"
 
 
 def _read(path: str | os.PathLike[str] | None) -> Corpus:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.errors import DataError, Install, Locate, Respell, with_remedy
+from surefoot.experiment.errors import DataError, Locate, Respell, importing, with_remedy
 
 HUB = "hf:"
 SEPARATOR = "<|endoftext|>"  # between the documents of a text file, if it has some
@@ -88,12 +88,9 @@ def _of_lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _of_rows(path: Path, field: str) -> Iterator[str]:
-    try:
+    with importing("data", f"{path} needs pyarrow:"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        needs = f"{path} needs pyarrow: pip install 'surefoot[data]'"
-        raise with_remedy(ValueError(needs), Install("data")) from error
     try:
         file = parquet.ParquetFile(path)
         if field not in file.schema_arrow.names:
@@ -108,11 +105,8 @@ def _of_rows(path: Path, field: str) -> Iterator[str]:
 
 
 def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
-    try:
+    with importing("data", f"{HUB}{name} needs the datasets library:"):
         import datasets
-    except ImportError as error:
-        needs = f"{HUB}{name} needs the datasets library: pip install 'surefoot[data]'"
-        raise with_remedy(ValueError(needs), Install("data")) from error
     dataset, _, config = name.partition(":")
     try:
         rows = datasets.load_dataset(dataset, config or None, split="train", streaming=True)

@@ -96,7 +96,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Found:
+class TokenFolder:
     """What a folder or a file of tokens holds.
 
     Args:
@@ -136,7 +136,7 @@ def parse(name: str) -> tuple[int | None, Path]:
     return vocab, Path(match[2])
 
 
-def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> Found:
+def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> TokenFolder:
     """Open a file of tokens, or all of a folder, without reading it. A gigabyte opens in milliseconds.
 
     The files whose names say val, valid, validation or test are for validation; where there are none, the last part of
@@ -175,7 +175,7 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> F
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)
     sha256 = manifest["sha256"] if manifest else _fingerprint(files)
-    return Found(train, validation, vocab, sha256, len(files))
+    return TokenFolder(train, validation, vocab, sha256, len(files))
 
 
 def _files(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.errors import CheckpointError
 from surefoot.experiment.files import dumps, sha256_of, sync_directory, write_atomic
 
 MANIFEST = "manifest.json"
@@ -44,7 +44,7 @@ ALLOWED = {
 
 
 @dataclass(frozen=True)
-class _Hashed(WriteResult):
+class _ResultWithDigests(WriteResult):
     """What one process reports of an entry that it wrote, with the digests of all its files."""
 
     digests: Mapping[str, str]
@@ -67,7 +67,9 @@ class _Writer(FileSystemWriter):
         files = {result.storage_data.relative_path for result in written}
         digests = {name: sha256_of(Path(self.path) / name) for name in sorted(files)}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result([_Hashed(one.index, one.size_in_bytes, one.storage_data, digests) for one in written])
+        done.set_result(
+            [_ResultWithDigests(one.index, one.size_in_bytes, one.storage_data, digests) for one in written]
+        )
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -77,7 +79,7 @@ class _Writer(FileSystemWriter):
         write_atomic(folder / FACTS, dumps(dict(self._facts)))
         digests = {name: sha256_of(folder / name) for name in (".metadata", FACTS)}
         for result in (one for own in results for one in own):
-            assert isinstance(result, _Hashed)
+            assert isinstance(result, _ResultWithDigests)
             digests |= result.digests
         write_atomic(folder / MANIFEST, dumps({"sha256": digests}, indent=1))
         aside = self._final.with_name(self._final.name + ".damaged" + UNFINISHED)
@@ -157,13 +159,13 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
 
 
 def facts_of(folder: Path, names: Collection[str]) -> dict[str, Any]:
-    """The facts of a checkpoint that was verified; `Damaged` where some of these names are missing."""
+    """The facts of a checkpoint that was verified; `CheckpointError` where some of these names are missing."""
     try:
         facts = json.loads((folder / FACTS).read_bytes())
     except ValueError:
         facts = None
     if not isinstance(facts, dict) or not facts.keys() >= {*names}:
-        raise Damaged(f"{folder / FACTS} is damaged: it has not all of {', '.join(names)}")
+        raise CheckpointError(f"{folder / FACTS} is damaged: it has not all of {', '.join(names)}")
     return facts
 
 
@@ -176,7 +178,7 @@ def load_(folder: Path, tensors: dict[str, Any], group: Any = None) -> None:
         group: as for `save`; None in one process.
 
     Raises:
-        Damaged: its manifest fits, and its contents are not a checkpoint's, or not one of these tensors.
+        CheckpointError: its manifest fits, and its contents are not a checkpoint's, or not one of these tensors.
     """
     try:
         with warnings.catch_warnings():
@@ -186,7 +188,7 @@ def load_(folder: Path, tensors: dict[str, Any], group: Any = None) -> None:
             )
     except (CheckpointException, RuntimeError, pickle.PickleError, LookupError, ValueError, TypeError) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise Damaged(f"{folder} cannot be loaded: {first}") from None
+        raise CheckpointError(f"{folder} cannot be loaded: {first}") from None
 
 
 class _Reader(FileSystemReader):
@@ -199,12 +201,14 @@ class _Reader(FileSystemReader):
             with (folder / ".metadata").open("rb") as file:
                 metadata = _Unpickler(file).load()
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
-            raise Damaged(f"{folder / '.metadata'} is not a description of tensors: {error}") from None
+            raise CheckpointError(f"{folder / '.metadata'} is not a description of tensors: {error}") from None
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise Damaged(f"{folder / '.metadata'} is not a description of tensors")
+            raise CheckpointError(f"{folder / '.metadata'} is not a description of tensors")
         for place in metadata.storage_data.values():
             if not (folder / place.relative_path).is_file() or Path(place.relative_path).name != place.relative_path:
-                raise Damaged(f"{folder / '.metadata'} names {place.relative_path!r}, which is no file of the folder")
+                raise CheckpointError(
+                    f"{folder / '.metadata'} names {place.relative_path!r}, which is no file of the folder"
+                )
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -246,7 +250,7 @@ class _Planner(DefaultLoadPlanner):
         try:
             found = torch.load(value, weights_only=True)
         except Exception as error:  # torch's own kinds, one for each way to be no such entry
-            raise Damaged(f"{name} is neither a number nor a string") from error
+            raise CheckpointError(f"{name} is neither a number nor a string") from error
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[name], found)
         else:

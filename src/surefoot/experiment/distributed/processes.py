@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.experiment.errors import Damaged
+from surefoot.experiment.errors import CheckpointError
 
 
 class Processes:
@@ -140,7 +140,7 @@ def cut_like(x: Any, p: Any) -> Any:
 
 
 def agree(processes: Processes, look: Callable[[], str | None]) -> None:
-    """Raise on every process what one of them finds: `Damaged` for a sentence, an `OSError` as it is. A collective.
+    """Raise on every process what one finds: `CheckpointError` for a sentence, an `OSError` as it is. A collective.
 
     Args:
         processes: all that call this.
@@ -149,7 +149,7 @@ def agree(processes: Processes, look: Callable[[], str | None]) -> None:
     found: str | OSError | None
     try:
         found = look()
-    except Damaged as error:
+    except CheckpointError as error:
         found = str(error)
     except OSError as error:
         found = error
@@ -158,7 +158,7 @@ def agree(processes: Processes, look: Callable[[], str | None]) -> None:
         if isinstance(one, OSError):
             raise one
     if everybody:
-        raise Damaged(everybody[0])
+        raise CheckpointError(everybody[0])
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, final, get_args
 
-from surefoot.experiment.models.layers import Learned, Mixture
+from surefoot.experiment.models.layers import LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import PUBLISHED, Size, published_name
 from surefoot.layers import Rope
 
@@ -50,11 +50,11 @@ class GPTConfig(DecoderConfig):
     """Configuration of a GPT-2-like decoder; the defaults are the model of the learning-rate study.
 
     Args:
-        positions: `Rope()`, or `Learned(context)` as in GPT-2.
+        positions: `Rope()`, or `LearnedPositions(context)` as in GPT-2.
         biases: "all" for biases in linear layers and LayerNorms, as in GPT-2.
     """
 
-    positions: Rope | Learned = field(default_factory=Rope)
+    positions: Rope | LearnedPositions = field(default_factory=Rope)
     biases: Biases = "none"
 
 
@@ -118,4 +118,4 @@ def published_config(name: str, width: int | None = None) -> GPTConfig | LlamaCo
     size = PUBLISHED[name] if width is None else replace(PUBLISHED[name], width=width)
     if name.startswith("llama"):
         return LlamaConfig(size)
-    return GPTConfig(size, positions=Learned(GPT2_CONTEXT), biases="all", head="tied")
+    return GPTConfig(size, positions=LearnedPositions(GPT2_CONTEXT), biases="all", head="tied")

@@ -18,12 +18,12 @@ from surefoot.experiment.models.configs import (
     Norm,
     published_config,
 )
-from surefoot.experiment.models.layers import MLP, Block, GatedMLP, Learned, Mixture, MixtureOfExperts
+from surefoot.experiment.models.layers import MLP, Block, GatedMLP, LearnedPositions, Mixture, MixtureOfExperts
 from surefoot.experiment.models.sizes import Size
 from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
 from surefoot.layers.attention import MakeLinear
 
-__all__ = ["GPT", "Decoder", "GPTConfig", "Learned", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
+__all__ = ["GPT", "Decoder", "GPTConfig", "LearnedPositions", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
 
 LAYER_NORM_EPS = 1e-5  # GPT-2's layer_norm_epsilon
 RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
@@ -43,14 +43,14 @@ class Decoder(nn.Module, ABC):
     """
 
     def __init__(
-        self, config: DecoderConfig, positions: Rope | Learned, blocks: Sequence[Block], final_norm: nn.Module
+        self, config: DecoderConfig, positions: Rope | LearnedPositions, blocks: Sequence[Block], final_norm: nn.Module
     ) -> None:
         super().__init__()
         size = config.size
         self.config: DecoderConfig = config
-        self.positions: Rope | Learned = positions
+        self.positions: Rope | LearnedPositions = positions
         self.embedding: nn.Embedding = nn.Embedding(size.vocab, size.width)
-        if isinstance(positions, Learned):
+        if isinstance(positions, LearnedPositions):
             self.position_embedding: nn.Embedding = nn.Embedding(positions.context, size.width)
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
         self.final_norm = final_norm

@@ -14,7 +14,7 @@ from surefoot.layers.attention import Attention, MakeLinear
 
 @final
 @dataclass(frozen=True)
-class Learned:
+class LearnedPositions:
     """Learned positions: one row per position is added to the token's row.
 
     Args:

@@ -73,10 +73,10 @@ def published_name(name: str) -> str:
     return hyphens if hyphens in PUBLISHED else name
 
 
-def is_own(name: str) -> bool:
+def is_user_model(name: str) -> bool:
     """Whether a model's name is `module:function`, of the user's own.
 
-    >>> is_own("my_package.model:build"), is_own("gpt")
+    >>> is_user_model("my_package.model:build"), is_user_model("gpt")
     (True, False)
     """
     return ":" in name

@@ -55,7 +55,7 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             return [self._page(directory) for directory in self._directories]
 
-    def is_own(self, host: str | None, origin: str | None) -> bool:
+    def is_user_model(self, host: str | None, origin: str | None) -> bool:
         """Whether a request's `Host` and `Origin` are those of a page that this server gave."""
         names = [f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")]
         return host in names and (origin is None or origin in [f"http://{name}" for name in names])
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        if not self.server.is_own(self.headers["Host"], self.headers["Origin"]):
+        if not self.server.is_user_model(self.headers["Host"], self.headers["Origin"]):
             self._send(HTTPStatus.FORBIDDEN, "surefoot watch answers its own page only")
             return
         address = urlsplit(self.path)

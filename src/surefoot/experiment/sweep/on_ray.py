@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.experiment.errors import Install, with_remedy
+from surefoot.experiment.errors import importing
 from surefoot.experiment.sweep.executors import Function, Killed, Raised, guarded
 
 
@@ -28,11 +28,8 @@ class Ray:
     """
 
     def __init__(self, workers: int | None = None, address: str | None = None, gpus_per_run: float = 0.0) -> None:
-        try:
+        with importing("ray", "--executor ray: {error}; it needs:"):
             import ray
-        except ModuleNotFoundError as error:
-            needs = ValueError(f"--executor ray: {error}; it needs: pip install 'surefoot[ray]'")
-            raise with_remedy(needs, Install("ray")) from None
         self._ray = ray
         self._asked, self._address, self._gpus = workers, address, gpus_per_run
         self._running: set[Any] = set()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.errors import Install, with_remedy
+from surefoot.experiment.errors import importing
 from surefoot.experiment.sweep.executors import Function, Killed, Raised, guarded
 
 MINUTES = 60
@@ -39,11 +39,8 @@ class Slurm:
         options: Mapping[str, str | int] | None = None,
         cluster: str = "slurm",
     ) -> None:
-        try:
+        with importing("slurm", "--executor slurm: {error}; it needs:"):
             import submitit
-        except ModuleNotFoundError as error:
-            needs = ValueError(f"--executor slurm: {error}; it needs: pip install 'surefoot[slurm]'")
-            raise with_remedy(needs, Install("slurm")) from None
         self.workers: int = workers or AT_A_TIME
         self._errors = submitit.core.utils
         given = {"time": MINUTES, "array_parallelism": self.workers, **(options or {})}

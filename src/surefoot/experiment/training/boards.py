@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, final
 
-from surefoot.experiment.errors import Install, with_remedy
+from surefoot.experiment.errors import importing
 from surefoot.experiment.files import Record
 
 _OF_LOSSES = ("loss", "val_loss", "val_loss_average", "lr", "tokens_per_second", "utilisation", "optimizer_share")
@@ -55,11 +55,6 @@ class Board(ABC):
             self._end()
 
 
-def _missing(option: str, error: ModuleNotFoundError) -> RuntimeError:
-    needs = f"--{option}: {error}; pip install 'surefoot[{option}]'"
-    return with_remedy(RuntimeError(needs), Install(option))
-
-
 @final
 class TensorBoard(Board):
     """Writes scalars to a folder.
@@ -72,10 +67,8 @@ class TensorBoard(Board):
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with importing("tensorboard", "--tensorboard: {error};", RuntimeError):
             from torch.utils.tensorboard.writer import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise _missing("tensorboard", error) from error
         self._folder, self._make = folder, SummaryWriter
 
     def _begin(self, step: int) -> Any:
@@ -103,10 +96,8 @@ class Wandb(Board):
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
+        with importing("wandb", "--wandb: {error};", RuntimeError):
             import wandb
-        except ModuleNotFoundError as error:
-            raise _missing("wandb", error) from error
         self._init, self._folder, self._config = wandb.init, folder, dict(config)
 
     def _begin(self, step: int) -> Any:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.models.decoder import published, reference
-from surefoot.experiment.models.layers import Learned
-from surefoot.experiment.models.sizes import PUBLISHED, is_own
+from surefoot.experiment.models.layers import LearnedPositions
+from surefoot.experiment.models.sizes import PUBLISHED, is_user_model
 from surefoot.experiment.models.user_model import call
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.plan import Plan
@@ -54,7 +54,7 @@ def build(config: TrainConfig, vocab: int) -> nn.Module:
         if vocab > classes(config, vocab):
             raise ValueError(f"{size.model} has {classes(config, vocab)} tokens, the data {vocab}: choose other data")
         return published(size.model, size.width)
-    if not is_own(size.model):
+    if not is_user_model(size.model):
         return reference(size.model, size.width, size.depth, size.head_dim, vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -79,13 +79,13 @@ def require_model(config: TrainConfig, corpus: Corpus) -> None:
             own does not make logits of the data's tokens.
     """
     name, context = config.architecture.model, config.batches.context
-    with nullcontext() if is_own(name) else torch.device("meta"):
+    with nullcontext() if is_user_model(name) else torch.device("meta"):
         model = build(config, corpus.vocab)
     Plan.of(model)
     positions = getattr(model, "positions", None)
-    if isinstance(positions, Learned) and context > positions.context:
+    if isinstance(positions, LearnedPositions) and context > positions.context:
         raise ValueError(f"a context of {context} tokens exceeds the {positions.context} learned positions of {name}")
-    if is_own(name):
+    if is_user_model(name):
         _require_logits(name, model, corpus.vocab, context)
 
 

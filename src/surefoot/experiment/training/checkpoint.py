@@ -18,7 +18,7 @@ import torch
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.distributed.processes import agree
-from surefoot.experiment.errors import Damaged, Locate, OtherDirectory, with_remedy
+from surefoot.experiment.errors import CheckpointError, Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import replace_files, sha256_of
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def load(path: Path | str) -> dict[str, Any]:
         What `save` was given, on the CPU.
 
     Raises:
-        Damaged: its digest is not the one it was saved with, it has no manifest, or it holds what no checkpoint does,
-            code of a pickle for example, which is not run; the message names the file.
+        CheckpointError: its digest is not the one it was saved with, it has no manifest, or it holds what no checkpoint
+            does, code of a pickle for example, which is not run; the message names the file.
         OSError: it cannot be read.
     """
     path = Path(path)
@@ -77,11 +77,11 @@ def load(path: Path | str) -> dict[str, Any]:
     try:
         digests = list(json.loads(_manifest(path).read_bytes())["sha256"])
     except FileNotFoundError:
-        raise Damaged(f"{path} cannot be verified: {_manifest(path).name} is missing") from None
+        raise CheckpointError(f"{path} cannot be verified: {_manifest(path).name} is missing") from None
     except (ValueError, KeyError, TypeError):
-        raise Damaged(f"{_manifest(path)} is damaged, so {path.name} cannot be verified") from None
+        raise CheckpointError(f"{_manifest(path)} is damaged, so {path.name} cannot be verified") from None
     if hashlib.sha256(data).hexdigest() not in digests:
-        raise Damaged(f"{path} is damaged: its SHA-256 is not the one it was saved with")
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one it was saved with")
     try:
         payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:
@@ -89,7 +89,9 @@ def load(path: Path | str) -> dict[str, Any]:
     except Exception:  # any bytes may lie there, and torch's reader raises what they make of it
         payload = None
     if not isinstance(payload, dict):
-        raise Damaged(f"{path} is no checkpoint: it holds other things than tensors, numbers, strings and their lists")
+        raise CheckpointError(
+            f"{path} is no checkpoint: it holds other things than tensors, numbers, strings and their lists"
+        )
     return payload
 
 
@@ -189,7 +191,7 @@ class Checkpoints:
             run: of the same configuration; unchanged where there are no checkpoints.
 
         Raises:
-            Damaged: there are checkpoints, and every one is damaged; or the one to start from is damaged or missing.
+            CheckpointError: every checkpoint that is there is damaged; or the one to start from is damaged or missing.
             ValueError: they are of another run; or there are some, and there may be none.
         """
         problem, processes = None, run.layout.processes
@@ -207,28 +209,28 @@ class Checkpoints:
             try:
                 self._restore(run, path)
                 return
-            except Damaged as error:
+            except CheckpointError as error:
                 problem = error
                 self._passed.add(path)
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
-            raise with_remedy(Damaged(f"{problem}; {REMEDY}"), OtherDirectory())
+            raise with_remedy(CheckpointError(f"{problem}; {REMEDY}"), OtherDirectory())
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
         missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
         try:
             agree(run.layout.processes, lambda: None if path.exists() else missing)
-        except Damaged as error:
+        except CheckpointError as error:
             raise with_remedy(error, Locate(path)) from None
         try:
             self._restore(run, path)
-        except Damaged as error:
-            raise Damaged(f"{error}; start from another one with --resume") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; start from another one with --resume") from None
 
     def _restore(self, run: Run, path: Path) -> None:
-        """Go on from one checkpoint; `Damaged` on all processes if it is on one."""
+        """Go on from one checkpoint; `CheckpointError` on all processes if it is on one."""
         if path.is_dir():
             from surefoot.experiment.training import run_folder
 
@@ -259,10 +261,10 @@ class Checkpoints:
 
 
 def _state(run: Run, path: Path) -> dict[str, Any]:
-    """The state of a run in a file; `Damaged` if there is none in it."""
+    """The state of a run in a file; `CheckpointError` if there is none in it."""
     state = load(path)
     if missing := run.missing(state):
-        raise Damaged(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
+        raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
     return state
 
 

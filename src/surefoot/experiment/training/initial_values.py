@@ -28,9 +28,9 @@ def torch_(model: nn.Module, seed: int) -> None:
         if isinstance(module, nn.Linear):
             bound = 1 / math.sqrt(module.in_features)
             for key, parameter in module.named_parameters(recurse=False):
-                _uniform_(parameter, bound, generator_for(f"{name}.{key}", seed))
+                nn.init.uniform_(parameter, -bound, bound, generator=generator_for(f"{name}.{key}", seed))
         elif isinstance(module, nn.Embedding):
-            _normal_(module.weight, 1.0, generator_for(f"{name}.weight", seed))
+            nn.init.normal_(module.weight, generator=generator_for(f"{name}.weight", seed))
         else:
             _reset_norm_(name, module)
 
@@ -49,11 +49,13 @@ def gpt2_(model: nn.Module, seed: int) -> None:
         ValueError: as `torch_`.
     """
     depth = sum(isinstance(module, Block) for module in model.modules())
-    residual = {_residual(module) for module in model.modules()} - {None}
+    modules = [*model.modules()]
+    residual = {module.output for module in modules if isinstance(module, Attention)}
+    residual |= {module.down for module in modules if isinstance(module, MLP | GatedMLP)}
     for name, module in _owners(model):
         if isinstance(module, nn.Linear | nn.Embedding):
             std = 0.02 / math.sqrt(2 * depth) if module in residual else 0.02
-            _normal_(module.weight, std, generator_for(f"{name}.weight", seed))
+            nn.init.normal_(module.weight, std=std, generator=generator_for(f"{name}.weight", seed))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
         else:
@@ -66,12 +68,6 @@ def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if name in owners]
 
 
-def _residual(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, Attention):
-        return module.output
-    return module.down if isinstance(module, MLP | GatedMLP) else None
-
-
 def _reset_norm_(name: str, module: nn.Module) -> None:
     if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
         raise ValueError(
@@ -79,14 +75,6 @@ def _reset_norm_(name: str, module: nn.Module) -> None:
             "Embedding, LayerNorm and RMSNorm"
         )
     module.reset_parameters()  # ones and zeros, nothing random
-
-
-def _normal_(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
-
-
-def _uniform_(parameter: Tensor, bound: float, generator: torch.Generator) -> None:
-    parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
 
 
 @torch.no_grad()

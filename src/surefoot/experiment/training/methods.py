@@ -191,9 +191,15 @@ def moonlight_tuned() -> Recipe:
     return Recipe("moonlight_tuned", table, horizon=HorizonRule())
 
 
-_OWN: dict[str, Method] = {"moonlight_tuned": Steepest(moonlight_tuned()), "adamw": AdamW(), "mup_adamw": MupAdamW()}
+_NOT_IN_RECIPES: dict[str, Method] = {
+    "moonlight_tuned": Steepest(moonlight_tuned()),
+    "adamw": AdamW(),
+    "mup_adamw": MupAdamW(),
+}
 
-METHODS: dict[str, Method] = {name: _OWN.get(name) or Steepest(getattr(recipes, name)()) for name in names.METHODS}
+METHODS: dict[str, Method] = {
+    name: _NOT_IN_RECIPES.get(name) or Steepest(getattr(recipes, name)()) for name in names.METHODS
+}
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
 
@@ -208,22 +214,13 @@ def _with_value(text: str) -> Method:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+_STABILISERS = (
+    "free", "weight_decay", "cautious_decay", "independent_decay", "post_clip", "pre_decay", "streaming_post_clip",
+    "streaming_pre_decay", "rescale", "normalise", "spectral_sphere", "row_sphere", "column_sphere", "stiefel",
+    "hyperball",
+)  # fmt: skip
 STABILISERS: dict[str, Callable[..., Stabiliser]] = {
-    "free": stabilise.Free,
-    "weight_decay": stabilise.WeightDecay,
-    "cautious_decay": stabilise.CautiousDecay,
-    "independent_decay": stabilise.IndependentDecay,
-    "post_clip": stabilise.PostClip,
-    "pre_decay": stabilise.PreDecay,
-    "streaming_post_clip": stabilise.StreamingPostClip,
-    "streaming_pre_decay": stabilise.StreamingPreDecay,
-    "rescale": stabilise.Rescale,
-    "normalise": stabilise.Normalise,
-    "spectral_sphere": stabilise.SpectralSphere,
-    "row_sphere": stabilise.RowSphere,
-    "column_sphere": stabilise.ColumnSphere,
-    "stiefel": stabilise.Stiefel,
-    "hyperball": stabilise.Hyperball,
+    name: getattr(stabilise, name.title().replace("_", "")) for name in _STABILISERS
 }
 """Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
 may follow, `post_clip:2:8`; `row_sphere`, without a value, keeps what the weights start with."""

@@ -200,7 +200,7 @@ class Run:
         Raises:
             ValueError: it is of another configuration or of other data.
         """
-        self.require_own(state)
+        self.require_same_run(state)
         ours, saved = self.model.state_dict(), state["optimizer"]
         self.model.load_state_dict({name: cut_like(x, ours.get(name)) for name, x in state["model"].items()})
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -214,7 +214,7 @@ class Run:
             self.average.load_({name: cut_like(x, weights[name]) for name, x in state["average"].items()})
         self.go_on(state)
 
-    def require_own(self, state: Mapping[str, Any]) -> None:
+    def require_same_run(self, state: Mapping[str, Any]) -> None:
         """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
         theirs = {**LATER, **state["config"], "corpus": state["corpus"]}

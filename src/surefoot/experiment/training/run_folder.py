@@ -43,14 +43,14 @@ def load_(run: Run, path: Path) -> None:
         path: of the folder.
 
     Raises:
-        Damaged: on every process, if one finds it damaged.
+        CheckpointError: on every process, if one finds it damaged.
         ValueError: it is of another run.
     """
     processes = run.layout.processes
     ranks = len(processes.together(None))
     agree(processes, partial(folders.damage, path, processes.rank, ranks))
     facts = folders.facts_of(path, run.facts())
-    run.require_own(facts)
+    run.require_same_run(facts)
     tensors = _tensors(run)
     folders.load_(path, tensors, processes.group)
     set_model_state_dict(run.model, tensors["model"])
