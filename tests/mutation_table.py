@@ -135,7 +135,7 @@ MUTATIONS = (
     Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
     Mutation(
         "weights side by side written at once",
-        "views/state.py",
+        "optim/batching.py",
         "return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))",
         "return tensors[0].as_strided((len(tensors), *tensors[0].shape), (tensors[0].numel(), *tensors[0].stride()))",
         BATCHING,

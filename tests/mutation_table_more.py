@@ -107,7 +107,7 @@ MUTATIONS = (
     Mutation("zero problems of a part alone", "optim/shard.py", "labels + torch", "labels * 0 + torch", MESHES),
     Mutation("a strided part in the mesh's order", "mesh/slabs.py", "*right, late[0]]", "late[0], *right]", SCHEDULE),
     Mutation(
-        "noise by the place in the part", "optim/shard.py", 'if "rounds" in state else 0', "if False else 0", MESHES
+        "noise by the place in the part", "optim/shard.py", 'if "rounds" in self.kept else 0', "if False else 0", MESHES
     ),
     Mutation("norm of rows here", "optim/sharding.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
     Mutation("values cut into heads", "views/per_block.py", "return not self.values and", "return False and", SPLIT),

@@ -23,8 +23,8 @@ from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import ELSEWHERE, Step, in_pieces
-from surefoot.views import OneBlock
-from surefoot.views.state import join_blocks, split_blocks, split_by_block, stack, stack_blocks
+from surefoot.views import OneBlock, Shape, View
+from surefoot.views.state import join_blocks, split_by_block
 
 BATCH_BYTES = {"cpu": 4 << 20}
 """Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
@@ -103,13 +103,16 @@ class Batch:
     masks: list[Any]
     shaped: frozenset[str]
 
-    def step(self, take: Step, bounds: RunningBound, foreign: bool = False) -> None:
+    def step(self, take: Step, bounds: RunningBound, foreign: bool = False) -> Iterator[tuple[Tensor, State]]:
         """The step of each block, in place of what was loaded.
 
         Args:
             take: the step, or its last parts.
             bounds: running bounds, which are reset where they do not hold of the loaded weights.
             foreign: whether the weights come from other processes: on an accelerator they are certified each time.
+
+        Returns:
+            Weights and state of each parameter, in the shapes of the optimizer's.
         """
         lr, own = learning_rate(self.group), rules(self.placement)
         if "upper" in self.states[0]:
@@ -122,6 +125,9 @@ class Batch:
         for i, (role, stabiliser, scale) in enumerate(own):
             w, g, state = self.weights[i], self.gradients[i], self.states[i]
             self.weights[i], self.states[i] = take(role, stabiliser, w, g, state, lr * scale, self.masks[i])
+        if foreign:
+            self.record(bounds)
+        return self.results()
 
     def record(self, bounds: RunningBound) -> None:
         """Remember weights whose norm bounds hold."""
@@ -129,7 +135,7 @@ class Batch:
             bounds.record(self.keys, self.weights)
 
     def results(self) -> Iterator[tuple[Tensor, State]]:
-        """Weights and state of each parameter again, in the shapes of the optimizer's."""
+        """What `step` returns."""
         placement, view = self.placement, self.placement.role.view
         states: list[State] = [{} for _ in self.keys]
         for name in self.states[0]:
@@ -199,8 +205,7 @@ def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, 
         take: what takes the step of a block.
     """
     batch = load(leaves, precision)
-    batch.step(in_pieces(take), bounds)
-    store(batch, leaves, precision)
+    store(batch.step(in_pieces(take), bounds), batch, leaves, precision)
     if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else another weight
         batch.record(bounds)
 
@@ -209,8 +214,7 @@ def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
     """Like parameters, stacked; one alone is not copied."""
     first, placement = leaves[0], leaves[0].placement
     view, dtype = placement.role.view, torch.promote_types(first.value.dtype, torch.float32)
-    rounding = precision.rounding(first.value)
-    weights = stack_blocks([rounding.read(leaf.value, leaf.state, dtype) for leaf in leaves], view)
+    weights = stack_blocks([precision.read(leaf.value, leaf.state, dtype) for leaf in leaves], view)
     gradients = stack_blocks([leaf.grad.to(dtype) for leaf in leaves], view)
     if first.group["maximize"]:
         gradients = [-g for g in gradients]
@@ -226,35 +230,17 @@ def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
     return Batch(placement, first.group, keys, weights, gradients, states, masks, frozenset(shaped))
 
 
-def store(batch: Batch, leaves: Sequence[Leaf], precision: Precision) -> None:
+def store(results: Iterable[tuple[Tensor, State]], batch: Batch, leaves: Sequence[Leaf], precision: Precision) -> None:
     """Write stepped weights and states back, rounded as precision says; count the gradients that were not finite."""
-    for leaf, (w, new) in zip(leaves, batch.results(), strict=True):
-        write_state(leaf, new, precision)
-        write_weights(leaf, w, precision)
+    averages = batch.placement.role.momentum.averages
+    for leaf, (w, new) in zip(leaves, results, strict=True):
+        there = leaf.agreed.there if leaf.agreed else None
+        precision.write_state_(leaf.state, new, averages, leaf.index, there)
+        precision.write_(leaf.value, w, leaf.state, leaf.index, there)
     finite = batch.masks[0].flatten()
     if not (leaves[0].agreed or (device.on_cpu(finite) and bool(finite.all()))):
         for leaf, own in zip(leaves, finite, strict=True):
             leaf.state["skipped"] += ~own
-
-
-def write_state(leaf: Leaf, new: State, precision: Precision) -> None:
-    """Write changed entries of a parameter's state, averages rounded as precision says."""
-    averages = leaf.placement.role.momentum.averages
-    for name, x in new.items():
-        place = leaf.state[name]
-        if leaf.agreed and name not in averages:  # which masks keep; counts, and what schemes refine at rest
-            x = torch.where(leaf.agreed.there, x, place.to(x.dtype))
-        write_(place, precision.keep(x, place, leaf.state, leaf.index))
-
-
-def write_weights(leaf: Leaf, w: Tensor, precision: Precision) -> None:
-    """Write a parameter's next weights, in the dtype of the step, rounded as precision says: the end of its step."""
-    value, added = precision.rounding(leaf.value).write(w, leaf.value.dtype, leaf.state, leaf.index)
-    write_(leaf.value, value)
-    for name, x in added.items():
-        write_(leaf.state[name], x)
-    if "rounds" in leaf.state:
-        leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
 def by_block(states: Sequence[State], placement: Placement, shaped: Mapping[str, list[Tensor]]) -> list[State]:
@@ -290,7 +276,20 @@ def _stacked(leaves: Sequence[Leaf], name: str, dtype: torch.dtype) -> list[Tens
     return [together.reshape(shape)]
 
 
-def write_(tensor: Tensor, value: Tensor) -> None:
-    """Copy value, unless it is the tensor's own memory, which a step on a CPU may have written to already."""
-    if not device.on_cpu(tensor) or value.data_ptr() != tensor.data_ptr():
-        tensor.copy_(value)
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """`(k, ...)`; one tensor alone is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def stack_blocks(tensors: Sequence[Tensor], view: View) -> list[Tensor]:
+    """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
+    if isinstance(view, OneBlock):  # a reshape of each is one of the stack
+        return [stack(tensors).reshape(len(tensors), *view.block(tuple(tensors[0].shape)))]
+    return [stack(blocks) for blocks in zip(*map(view.split, tensors), strict=True)]
+
+
+def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:
+    """The parameters of this shape again: the inverse of `stack_blocks`."""
+    if isinstance(view, OneBlock):
+        return list(stacks[0].reshape(len(stacks[0]), *shape).unbind())
+    return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]

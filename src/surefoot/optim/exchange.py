@@ -15,7 +15,7 @@ from surefoot.mesh.schedule import Schedule, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
 from surefoot.mesh.transport import Transport
 from surefoot.momentum import State
-from surefoot.optim.batching import Batch, Leaf, batches, by_block, load, write_state, write_weights
+from surefoot.optim.batching import Batch, Leaf, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
@@ -23,7 +23,7 @@ from surefoot.optim.ways import REPLICAS, of_any_size
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import move, smooth
-from surefoot.views.state import entry, stack_blocks
+from surefoot.views.state import entry
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,20 +125,15 @@ class Exchange:
 
     def __init__(self, shards: Sequence[Shard], precision: Precision, bounds: RunningBound) -> None:
         self._precision, self._bounds, cut = precision, bounds, shards[0].cut
-        like = shards[0].local.new_empty(0, dtype=torch.promote_types(shards[0].local.dtype, torch.float32))
-        self._jobs = {shard: jobs_of(shard, like.dtype) for shard in shards}
+        self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
+        like = shards[0].local.new_empty(0, dtype=self._dtype)
+        self._jobs = {shard: jobs_of(shard, self._dtype) for shard in shards}
         self.schedule: Schedule = schedule([job for jobs in self._jobs.values() for job in jobs])
         self._transport = Transport(self.schedule, cut.group, cut.mine, like)
         self._prepared: dict[Shard, Prepared] = {}
-        self._groups: dict[Tensor, dict[str, Any]] = {}
 
-    def step(self, groups: dict[Tensor, dict[str, Any]]) -> None:
-        """Take one step of all of them.
-
-        Args:
-            groups: the parameter group of each parameter.
-        """
-        self._groups = groups
+    def step(self) -> None:
+        """Take one step of all of them."""
         self._transport.run(self._prepare, self._compute, self._finalize)
 
     @property
@@ -154,35 +149,39 @@ class Exchange:
 
     def _smoothed(self, shard: Shard) -> Prepared:
         """What this process has of a parameter at the start of a step, smoothed unless the owner does it."""
-        leaf, jobs = shard.leaf(self._groups[shard.p]), self._jobs[shard]
-        batch = load([leaf], self._precision)
-        (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
-        x: dict[str, Any] = {"w": w, "g": g, "active": 1.0, **state}
+        leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
+        w, g = self._precision.read(leaf.value, leaf.state, dtype), leaf.grad.to(dtype)
+        x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
+        x |= {name: leaf.state[name].to(dtype) for name in shard.shaped}
         if "m" in shard.sent:
-            smoothed, x["m"], x["active"] = smooth(shard.placement.role, g, state, finite, shard.mask(w))
-            batch.states = [smoothed]
-            for _, new in batch.results():
-                write_state(leaf, new, self._precision)
+            before = {name: x.get(name, y)[None] for name, y in leaf.state.items() if name in role.smoothed}
+            finite = shard.agreed.finite.reshape((1,) * (w.ndim + 1))
+            after, (x["m"],), x["active"] = smooth(role, x["g"][None], before, finite, shard.mask(dtype))
+            self._write_state(shard, leaf, {name: y[0] for name, y in after.items()})
         if isinstance(x["active"], Tensor) or "active" in shard.sent:
-            x["active"] = device.scalar_like(x["active"], w, w.dtype).expand(w.shape)[0, 0]
-        sent = [x[name].reshape(shard.local.shape) for name in shard.sent]
-        parts = {job: [y[job.region] for y in sent] for job in jobs}
-        return Prepared(leaf, parts, w[0, 0], x["active"], len(jobs))
+            x["active"] = device.scalar_like(x["active"], w, dtype).expand(1, *w.shape)[0]
+        jobs = self._jobs[shard]
+        parts = {job: [x[name][job.region] for name in shard.sent] for job in jobs}
+        return Prepared(leaf, parts, w, x["active"], len(jobs))
+
+    def _write_state(self, shard: Shard, leaf: Leaf, new: State) -> None:
+        averages = shard.placement.role.momentum.averages
+        self._precision.write_state_(leaf.state, new, averages, leaf.index, shard.agreed.there)
 
     def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
         """The owned jobs' results, like ones in batches."""
         results: dict[Job, list[Tensor]] = {}
-        for jobs in batches(whole, self._alike, lambda job: (job.key.device, job.box.numel)):
+        for jobs in batches([*whole], self._alike, lambda job: (job.key.device, job.box.numel)):
             results |= self._batch(jobs, [whole.pop(job) or self._prepared[job.shard].sent.pop(job) for job in jobs])
         return results
 
     def _alike(self, job: Job) -> Any:
         """Equal for jobs that are stepped together."""
-        return job.placement.roles, job.placement.shape, job.shard.way, id(self._groups[job.shard.p])
+        return job.placement.roles, job.placement.shape, job.shard.way, id(job.shard.group)
 
     def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Job, list[Tensor]]:
         """Take the owner's part of the step of like jobs."""
-        shard, placement, group = jobs[0].shard, jobs[0].placement, self._groups[jobs[0].shard.p]
+        shard, placement = jobs[0].shard, jobs[0].placement
         x = {n: stack_blocks(own, placement.role.view) for n, *own in zip(shard.sent, *tensors, strict=True)}
         tensors.clear()
         masks: list[Any] = x.get("active") or [
@@ -194,12 +193,11 @@ class Exchange:
         states = by_block(kept, placement, {name: x[name] for name in shard.shaped if name in x})
         m = x.get("m") or x["g"]
         w = x.get("w") or m  # it is not read where it is not sent
-        batch = Batch(placement, group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
+        batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
         assert shard.way.take is not None
-        batch.step(shard.way.take, self._bounds, foreign=True)
-        batch.record(self._bounds)
+        stepped = batch.step(shard.way.take, self._bounds, foreign=True)
         results = {}
-        for job, places, (out, new) in zip(jobs, kept, batch.results(), strict=True):
+        for job, places, (out, new) in zip(jobs, kept, stepped, strict=True):
             for name, place in places.items():
                 place.copy_(torch.where(job.shard.agreed.there, new[name], place))
             numbers = [place.reshape(-1).to(out.dtype) for place in job.everybodys().values()]
@@ -216,10 +214,12 @@ class Exchange:
         x = dict(zip(shard.back, tensors, strict=True))
         w = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
         prepared.w[job.region] = w
-        write_state(prepared.leaf, x, self._precision)
+        if x:
+            self._write_state(shard, prepared.leaf, x)
         prepared.left -= 1
         if not prepared.left:
-            write_weights(prepared.leaf, prepared.w, self._precision)
+            leaf = prepared.leaf
+            self._precision.write_(leaf.value, prepared.w, leaf.state, leaf.index, shard.agreed.there)
             del self._prepared[shard]
 
     def _moved(self, job: Job, prepared: Prepared, d: Tensor) -> Tensor:

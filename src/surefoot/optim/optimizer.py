@@ -152,14 +152,14 @@ class SteepestDescent(Optimizer):
         self._adopt()
         self._refuse_late()
         if self._sharding:
-            self._sharding.agree()
+            self._sharding.agree(self.param_groups)
         leaves = (leaf for group in self.param_groups for leaf in self._leaves(group))
         for some in batches(leaves, alike, lambda leaf: (leaf.value.device, leaf.value.numel())):
             advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
             group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
         if self._sharding:
-            self._sharding.step({p: group for group in self.param_groups for p in group["params"]})
+            self._sharding.step()
         return loss
 
     def _leaves(self, group: dict[str, Any]) -> Iterator[Leaf]:
@@ -167,7 +167,7 @@ class SteepestDescent(Optimizer):
         for p in group["params"]:
             if self._sharding and (shard := self._sharding.shards.get(p)):
                 if shard.way is HERE and p.numel():
-                    yield shard.leaf(group)
+                    yield shard.leaf()
             elif p.grad is not None:
                 if p.grad.is_sparse:
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.identity import plain_name
+from surefoot.linalg import device
 from surefoot.momentum import State
 
 HALF = (torch.bfloat16, torch.float16)
@@ -166,9 +167,43 @@ class Precision:
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
 
-    def keep(self, x: Tensor, like: Tensor, state: State, index: Index = 0) -> Tensor:
-        """An average x in the dtype of its place in the state, `like`: bfloat16 by stochastic rounding."""
-        return stochastic(x, noise_seed(state["rounds"]), index) if like.dtype == torch.bfloat16 != x.dtype else x
+    def read(self, p: Tensor, state: State, dtype: torch.dtype) -> Tensor:
+        """The weight that a step in this dtype starts from."""
+        return self.rounding(p).read(p, state, dtype)
+
+    def write_state_(
+        self, state: State, new: State, averages: Collection[str], index: Index = 0, there: Tensor | None = None
+    ) -> None:
+        """Write changed entries of a parameter's state; averages in bfloat16 by stochastic rounding.
+
+        Args:
+            state: written to.
+            new: entries of it, in the dtype of the step.
+            averages: names of those that masks keep where the parameter rests.
+            index: where the entries lie in the whole parameter.
+            there: whether there is a gradient on any process; without one, counts and what schemes refine stay, too.
+        """
+        for name, x in new.items():
+            place = state[name]
+            if there is not None and name not in averages:
+                x = torch.where(there, x, place.to(x.dtype))
+            rounded = place.dtype == torch.bfloat16 != x.dtype
+            write_(place, stochastic(x, noise_seed(state["rounds"]), index) if rounded else x)
+
+    def write_(self, p: Tensor, w: Tensor, state: State, index: Index = 0, there: Tensor | None = None) -> None:
+        """Write a parameter's next weights w, rounded: the end of its step; arguments as of `write_state_`."""
+        value, added = self.rounding(p).write(w, p.dtype, state, index)
+        write_(p, value)
+        for name, x in added.items():
+            write_(state[name], x)
+        if "rounds" in state:
+            state["rounds"] += 1 if there is None else there
+
+
+def write_(tensor: Tensor, value: Tensor) -> None:
+    """Copy value, unless it is the tensor's own memory, which a step on a CPU may have written to already."""
+    if not device.on_cpu(tensor) or value.data_ptr() != tensor.data_ptr():
+        tensor.copy_(value)
 
 
 def noise_key(name: str) -> int:

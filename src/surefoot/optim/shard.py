@@ -38,10 +38,11 @@ class Shard:
         placement: role and shape of the whole.
         cut: over which processes, and how.
         way: how the step is taken.
-        here: role and shape of the slab in what it does here.
+        here: role and shape of the slab, where it is stepped by itself.
         local: the slab, over the parameter's memory.
         kept: the optimizer's state, `DTensor` where it is cut.
-        agreed: what was agreed on before the present step.
+        group: the parameter group of the present step.
+        agreed: what was agreed on before it.
     """
 
     p: Tensor
@@ -51,6 +52,7 @@ class Shard:
     here: Placement
     local: Tensor
     kept: State = field(default_factory=dict)
+    group: dict[str, Any] = field(init=False)
     agreed: Agreed = field(init=False)
 
     @cached_property
@@ -107,13 +109,10 @@ class Shard:
             return (g if same else g.redistribute(self.p.device_mesh, self.p.placements)).to_local()
         return g
 
-    def leaf(self, group: dict[str, Any]) -> Leaf:
-        """The slab as a parameter of its own; one that an owner steps with what is smoothed and kept here alone."""
-        state, kept = self.state, {"skipped", *ADDED, *self.shaped}
-        if self.way.take:
-            state = {name: x for name, x in state.items() if name in kept or not x.ndim}
-        index = self.index if "rounds" in state else 0
-        return Leaf(self.local, self.gradient(), self.here, state, group, self.agreed, index)
+    def leaf(self) -> Leaf:
+        """The slab as a parameter of its own."""
+        index = self.index if "rounds" in self.kept else 0
+        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index)
 
     def flags(self) -> Tensor:
         """What this process knows of the gradient, uint8; of all processes' flags the largest hold."""
@@ -145,11 +144,11 @@ class Shard:
         self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks)
         self.kept["skipped"] += (infinite & there)[0]
 
-    def mask(self, like: Tensor) -> Tensor | float | None:
-        """The slab's active mask, `(1, 1, ...)`; None where the gradient tells; 1 if the host knows that all move."""
+    def mask(self, dtype: torch.dtype) -> Tensor | float | None:
+        """The slab's active mask, `(1, ...)`; None where the gradient tells; 1 if the host knows that all move."""
         if self.problems is None or not self.placement.role.momentum.by_problem:
             return None
-        mask = torch.cat([x.flatten() for x in self.agreed.masks])[self.problems[1]][None, None].to(like.dtype)
+        mask = torch.cat([x.flatten() for x in self.agreed.masks])[self.problems[1]][None].to(dtype)
         return 1.0 if device.may_branch(mask) and bool((mask == 1).all()) else mask
 
     @cached_property

@@ -22,7 +22,7 @@ from surefoot.optim.exchange import Exchange
 from surefoot.optim.param_groups import learning_rate, whole_of
 from surefoot.optim.precision import Precision
 from surefoot.optim.shard import Shard
-from surefoot.optim.ways import HERE, REPLICAS, ROWS, chosen, entries
+from surefoot.optim.ways import HERE, REPLICAS, ROWS, chosen
 from surefoot.plan import Placement
 from surefoot.stabilise.base import where_moved
 from surefoot.stabilise.running_bound import RunningBound
@@ -71,7 +71,7 @@ class Sharding:
             way, here = chosen(placement, cut.slabs, tuple(local.shape))
         else:
             cut, local = self._copied(p), p.detach()
-            way, here = REPLICAS, entries(placement, tuple(p.shape))
+            way, here = REPLICAS, placement
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
@@ -94,7 +94,7 @@ class Sharding:
                 torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
             )
         else:
-            state = init_state(shard.placement if shard.way is REPLICAS else shard.here, shard.local)
+            state = init_state(shard.here, shard.local)
         averages = shard.placement.role.momentum.averages
         state = self._precision.convert(shard.local, state, averages, name)
         return {key: _wrapped(shard, key, x) for key, x in state.items()}
@@ -159,32 +159,28 @@ class Sharding:
             self._exchanges = [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
         return self._exchanges
 
-    def step(self, groups: dict[Tensor, dict[str, Any]]) -> None:
-        """Take the step of all parameters that need other processes for it.
-
-        Args:
-            groups: the parameter group of each parameter.
-        """
+    def step(self) -> None:
+        """Take the step of all parameters that need other processes for it."""
         tables: dict[tuple[int, ...], list[Shard]] = defaultdict(list)
         for shard in self.shards.values():
             if shard.way is ROWS and shard.p.numel():
                 tables[shard.cut.ranks].append(shard)
         for shards in tables.values():
-            _step_by_rows([self._step_of_rows(shard, groups[shard.p]) for shard in shards], shards[0].cut.group)
+            _step_by_rows([self._step_of_rows(shard) for shard in shards], shards[0].cut.group)
         for exchange in self.exchanges:
-            exchange.step(groups)
+            exchange.step()
 
-    def _step_of_rows(self, shard: Shard, group: dict[str, Any]) -> Iterator[list[Tensor]]:
+    def _step_of_rows(self, shard: Shard) -> Iterator[list[Tensor]]:
         """The step of a table, which stops once: while the norms in the list are those of its rows here, not of all.
 
         The scheme runs twice: to find which norms it asks for, and with those of all rows.
         """
-        leaf, ((role, stabiliser, scale),) = shard.leaf(group), rules(shard.here)
+        leaf, ((role, stabiliser, scale),) = shard.leaf(), rules(shard.here)
         batch = load([leaf], self._precision)
         (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
         smoothed, m, active = smooth(role, g, state, finite)
         d, kept = direct(role, stabiliser, w, m, {n: x for n, x in state.items() if n not in smoothed}, active)
-        eta, norm = learning_rate(group) * scale * active, role.weight_geometry
+        eta, norm = learning_rate(shard.group) * scale * active, role.weight_geometry
         length = ChangeBounds.of(role.geometry).direction_norm_bound(norm, tuple(w.shape))
         asked = Reduced(norm)
         stabiliser.move(w.clone(), d, eta, asked, kept, lambda _: length)
@@ -192,17 +188,22 @@ class Sharding:
         moved, cache = stabiliser.move(w.clone(), d, eta, Reduced(norm, iter(asked.norms)), kept, lambda _: length)
         batch.weights = [where_moved(shard.agreed.moves.to(w.dtype), (), moved, w)]
         batch.states = [{**smoothed, **kept, **(cache or {})}]
-        store(batch, [leaf], self._precision)
+        store(batch.results(), batch, [leaf], self._precision)
 
-    def agree(self) -> None:
+    def agree(self, groups: Sequence[dict[str, Any]]) -> None:
         """One all-reduce: which gradients are finite and there, and which independent problems have one.
 
         A gradient that is missing on some processes counts as zero there; of a parameter with copies, which would come
         apart, as missing on all.
+
+        Args:
+            groups: the parameter groups of the step.
         """
         if self._agreements is None:
             self._agreements = self._largest_groups(self.shards.values())
-        for shard in self.shards.values():
+        of = {p: group for group in groups for p in group["params"]}
+        for p, shard in self.shards.items():
+            shard.group = of[p]
             now = shard.p.to_local() if isinstance(shard.p, DTensor) else shard.p
             if now.data_ptr() != shard.local.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it
@@ -272,7 +273,7 @@ def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
     if x.shape == shard.local.shape and name in (*shard.shaped, "master"):
         return _as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
     dim = 0 if shard.here.role.view.stacked else 1
-    if shard.way.take or shard.here is shard.placement or dim >= x.ndim:
+    if shard.here is shard.placement or dim >= x.ndim:
         return x
     shape = (*x.shape[:dim], block[dim], *x.shape[dim + 1 :])
     return _as_dtensor(x, p.device_mesh, [y if y.is_replicate() else _along(y, dim) for y in p.placements], shape)

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.geometry import Identity
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Extent
 from surefoot.mesh.slabs import Slab
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.scaling import Constant
-from surefoot.stabilise import Free
 from surefoot.step import Step, descend, direct, step, turned_by_row
 from surefoot.views import OneBlock, Shape, Stack, Vector
 
@@ -46,7 +44,7 @@ REPLICAS = Way("replicas", ("m", "w"), descend, ("w",))  # the owner has its own
 
 
 def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) -> tuple[Way, Placement]:
-    """The way of a parameter cut into slabs, and role and shape of the own slab in what it does here."""
+    """The way of a parameter cut into slabs, and the own slab's placement where it takes its step here."""
     cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
     role, shape = placement.role, placement.shape
     view, momentum, ball = role.view, role.momentum, role.weight_geometry
@@ -72,10 +70,10 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: tuple[int, ...]) 
             if stabiliser.extent <= Extent.NORM and -ball.ndim not in ball.couples and block[0] == 1:
                 return ROWS, here
     if momentum.extent > Extent.ENTRY:
-        return ALL, entries(placement, local)
+        return ALL, placement
     reads = isinstance(role.geometry, Adaptive) and any("w" in change.reads for change in role.geometry.changes)
     entrywise = all(scheme.extent == Extent.ENTRY for scheme in placement.stabilisers)
-    return (DIRECTION if entrywise and not reads else WEIGHT), entries(placement, local)
+    return (DIRECTION if entrywise and not reads else WEIGHT), placement
 
 
 def shared(placement: Placement) -> bool:
@@ -87,21 +85,6 @@ def of_any_size(placement: Placement) -> Role:
     """A placement's role with the scale and the radius that it has there, whatever size a part is."""
     scale = Constant(placement.lr_scales[0])
     return replace(placement.role, lr_scale=scale, stabiliser=placement.stabilisers[0], radius_unit=Constant())
-
-
-def entries(placement: Placement, local: tuple[int, ...]) -> Placement:
-    """A part whose entries are smoothed one by one where it lies, and written back, in no layout."""
-    role = replace(placement.role, view=AsItIs(), geometry=Identity(), weight_norm=None, stabiliser=Free())
-    return Placement(role, placement.why, local)
-
-
-@dataclass(frozen=True)
-class AsItIs(OneBlock):
-    """A part of any shape as one block."""
-
-    def block(self, shape: Shape) -> Shape:
-        """`(1, *shape)`."""
-        return (1, *shape)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Like parameters as stacks, one for each block of their view; and how what an optimizer keeps is laid out by block."""
+"""How what an optimizer keeps of a parameter is laid out by block."""
 
 from __future__ import annotations
 
@@ -7,26 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from surefoot.views.base import OneBlock, Shape, View
-
-
-def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied."""
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def stack_blocks(tensors: Sequence[Tensor], view: View) -> list[Tensor]:
-    """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
-    if isinstance(view, OneBlock):  # a reshape of each is one of the stack
-        return [stack(tensors).reshape(len(tensors), *view.block(tuple(tensors[0].shape)))]
-    return [stack(blocks) for blocks in zip(*map(view.split, tensors), strict=True)]
-
-
-def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:
-    """The parameters of this shape again: the inverse of `stack_blocks`."""
-    if isinstance(view, OneBlock):
-        return list(stacks[0].reshape(len(stacks[0]), *shape).unbind())
-    return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]
+from surefoot.views.base import Shape
 
 
 def split_by_block(state: Mapping[str, Tensor], blocks: Sequence[Shape]) -> list[dict[str, Tensor]]:
