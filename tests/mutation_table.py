@@ -17,6 +17,7 @@ RUNNING_BOUND = "tests/laws/test_running_bound.py"
 CHANGE, PROMISES = "tests/laws/promises/test_change.py", "tests/laws/promises/test_promises.py"
 ADDED, EDGES = "tests/unit/discovery/test_added_tables.py", "tests/unit/core/test_plan_edges.py"
 CHECK = "tests/laws/test_check.py"
+FUSED_VALUES = "tests/unit/discovery/test_fused_values.py"
 TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
 MANIFOLDS = "tests/laws/linalg/test_manifolds.py"
 HYPERBALL = "tests/oracle/test_hyperball.py"
@@ -227,10 +228,17 @@ MUTATIONS = (
     Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(
         "unequal projections by one scale",
-        "optim/batching.py",
-        "(role, stabiliser, role.lr_scale(block))",
-        "(role, stabiliser, role.lr_scale(placement.blocks[0]))",
+        "roles.py",
+        "tuple(role.lr_scale(block) for",
+        "tuple(role.lr_scale(self.blocks[0]) for",
         VIEWS,
+    ),
+    Mutation(
+        "fused values with the role of queries",
+        "roles.py",
+        "self.by_block or (self.role,)",
+        "(self.role,)",
+        FUSED_VALUES,
     ),
     Mutation("loaded bound not revalidated", "optim/optimizer.py", "self._bounds.clear()", "pass", GUARANTEE),
     Mutation(

@@ -17,9 +17,8 @@ from surefoot.discovery.overrides import Override, decide, match
 from surefoot.geometry.base import ChangeBounds
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
-from surefoot.placement import Placement
 from surefoot.recipes import Recipe, steady
-from surefoot.roles import Role
+from surefoot.roles import Placement, Role
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import require_positive

@@ -15,7 +15,6 @@ LAYERS = (
     ("stabilise", "momentum", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),
     ("discovery",),
-    ("placement",),
     ("plan",),
     ("layers",),
     ("monitor", "step"),

@@ -180,14 +180,13 @@ def check_saved(
 ) -> None:
     """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
 
-    Its groups must be of this format, with as many parameters, under the same plan, and each state that of its
-    parameter; a number of groups that differs is left to torch.
+    Groups have this format or 2, and the same plan, parameters have their own state; torch counts the groups.
 
     Args:
         saved: the state dictionary.
-        present: the optimizer's parameter groups.
-        names: of their parameters.
-        placements: likewise.
+        present: the optimizer's parameter groups, with the `names` and the `placements` of their parameters.
+        names: see there.
+        placements: see there.
         new: from a parameter to a state with the entries, shapes and dtypes that its own has.
     """
     parameters: dict[Any, Tensor] = {}
@@ -198,8 +197,7 @@ def check_saved(
                 f"{version}: continue it with the version of surefoot that saved it, or load the model's "
                 "weights alone and start with a new optimizer"
             )
-        then, now = len(theirs["params"]), len(ours["params"])
-        if then != now:
+        if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
             raise ValueError(
