@@ -77,10 +77,10 @@ def _read_config(name: str) -> tuple[Any, Any]:
     except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong
         raise ValueError(f"{path} is no configuration that transformers knows: {_reason(error)}") from None
     for architecture in (config.architectures or [])[:1]:
-        found = getattr(transformers, architecture, None)
-        if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        model_class = getattr(transformers, architecture, None)
+        if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
             raise ValueError(f"{path} names the architecture {architecture}, which is no model of this transformers")
-        return config, found
+        return config, model_class
     return config, transformers.AutoModelForCausalLM
 
 

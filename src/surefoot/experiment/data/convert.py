@@ -93,12 +93,12 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         wanted = json.loads(dumps(asdict(conversion)))
-        if found := manifest.read(out, manifest.MANIFEST):
-            _require_conversion(wanted, found, out)
-            manifest.require_same(out, found["shards"])
-            manifest.require_digest(out / manifest.TOKENIZER, found["tokenizer_sha256"])
+        if record := manifest.read(out, manifest.MANIFEST):
+            _require_conversion(wanted, record, out)
+            manifest.require_same(out, record["shards"])
+            manifest.require_digest(out / manifest.TOKENIZER, record["tokenizer_sha256"])
             (out / manifest.JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
-            return found
+            return record
         journal = _journal(wanted, out)
         tokenizer = _tokenizer(conversion, out)
         writer = _Writer(conversion, out, tokenizer, journal)
@@ -118,13 +118,13 @@ def verify(path: Path) -> Record:
     Raises:
         DataError: there is no manifest, or a file is missing or is not the one that was written.
     """
-    found = manifest.read_manifest(path)
-    if found is None:
+    record = manifest.read_manifest(path)
+    if record is None:
         raise DataError(f"{path} has no {manifest.MANIFEST}: there is nothing to compare its files with")
-    _compare(path, found["shards"])
-    manifest.require_digest(path / manifest.TOKENIZER, found["tokenizer_sha256"])
-    write_atomic(path / manifest.MANIFEST, dumps(found, indent=1) + "\n")
-    return found
+    _compare(path, record["shards"])
+    manifest.require_digest(path / manifest.TOKENIZER, record["tokenizer_sha256"])
+    write_atomic(path / manifest.MANIFEST, dumps(record, indent=1) + "\n")
+    return record
 
 
 def _compare(folder: Path, shards: list[Record]) -> None:
@@ -137,9 +137,9 @@ def _compare(folder: Path, shards: list[Record]) -> None:
 
 def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
     """Refuse a folder of another conversion."""
-    own = there["conversion"]
-    if differing := [key for key in wanted if own.get(key) != wanted[key]]:
-        differences = ", ".join(f"{key} (there {own.get(key)}, now {wanted[key]})" for key in differing)
+    saved = there["conversion"]
+    if differing := [key for key in wanted if saved.get(key) != wanted[key]]:
+        differences = ", ".join(f"{key} (there {saved.get(key)}, now {wanted[key]})" for key in differing)
         message = f"{out} holds another conversion; it differs in {differences}: choose another folder"
         raise with_remedy(ValueError(message), OtherDirectory())
 
@@ -182,12 +182,12 @@ def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
 
 def _usable(path: Path) -> bpe.Tokenizer:
     """Read a tokenizer that fits files of tokens."""
-    found = bpe.read(path)
-    if (size := found.get_vocab_size()) > bpe.LARGEST:
+    tokenizer = bpe.read(path)
+    if (size := tokenizer.get_vocab_size()) > bpe.LARGEST:
         raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes: choose a smaller one")
-    if found.token_to_id(SEPARATOR) is None:
+    if tokenizer.token_to_id(SEPARATOR) is None:
         raise DataError(f"{path} has no token {SEPARATOR}, which ends a document: choose a tokenizer that has it")
-    return found
+    return tokenizer
 
 
 def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator[str]:
@@ -231,7 +231,7 @@ class _Writer:
         shards = self._journal["shards"]
         if not shards:
             raise DataError(f"{self._conversion.source} holds no text: give a text file or folder")
-        found = {
+        record = {
             **self._journal,
             "tokens": sum(shard["tokens"] for shard in shards),
             "vocab": self._tokenizer.get_vocab_size(),
@@ -240,9 +240,9 @@ class _Writer:
             "tokenizer_sha256": sha256_of(self._out / manifest.TOKENIZER),
             "sha256": manifest.digest_of(shards),
         }
-        write_atomic(self._out / manifest.MANIFEST, dumps(found, indent=1) + "\n")
+        write_atomic(self._out / manifest.MANIFEST, dumps(record, indent=1) + "\n")
         (self._out / manifest.JOURNAL).unlink(missing_ok=True)
-        return found
+        return record
 
     def _split(self, text: str) -> str:
         number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

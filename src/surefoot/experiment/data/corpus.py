@@ -151,14 +151,10 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     >>> load().name.startswith("standard library")
     True
     """
-    if isinstance(path, str) and path.startswith(markov.PREFIX):
-        corpus = _synthetic(path)
-    elif isinstance(path, str) and path.startswith(bpe.PREFIX):
-        corpus = _tokenised(path)
-    elif isinstance(path, str) and path.startswith(shards.PREFIX):
-        corpus = _opened(path)
-    else:
-        corpus = _read(path.removeprefix(TEXT) if isinstance(path, str) else path)
+    name = path if isinstance(path, str) else ""
+    readers = {markov.PREFIX: _synthetic, bpe.PREFIX: _tokenised, shards.PREFIX: _opened}
+    read = next((read for prefix, read in readers.items() if name.startswith(prefix)), None)
+    corpus = read(name) if read else _read(name.removeprefix(TEXT) if isinstance(path, str) else path)
     corpus.require(context)
     return corpus
 
@@ -207,9 +203,9 @@ def _tokenised(name: str) -> Corpus:
 
 def _opened(name: str) -> Corpus:
     vocab, path = shards.parse(name)
-    found = shards.load(path, vocab, VALIDATION_ONE_IN)
-    title = f"{path}, {found.vocab} tokens"
-    return Corpus(found.train, found.validation, title, found.sha256, found.files, found.vocab)
+    folder = shards.load(path, vocab, VALIDATION_ONE_IN)
+    title = f"{path}, {folder.vocab} tokens"
+    return Corpus(folder.train, folder.validation, title, folder.sha256, folder.files, folder.vocab)
 
 
 def _synthetic(name: str) -> Corpus:

@@ -31,14 +31,14 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
         ValueError: a name that is none.
     """
     data = data or ""
-    kind, own = _kind(source), _kind(data)
+    kind, data_kind = _kind(source), _kind(data)
     theirs, ours = _tokenizer_of(source), _tokenizer_of(data)
-    encodes = own == bpe.PREFIX or ours is not None
+    encodes = data_kind == bpe.PREFIX or ours is not None
     if encodes and not kind:
         return _encoded(load(source), data, ours, corpus)
-    other = _opened(source, corpus.vocab) if kind == own == shards.PREFIX else load(source)
+    other = _opened(source, corpus.vocab) if kind == data_kind == shards.PREFIX else load(source)
     differ = theirs is not None and ours is not None and theirs.read_bytes() != ours.read_bytes()
-    if kind != own or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
+    if kind != data_kind or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
         remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
         raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
     return other

@@ -40,16 +40,15 @@ def read(folder: Path, name: str) -> Record | None:
     """
     path = folder / name
     try:
-        found = json.loads(path.read_bytes())
+        record: Record = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
     except (ValueError, RecursionError):
-        found = None
-    if not _is_sound(found, finished=name == MANIFEST):
+        record = {}
+    if not _is_sound(record, finished=name == MANIFEST):
         raise DataError(f"{path} is damaged, or from elsewhere: {_REMEDY}")
-    record: Record = found
     return record
 
 
@@ -65,10 +64,10 @@ def read_manifest(path: Path) -> Record | None:
     Raises:
         DataError: it is damaged, or the folder is not finished.
     """
-    found = read(path, MANIFEST)
-    if found is None and (path / JOURNAL).exists():
+    record = read(path, MANIFEST)
+    if record is None and (path / JOURNAL).exists():
         raise DataError(f"{path} is not finished: run the same surefoot tokens command again")
-    return found
+    return record
 
 
 def require_same(folder: Path, shards: Iterable[Mapping[str, Any]]) -> None:
@@ -104,10 +103,10 @@ def require_digest(file: Path, sha256: str) -> None:
         DataError: it is missing or another one; the message says what to do.
     """
     try:
-        found = sha256_of(file)
+        digest = sha256_of(file)
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
-    if found != sha256:
+    if digest != sha256:
         raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_REMEDY}")
 
 

@@ -64,14 +64,14 @@ class Shards:
         >>> shards.windows(np.array([3, 0]), 4).tolist()
         [[3, 4, 5, 6], [0, 1, 2, 3]]
         """
-        found = np.empty((len(starts), length), dtype=np.int64)
-        for row, start in zip(found, starts.tolist(), strict=True):
+        windows = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(windows, starts.tolist(), strict=True):
             self._read(row, start)
-        if self._vocab is not None and found.size and (largest := int(found.max())) >= self._vocab:
-            first = starts[int(np.argmax(found.max(1)))]
+        if self._vocab is not None and windows.size and (largest := int(windows.max())) >= self._vocab:
+            first = starts[int(np.argmax(windows.max(1)))]
             name = self._names[int(np.searchsorted(self._ends, first, "right"))]
             raise DataError(f"{name} holds the token {largest}, outside the vocabulary of {self._vocab}: state --vocab")
-        return found
+        return windows
 
     def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
         """Fill out with the tokens from a position on, across files."""
@@ -79,10 +79,10 @@ class Shards:
         done = 0
         while done < out.size:
             part = self._parts[index]
-            own = start + done - (int(self._ends[index]) - part.size)
-            some = part[own : own + out.size - done]
-            out[done : done + some.size] = some
-            done += some.size
+            offset = start + done - (int(self._ends[index]) - part.size)
+            tokens = part[offset : offset + out.size - done]
+            out[done : done + tokens.size] = tokens
+            done += tokens.size
             index += 1
 
     def cut(self, at: int) -> tuple[Shards, Shards]:

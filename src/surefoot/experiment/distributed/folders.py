@@ -248,10 +248,10 @@ class _Planner(DefaultLoadPlanner):
         """Read an entry by torch's allow-list."""
         name = read_item.dest_index.fqn
         try:
-            found = torch.load(value, weights_only=True)
+            entry = torch.load(value, weights_only=True)
         except Exception as error:  # torch's own kinds, one for each way to be no such entry
             raise CheckpointError(f"{name} is neither a number nor a string") from error
         if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[name], found)
+            set_element(self.original_state_dict, self.mappings[name], entry)
         else:
-            self.state_dict[name] = found
+            self.state_dict[name] = entry

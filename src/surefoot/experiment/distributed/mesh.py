@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from surefoot.experiment.distributed.processes import Processes, blocks_of, local_of
 from surefoot.experiment.models.decoder import Decoder
-from surefoot.experiment.models.layers import MLP, Block, GatedMLP
+from surefoot.experiment.models.layers import Block
 
 AXES = ("replicate", "fsdp", "tp")
 """Axes of a mesh, the slowest links first: whole copies, parts of every parameter, parts of every matrix product."""
@@ -172,9 +172,9 @@ class Mesh(Processes):
 
     def highest(self, value: int) -> int:
         """The largest of all processes' values, through memory of the hosts."""
-        found = torch.tensor(value)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._signals)
-        return int(found)
+        largest = torch.tensor(value)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._signals)
+        return int(largest)
 
     def finish_gradients(self, model: nn.Module) -> None:
         """Add the gradients of the norms of single heads over tp, of which each process sees its own heads alone."""
@@ -206,9 +206,9 @@ class Mesh(Processes):
 
     def together(self, value: Any) -> list[Any]:
         """Every process's value, by rank."""
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, self.group)
-        return found
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, self.group)
+        return values
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
@@ -228,21 +228,20 @@ def _split_products(model: nn.Module, mesh: Any) -> None:
 
     if not isinstance(model, Decoder):
         raise ValueError("tensor parallelism cuts reference and published models alone: use fsdp=... for others")
-    plan: dict[str, Any] = {"embedding": RowwiseParallel(input_layouts=Replicate())}
-    for i, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        heads = block.attention.heads
-        if math.gcd(heads.count, heads.kv_count) % mesh.size():
-            raise ValueError(
-                f"tp={mesh.size()} does not divide the {heads.count} heads and {heads.kv_count} key-value heads"
-            )
-        outward = [f"attention.{name}" for name in ("query", "key", "value")]
-        homeward = ["attention.output"]
-        if isinstance(block.mlp, (MLP, GatedMLP)):
-            outward += [f"mlp.{name}" for name, _ in block.mlp.named_children() if name != "down"]
-            homeward.append("mlp.down")
-        plan |= {f"blocks.{i}.{name}": ColwiseParallel() for name in outward}
-        plan |= {f"blocks.{i}.{name}": RowwiseParallel() for name in homeward}
+    first = model.blocks[0]
+    assert isinstance(first, Block)
+    heads, names = first.attention.heads, dict(first.named_modules())
+    if math.gcd(heads.count, heads.kv_count) % mesh.size():
+        raise ValueError(
+            f"tp={mesh.size()} does not divide the {heads.count} heads and {heads.kv_count} key-value heads"
+        )
+    outward = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+    cuts = {
+        **dict.fromkeys(outward, ColwiseParallel),
+        **dict.fromkeys(("attention.output", "mlp.down"), RowwiseParallel),
+    }
+    plan: dict[str, Any] = {f"blocks.*.{name}": cut() for name, cut in cuts.items() if name in names}
+    plan["embedding"] = RowwiseParallel(input_layouts=Replicate())
     tied = model.head.weight is model.embedding.weight
     parallelize_module(model, mesh, plan)
     parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})

@@ -146,19 +146,19 @@ def agree(processes: Processes, look: Callable[[], str | None]) -> None:
         processes: all that call this.
         look: says what is wrong, or raises one of the two.
     """
-    found: str | OSError | None
+    outcome: str | OSError | None
     try:
-        found = look()
+        outcome = look()
     except CheckpointError as error:
-        found = str(error)
+        outcome = str(error)
     except OSError as error:
-        found = error
-    everybody = [one for one in processes.together(found) if one is not None]
-    for one in everybody:
-        if isinstance(one, OSError):
-            raise one
-    if everybody:
-        raise CheckpointError(everybody[0])
+        outcome = error
+    problems = [problem for problem in processes.together(outcome) if problem is not None]
+    for problem in problems:
+        if isinstance(problem, OSError):
+            raise problem
+    if problems:
+        raise CheckpointError(problems[0])
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -167,10 +167,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     >>> [type(block).__name__ for block in blocks_of(nn.Sequential(nn.ModuleList([nn.Linear(1, 1)])))]
     ['Linear']
     """
-    found: dict[nn.Module, None] = {}
+    blocks: dict[nn.Module, None] = {}
     for child in model.children():
-        found |= dict.fromkeys(_members(child) if isinstance(child, nn.ModuleList) else blocks_of(child))
-    return list(found)
+        blocks |= dict.fromkeys(_members(child) if isinstance(child, nn.ModuleList) else blocks_of(child))
+    return list(blocks)
 
 
 def _members(container: nn.Module) -> Iterator[nn.Module]:

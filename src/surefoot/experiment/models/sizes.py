@@ -95,8 +95,8 @@ def refuse_other(name: str, **given: int | None) -> None:
     >>> refuse_other("gpt2-xl", width=1600, depth=None)
     """
     for field, value in given.items():
-        if value is not None and value != (own := getattr(PUBLISHED[name], field)):
+        if value is not None and value != (actual := getattr(PUBLISHED[name], field)):
             raise ValueError(
-                f"{name} has {field} {own}, not {value}: leave it out, or take a reference model of any size "
+                f"{name} has {field} {actual}, not {value}: leave it out, or take a reference model of any size "
                 f"({', '.join(REFERENCES)})"
             )

@@ -151,11 +151,11 @@ class Run:
 
     def evaluate(self) -> Record:
         """The validation loss, `val_loss`, and that of the averaged weights, `val_loss_average`, if there are such."""
-        found = {"val_loss": self.validate()}
+        losses = {"val_loss": self.validate()}
         if self.average is not None:
             with self.average.in_place():
-                found["val_loss_average"] = self.validate()
-        return found
+                losses["val_loss_average"] = self.validate()
+        return losses
 
     def diverged(self) -> bool:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""

@@ -58,12 +58,13 @@ class Meter:
         taken = run.seconds - seconds
         optimizing = self._timer.read() if self._timer is not None else 0.0
         self._timed, self._optimizing = self._timed + taken, self._optimizing + optimizing
-        return {"tokens_per_second": _speed(run, run.step - step, taken), "optimizer_share": _share(optimizing, taken)}
+        speed = _ratio(_tokens(run, run.step - step), taken)
+        return {"tokens_per_second": speed, "optimizer_share": _ratio(optimizing, taken)}
 
     def of_all(self, result: TrainResult) -> TrainResult:
         """The outcome of the run with its throughput."""
-        speed = _speed(self._run, self._run.step, self._run.seconds)
-        return replace(result, tokens_per_second=speed, optimizer_share=_share(self._optimizing, self._timed))
+        speed = _ratio(_tokens(self._run, self._run.step), self._run.seconds)
+        return replace(result, tokens_per_second=speed, optimizer_share=_ratio(self._optimizing, self._timed))
 
 
 class _Timer:
@@ -96,17 +97,13 @@ class _Timer:
         self._mark()
 
 
-def _speed(run: Run, steps: int, seconds: float) -> float | None:
-    shape = run.config.batches
-    return _digits(steps * shape.batch_size * shape.context / seconds) if steps and seconds > 0 else None
+def _tokens(run: Run, steps: int) -> int:
+    return steps * run.config.batches.batch_size * run.config.batches.context
 
 
-def _share(optimizing: float, seconds: float) -> float | None:
-    return _digits(optimizing / seconds) if optimizing and seconds > 0 else None
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
+def _ratio(part: float, whole: float) -> float | None:
+    """Five digits of it; None where nothing was measured."""
+    return float(f"{part / whole:.5g}") if part and whole > 0 else None
 
 
 @final
@@ -128,9 +125,7 @@ class Compute:
         >>> Compute(6e9, 312e12).at(13000.0)["utilisation"]
         0.25
         """
-        used = None
-        if self.flops_per_token and self.peak and tokens_per_second:
-            used = _digits(tokens_per_second * self.flops_per_token / self.peak)
+        used = _ratio((tokens_per_second or 0.0) * (self.flops_per_token or 0.0), self.peak or 0.0)
         return {"flops_per_token": self.flops_per_token, "utilisation": used}
 
 
