@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
     Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
     Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant()), name=", "FanRatio()), name=", RECIPES),
-    Mutation("rows before columns", "geometry/adaptive/history.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
+    Mutation("rows before columns", "geometry/adaptive.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",
         "recipes/related.py",
@@ -23,12 +23,10 @@ MUTATIONS = (
         '"momentum": Momentum(0)}',
         RELATED,
     ),
-    Mutation(
-        "a brake on what shortens", "geometry/adaptive/base.py", "outward = -(d * w)", "outward = (d * w)", ADAPTIVE
-    ),
+    Mutation("a brake on what shortens", "contrib/directions.py", "outward = -(d * w)", "outward = (d * w)", ADAPTIVE),
     Mutation(
         "a direction's memory of a matrix that rests",
-        "geometry/adaptive/history.py",
+        "geometry/adaptive.py",
         "rate = (1 - self.beta) * active",
         "rate = 1 - self.beta",
         ADAPTIVE,
@@ -41,7 +39,7 @@ MUTATIONS = (
         ".sum(-1, keepdim=True), rate)",
         ADAPTIVE,
     ),
-    Mutation("decay without caution", "stabilise/decay_variants.py", "d * w >= 0", "d * w <= 0", DECAYS),
+    Mutation("decay without caution", "contrib/decay.py", "d * w >= 0", "d * w <= 0", DECAYS),
     Mutation("a block's bound without biases", "monitor/layer_bounds.py", " + rms(self.bias)\n", "\n", BLOCKS),
     Mutation(
         "the rows of a head with their mean",
@@ -81,17 +79,13 @@ MUTATIONS = (
     ),
     Mutation(
         "rows not scaled to the norm's unit",
-        "geometry/adaptive/base.py",
+        "geometry/adaptive.py",
         "m * (1 / (norm.scale(",
         "m * (1 / (2 * norm.scale(",
         ADAPTIVE,
     ),
     Mutation(
-        "entries without their size",
-        "geometry/adaptive/base.py",
-        "return d * m.abs(), memory",
-        "return d, memory",
-        ADAPTIVE,
+        "entries without their size", "geometry/adaptive.py", "return d * m.abs(), memory", "return d, memory", ADAPTIVE
     ),
     Mutation(
         "the leading part kept and lost at once", "stabilise/way_back.py", "* (2 * low - 1))", "* (2 * low))", WORST
@@ -111,9 +105,7 @@ MUTATIONS = (
     ),
     Mutation("norm of rows here", "optim/sharding.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
     Mutation("values cut into heads", "views/per_block.py", "return not self.values and", "return False and", SPLIT),
-    Mutation(
-        "any entries, or half", "stabilise/decay_variants.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST
-    ),
+    Mutation("any entries, or half", "contrib/decay.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST),
     Mutation(
         "a law through the optima that there are",
         "experiment/sweep/law.py",

@@ -60,7 +60,7 @@ def followed(ends: float, middle: float) -> Change:
 
         times = (0, round(0.1 * steps), round(0.92 * steps), steps)
         pairs = (pair(ends), pair(middle), pair(middle), pair(ends))
-        return replace(role, momentum=sf.ScheduledMomentum(tuple(zip(times, pairs, strict=True))))
+        return replace(role, momentum=sf.contrib.ScheduledMomentum(tuple(zip(times, pairs, strict=True))))
 
     return change
 
@@ -91,7 +91,9 @@ def cautious(role: sf.Role, steps: int) -> sf.Role:
     """Twice the base's decay, of those entries alone that the step makes smaller: about half of them."""
     decay = role.stabiliser
     assert isinstance(decay, sf.DecoupledWeightDecay)
-    return replace(role, stabiliser=sf.CautiousDecay(2 * decay.rate), radius_unit=decay.lr_scale)  # rate / lr_scale
+    return replace(
+        role, stabiliser=sf.contrib.CautiousDecay(2 * decay.rate), radius_unit=decay.lr_scale
+    )  # rate / lr_scale
 
 
 PARTS = {
@@ -103,13 +105,13 @@ PARTS = {
     "soap10_short": Part(soap(10, "shorter")),
     "soap_short": Part(soap(1, "shorter")),
     "rows": Part(turned(sf.NormalisedRows)),
-    "brake": Part(turned(sf.RadialBrake), moves=False),
-    "floor": Part(turned(lambda norm: sf.UpdateFloor(norm, 0.15)), moves=False),
+    "brake": Part(turned(sf.contrib.RadialBrake), moves=False),
+    "floor": Part(turned(lambda norm: sf.contrib.UpdateFloor(norm, 0.15)), moves=False),
     "hyperball": Part(kept(sf.Hyperball())),
     "frobenius": Part(kept(sf.Normalise(norm=sf.Frobenius()))),
     "sphere": Part(kept(sf.SpectralSphere(2.0))),
-    "ahead": Part(turned(sf.MeanLookahead)),
-    "ahead_all": Part(turned(sf.MeanLookahead), (*HIDDEN, *TABLES)),
+    "ahead": Part(turned(sf.contrib.MeanLookahead)),
+    "ahead_all": Part(turned(sf.contrib.MeanLookahead), (*HIDDEN, *TABLES)),
     "warm": Part(followed(2.0, 1.0), moves=False),
     "heavy": Part(followed(1.0, 0.5)),
     "cautious": Part(cautious, moves=False),

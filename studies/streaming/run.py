@@ -40,7 +40,7 @@ from surefoot.experiment.sweep.sweep import load, run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.run import Run
-from surefoot.geometry.adaptive.base import Adaptive, Taken
+from surefoot.geometry.adaptive import Adaptive, Taken
 from surefoot.geometry.sizes import UNKNOWN, Sizes
 
 HERE = Path(__file__).parent

@@ -75,5 +75,5 @@ def test_seven_steps_are_the_published_ones():
 
 
 def test_the_recipe_of_before_is_another_one():
-    assert recipes.hyperball().role("linear") != recipes.frobenius_sphere().role("linear")
-    assert recipes.frobenius_sphere().role("linear").stabiliser == sf.Normalise(norm=sf.Frobenius())
+    assert recipes.hyperball().role("linear") != sf.contrib.frobenius_sphere().role("linear")
+    assert sf.contrib.frobenius_sphere().role("linear").stabiliser == sf.Normalise(norm=sf.Frobenius())

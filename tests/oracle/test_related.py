@@ -113,10 +113,10 @@ def shampoo_loop(w, state, g, t):
         (recipes.mano(), beside_adamw(mano_loop, vectors=0.1)),
         (recipes.rmnp(), beside_adamw(rmnp_loop)),
         (recipes.normalised_sgd(), normalised_loop),
-        (recipes.signum(), signum_loop),
+        (sf.contrib.signum(), signum_loop),
         (exact(recipes.moonlight()), beside_adamw(moonlight_loop)),
         (exact(recipes.normuon()), beside_adamw(normuon_loop)),
-        (exact(recipes.muon_squared()), beside_adamw(squared_loop)),
+        (exact(sf.contrib.muon_squared()), beside_adamw(squared_loop)),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -126,7 +126,7 @@ def test_the_published_loop(recipe, loop):
 
 def test_shampoo_before_the_matrix_sign():
     """The signs of the smallest singular values follow the floor of eigenvalues, hence a looser tolerance."""
-    ours = run(exact(recipes.shampoo_muon()), LR, steps=7)
+    ours = run(exact(sf.contrib.shampoo_muon()), LR, steps=7)
     compare(ours, loops(beside_adamw(shampoo_loop), steps=7), atol=1e-8, rtol=0)
 
 

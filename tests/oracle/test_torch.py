@@ -181,7 +181,7 @@ def test_natural_sign_has_the_width_factor():
         fan_in = w.shape[-1] if w.ndim == 2 and name != "table.weight" else 1  # an embedding's input is one-hot
         return w - 0.01 * (0.9 * m + 0.1 * g).sign() / fan_in
 
-    compare(run(recipes.sign_natural(), 0.01), loops(update), atol=1e-12)
+    compare(run(sf.contrib.sign_natural(), 0.01), loops(update), atol=1e-12)
 
 
 # --- Scion -------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_beyond_mup_is_the_role_table():
 
 
 def test_the_frobenius_sphere_keeps_that_norm_of_every_matrix():
-    start, ours = dict(Tower().double().named_parameters()), run(recipes.frobenius_sphere(), 0.1)
+    start, ours = dict(Tower().double().named_parameters()), run(sf.contrib.frobenius_sphere(), 0.1)
 
     def update(name, w, state, g, t):
         m = state["m"] = 0.95 * state.get("m", torch.zeros_like(g)) + 0.05 * g

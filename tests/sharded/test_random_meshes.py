@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import surefoot as sf
+from surefoot import contrib
 from surefoot.experiment.training.methods import METHODS, Steepest
 from surefoot.mesh.slabs import Slab, slabs
 from surefoot.plan import Placement, Plan
@@ -29,10 +30,11 @@ MESHES = [(1,), (2,), (3,), (4,), (1, 1), (1, 2), (2, 1), (2, 2), (2, 2), (2, 3)
 RECIPES = [method.recipe for method in METHODS.values() if isinstance(method, Steepest)]
 MOMENTA = [
     sf.Momentum(0.0), sf.Momentum(0.9), sf.Momentum(0.99, 0.9), sf.Adam(), sf.RowAdam(), sf.Whitened(), sf.SOAP(),
-    sf.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7)))),
+    contrib.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7)))),
 ]  # fmt: skip
 CHANGES = [
-    sf.DualScaled, sf.RMSScaled, sf.RadialBrake, sf.UpdateFloor, sf.MeanLookahead, sf.NormalisedRows,
+    contrib.DualScaled, sf.RMSScaled, contrib.RadialBrake, contrib.UpdateFloor, contrib.MeanLookahead,
+    sf.NormalisedRows,
 ]  # fmt: skip
 PATTERNS = ("dense", "entries", "rows", "columns", "first", "zero", "zero slab", "not finite", "missing", "absent")
 

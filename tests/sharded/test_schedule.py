@@ -220,7 +220,7 @@ def test_a_small_budget_makes_more_buckets_and_the_same_step(monkeypatch):
         (recipes.mano(), sf.Free(), "square", (Shard(0),), ways.WEIGHT),  # its direction reads the weight
         (recipes.lion(), None, "square", (Shard(0),), ways.HERE),
         (recipes.lion(), sf.RowSphere(), "square", (Shard(0),), ways.WEIGHT),
-        (recipes.shampoo_muon(), None, "square", (Shard(0),), ways.ALL),
+        (sf.contrib.shampoo_muon(), None, "square", (Shard(0),), ways.ALL),
     ],
     ids=lambda x: getattr(x, "name", str(x)),
 )

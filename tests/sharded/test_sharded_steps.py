@@ -15,11 +15,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import surefoot as sf
 from combinations import combinations
-from surefoot import recipes
+from surefoot import contrib, recipes
 
 STEPS = 8
 STABILISERS = [
-    sf.Free(), sf.WeightDecay(0.5), sf.CautiousDecay(0.5), sf.IndependentDecay(0.01),
+    sf.Free(), sf.WeightDecay(0.5), contrib.CautiousDecay(0.5), contrib.IndependentDecay(0.01),
     sf.PostClip(1.0), sf.PostClip(1.0, 1), sf.DecayedPostClip(0.5, sf.Constant(), 1.0),
     sf.Rescale(1.0), sf.PreDecay(0.5),
     sf.StreamingPostClip(1.0, 2), sf.StreamingPreDecay(0.5, 2),
@@ -28,7 +28,7 @@ STABILISERS = [
 ]  # fmt: skip
 RECIPES = [
     recipes.steady(), recipes.beyond_mup(), recipes.muon(), recipes.scion(), recipes.lion(), recipes.moga_row(1.5),
-    recipes.moga_column(2), recipes.hyperball(), recipes.sign_natural(), recipes.moonlight(), recipes.normuon(),
+    recipes.moga_column(2), recipes.hyperball(), contrib.sign_natural(), recipes.moonlight(), recipes.normuon(),
 ]  # fmt: skip
 TABLES = ("embedding", "head", "fused")
 
@@ -133,9 +133,9 @@ def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
 @pytest.mark.parametrize(
     "change",
     [
-        {"geometry": sf.RadialBrake()}, {"geometry": sf.UpdateFloor()}, {"geometry": sf.DualScaled()},
+        {"geometry": contrib.RadialBrake()}, {"geometry": contrib.UpdateFloor()}, {"geometry": contrib.DualScaled()},
         {"geometry": sf.NormalisedRows()}, {"geometry": sf.StreamingSpectral()},
-        {"geometry": sf.MeanLookahead(sf.RadialBrake(sf.NormalisedRows()))},
+        {"geometry": contrib.MeanLookahead(contrib.RadialBrake(sf.NormalisedRows()))},
         {"momentum": sf.Adam()}, {"momentum": sf.RowAdam()}, {"momentum": sf.Whitened()},
         {"momentum": sf.SOAP()}, {"momentum": sf.SOAP(sides="shorter")},
         {"momentum": sf.Momentum(0.0)},
@@ -154,8 +154,8 @@ def test_whatever_changes_a_direction(change):
 
 @pytest.mark.parametrize(
     ("stabiliser", "change"),
-    [(sf.Hyperball(), None), (sf.Stiefel(1.0), None), (sf.PostClip(1.0), sf.RadialBrake),
-     (sf.WeightDecay(0.5), sf.MeanLookahead)],
+    [(sf.Hyperball(), None), (sf.Stiefel(1.0), None), (sf.PostClip(1.0), contrib.RadialBrake),
+     (sf.WeightDecay(0.5), contrib.MeanLookahead)],
     ids=str,
 )  # fmt: skip
 def test_entries_at_rest_keep_their_part_in_what_couples_entries(stabiliser, change):
@@ -176,7 +176,7 @@ def test_the_row_of_a_vector_is_all_of_it():
 
 def test_momentum_that_follows_the_steps():
     """Each parameter's own, which count no step for which there is no gradient."""
-    warm = sf.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))
+    warm = contrib.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))
     table = {kind: replace(role, momentum=warm) for kind, role in recipes.beyond_mup().table.items()}
     for stabiliser, mesh, placements in ((None, (3,), fsdp), (sf.PostClip(1.0), (2, 2), both)):
         worst = differences(recipes.Recipe("warm", table), stabiliser, mesh, placements)

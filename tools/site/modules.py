@@ -14,7 +14,7 @@ LAYERS = (
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),
-    ("discovery",),
+    ("contrib", "discovery"),
     ("plan",),
     ("layers",),
     ("monitor", "step"),

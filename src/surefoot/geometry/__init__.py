@@ -1,26 +1,15 @@
-"""Norms in natural units, one file each; a new one is a `Geometry` with four methods."""
+"""Norms in natural units; a new one is a `Geometry` with four methods."""
 
-from surefoot.geometry.adaptive import (
-    Adaptive,
-    DualScaled,
-    MeanLookahead,
-    NormalisedRows,
-    Oblique,
-    RadialBrake,
-    RMSScaled,
-    StreamingSpectral,
-    UpdateFloor,
-)
+from surefoot.geometry.adaptive import Adaptive, NormalisedRows, Oblique, RMSScaled, StreamingSpectral
 from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm, VectorMean
 from surefoot.geometry.mean_operator import MeanOperator
 from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
-from surefoot.geometry.spectral import Spectral
-from surefoot.geometry.transposed import TransposedConvSpectral
+from surefoot.geometry.spectral import Spectral, TransposedConvSpectral
 
 __all__ = [
-    "RMS", "Adaptive", "DualScaled", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm",
-    "MeanLookahead", "MeanOperator", "NormalisedRows", "Oblique", "RMSScaled", "RadialBrake", "RowMean", "RowRMS",
-    "Spectral", "StreamingSpectral", "TransposedConvSpectral", "UpdateFloor", "VectorMean", "check", "dual_norm",
+    "RMS", "Adaptive", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator", "NormalisedRows",
+    "Oblique", "RMSScaled", "RowMean", "RowRMS", "Spectral", "StreamingSpectral", "TransposedConvSpectral",
+    "VectorMean", "check", "dual_norm",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry
 from surefoot.geometry.constraints import Constraint
-from surefoot.geometry.lp_base import ROUNDED, MeanGeometry, VectorGeometry
-from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
+from surefoot.geometry.lp_base import MeanGeometry, VectorGeometry
+from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 
 

@@ -11,12 +11,9 @@ from torch import Tensor
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, Tangents
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
-from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
+from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, near_one
-
-ROUNDED = 1 + 1e-5
-"""Bound on the norm of a direction in float32."""
 
 
 class VectorGeometry(NormBounds, Tangents, ChangeBounds):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+ROUNDED = 1 + 1e-5
+"""Bound on the norm of a direction in float32."""
+
 
 @dataclass(frozen=True)
 class Sizes:

@@ -15,7 +15,7 @@ from surefoot.linalg import device
 from surefoot.monitor.layer_bounds import loss_bound, spread
 from surefoot.plan import Placement
 from surefoot.roles import Role
-from surefoot.stabilise import DecoupledWeightDecay, IndependentDecay, WeightDecay
+from surefoot.stabilise import DecoupledWeightDecay, WeightDecay
 from surefoot.stabilise.base import Known, Stabiliser
 from surefoot.views.state import join_blocks, split_by_block
 
@@ -25,7 +25,7 @@ TIGHT = 0.02
 VECTORS, FIRST_ITERATIONS = 4, 4
 """Ritz vectors of a matrix, and the power iterations that give the first ones."""
 
-_SHRINKING = (WeightDecay, DecoupledWeightDecay, IndependentDecay)
+_SHRINKING = (WeightDecay, DecoupledWeightDecay)
 """They take one part of all rows, and with it the same part of what rows have in common and of what they differ by."""
 
 _NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]

@@ -1,37 +1,28 @@
 """Named recipes: a role table each. Known optimizers as points of one space."""
 
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from surefoot.recipes.depth import DepthRule
 from surefoot.recipes.horizon import HorizonRule
-from surefoot.recipes.known import (
-    beyond_mup,
-    frobenius_sphere,
-    hyperball,
-    lion,
-    moga_column,
-    moga_row,
-    muon,
-    scion,
-    sign_natural,
-    sign_sgd,
-)
+from surefoot.recipes.known import beyond_mup, hyperball, lion, moga_column, moga_row, muon, scion, sign_sgd
 from surefoot.recipes.recipe import Recipe
-from surefoot.recipes.related import (
-    mano,
-    moonlight,
-    muon_squared,
-    normalised_sgd,
-    normuon,
-    rmnp,
-    scale,
-    shampoo_muon,
-    signum,
-    wion,
-)
+from surefoot.recipes.related import mano, moonlight, normalised_sgd, normuon, rmnp, scale, wion
 from surefoot.recipes.steady import steady, steady_bounded, steady_soap
 
 __all__ = [
-    "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "frobenius_sphere", "hyperball", "lion", "mano", "moga_column",
-    "moga_row", "moonlight", "muon", "muon_squared", "normalised_sgd", "normuon", "rmnp", "scale", "scion",
-    "shampoo_muon", "sign_natural", "sign_sgd", "signum", "steady",
+    "DepthRule", "HorizonRule", "Recipe", "beyond_mup", "hyperball", "lion", "mano", "moga_column", "moga_row",
+    "moonlight", "muon", "normalised_sgd", "normuon", "rmnp", "scale", "scion", "sign_sgd", "steady",
     "steady_bounded", "steady_soap", "wion",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A recipe that moved to `surefoot.contrib`, which lies above: asked for by name, with a warning."""
+        if name not in ("frobenius_sphere", "muon_squared", "shampoo_muon", "sign_natural", "signum"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        text = f"surefoot.recipes.{name} moved: surefoot.contrib.{name}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(import_module("surefoot.contrib"), name)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from surefoot.roles import Role
-from surefoot.stabilise import CautiousDecay, DecoupledWeightDecay, IndependentDecay
-from surefoot.stabilise.base import Decay
-
-DECAYS = (Decay, DecoupledWeightDecay, CautiousDecay, IndependentDecay)
+from surefoot.stabilise import Decay, DecoupledWeightDecay
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,6 @@ class HorizonRule:
 def with_decay(role: Role, factor: float) -> Role:
     """The role with its decay, if it has one, times a factor above 0."""
     decay = role.stabiliser
-    if factor == 1 or not isinstance(decay, DECAYS):
+    if factor == 1 or not isinstance(decay, Decay | DecoupledWeightDecay):
         return role
     return replace(role, stabiliser=replace(decay, rate=factor * decay.rate))

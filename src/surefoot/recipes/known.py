@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from surefoot.geometry import RMS, Frobenius, Geometry, HeadRMS, Identity, MaxNorm, MeanOperator, RowMean, VectorMean
+from surefoot.geometry import RMS, Geometry, HeadRMS, Identity, MaxNorm, MeanOperator, RowMean, VectorMean
 from surefoot.momentum import Adam, Momentum
 from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, Moonlight, Scale
-from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, Normalise, Stabiliser, WeightDecay
+from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, Stabiliser, WeightDecay
 
 
 def beyond_mup() -> Recipe:
@@ -167,19 +166,6 @@ def sign_sgd() -> Recipe:
     return _signs("sign_sgd", Momentum(0.0), FanIn(), Free())
 
 
-def sign_natural() -> Recipe:
-    """Lion's pair under (1, inf) with its width factor: the step on a matrix is `sign / d_in`, on an embedding `sign`.
-
-    An embedding's input is one-hot: its (1, inf) norm is the largest entry, and no width divides it.
-
-    >>> sign_natural().role("linear").lr_scale
-    Constant(value=1.0)
-    """
-    signs = _signs("sign_natural", Momentum(0.99, 0.9), Constant(), Free())
-    embedding = replace(signs.table["embedding"], geometry=RowMean(math.inf))
-    return Recipe(signs.name, {**signs.table, "embedding": embedding})
-
-
 def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
     matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
     return build(name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxNorm()})
@@ -195,20 +181,5 @@ def hyperball() -> Recipe:
     >>> hyperball().role("linear").stabiliser.promise
     'Frobenius norm = initial, by steps of eta of it'
     """
-    return _on_matrices("hyperball", Hyperball())
-
-
-def frobenius_sphere() -> Recipe:
-    """Hyperball's sphere under steps in natural units: `W - eta d`, rescaled to its initial Frobenius norm.
-
-    Here the step has norm eta in natural units; under `hyperball` it has Frobenius norm eta times the weight's.
-
-    >>> frobenius_sphere().role("linear").stabiliser.promise
-    'Frobenius norm = initial'
-    """
-    return _on_matrices("frobenius_sphere", Normalise(norm=Frobenius()))
-
-
-def _on_matrices(name: str, stabiliser: Stabiliser) -> Recipe:
-    change = {"stabiliser": stabiliser}
-    return build(name, Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), change))
+    change = {"stabiliser": Hyperball()}
+    return build("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), change))

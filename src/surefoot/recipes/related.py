@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
-from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MeanOperator, NormalisedRows, Oblique, Spectral
-from surefoot.momentum import Adam, Momentum, Smoothing
-from surefoot.momentum.preconditioning import Whitened
-from surefoot.recipes.known import beyond_mup, lion, muon
+from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MeanOperator, NormalisedRows, Oblique
+from surefoot.momentum import Adam, Momentum
+from surefoot.recipes.known import beyond_mup, muon
 from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, LongerSide, Moonlight, RootFanIn
 from surefoot.stabilise import DecoupledWeightDecay, Free, PostClip, Stabiliser, StreamingPostClip
@@ -121,28 +119,6 @@ def normalised_sgd(beta: float = 0.9) -> Recipe:
     return build("normalised_sgd", Momentum(beta), **matrices, **vectors)
 
 
-def signum(beta: float = 0.9, weight_decay: float = 0.1) -> Recipe:
-    """The sign of one momentum, with decay: what MOGA's slides call Lion; no width factor.
-
-    Args:
-        beta: kept fraction of the momentum.
-        weight_decay: a step takes `lr * weight_decay` of every matrix.
-
-    Returns:
-        The recipe `signum`.
-
-    Source: J. Bernstein et al., "signSGD", 2018, arXiv:1802.04434; MOGA's slides, "Lion".
-
-    >>> signum().role("linear").momentum
-    Momentum(beta=0.9, lookahead=None)
-    """
-    table = {kind: replace(role, momentum=Momentum(beta)) for kind, role in lion().table.items()}
-    decayed = DecoupledWeightDecay(weight_decay, FanIn())
-    for kind in ("linear", "embedding", "head"):
-        table[kind] = replace(table[kind], stabiliser=decayed)
-    return Recipe("signum", table)
-
-
 def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
     """`beyond_mup` with the leading singular value of each hidden matrix clipped after every step; near radius.
 
@@ -183,52 +159,13 @@ def normuon(weight_decay: float = 0.1) -> Recipe:
     >>> normuon().role("linear").geometry
     NormalisedRows(norm_of=Spectral(method='auto'), beta=0.95)
     """
-    return _muon_like("normuon", weight_decay, {"geometry": NormalisedRows()}, Momentum(0.95))
-
-
-def muon_squared(weight_decay: float = 0.1) -> Recipe:
-    """Adam's step made orthogonal: hidden matrices by the sign of `m_hat / sqrt(v_hat)`; AdamW on the rest.
-
-    Args:
-        weight_decay: a step takes `lr * weight_decay` of every matrix.
-
-    Returns:
-        The recipe `muon_squared`.
-
-    Source: "Muon^2": entries' second moments before the matrix sign.
-
-    >>> muon_squared().role("linear").momentum
-    Adam(beta1=0.9, beta2=0.95, eps=1e-08)
-    """
-    return _muon_like("muon_squared", weight_decay, {"geometry": Spectral()}, Adam())
-
-
-def shampoo_muon(weight_decay: float = 0.1) -> Recipe:
-    """Shampoo's whitening before Muon's matrix sign on hidden matrices, see `Whitened`; AdamW on the rest.
-
-    Args:
-        weight_decay: a step takes `lr * weight_decay` of every matrix.
-
-    Returns:
-        The recipe `shampoo_muon`.
-
-    Source: V. Gupta et al., "Shampoo", 2018, arXiv:1802.09568; "SOAP-Muon".
-
-    >>> shampoo_muon().role("linear").momentum.memory
-    0.95
-    """
-    return _muon_like("shampoo_muon", weight_decay, {"geometry": Spectral()}, Whitened(0.95, 0.95**2))
-
-
-def _muon_like(name: str, weight_decay: float, hidden: Mapping[str, object], momentum: Smoothing) -> Recipe:
-    """Moonlight's conventions around another direction."""
-    scaled: dict[str, object] = {
+    hidden = {
+        "geometry": NormalisedRows(),
         "lr_scale": Moonlight(),
-        "momentum": momentum,
         "stabiliser": DecoupledWeightDecay(weight_decay, Moonlight()),
     }
     decay = DecoupledWeightDecay(weight_decay, Constant())
-    return build(name, momentum, linear=scaled | dict(hidden), **_adamw(decay))
+    return build("normuon", Momentum(0.95), linear=hidden, **_adamw(decay))
 
 
 def _adamw(

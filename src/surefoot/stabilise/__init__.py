@@ -3,13 +3,12 @@
 from surefoot.stabilise.base import Ball, Decay, Free, Stabiliser
 from surefoot.stabilise.clip import DecayedPostClip, PostClip, Rescale
 from surefoot.stabilise.decay import DecoupledWeightDecay, PreDecay, WeightDecay
-from surefoot.stabilise.decay_variants import CautiousDecay, IndependentDecay
 from surefoot.stabilise.manifolds import ColumnSphere, RowSphere, Stiefel
 from surefoot.stabilise.sphere import Hyperball, Normalise, SpectralSphere
 from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
-    "Ball", "CautiousDecay", "ColumnSphere", "Decay", "DecayedPostClip", "DecoupledWeightDecay", "Free", "Hyperball",
-    "IndependentDecay", "Normalise", "PostClip", "PreDecay", "Rescale", "RowSphere", "SpectralSphere", "Stabiliser",
-    "Stiefel", "StreamingPostClip", "StreamingPreDecay", "WeightDecay",
+    "Ball", "ColumnSphere", "Decay", "DecayedPostClip", "DecoupledWeightDecay", "Free", "Hyperball", "Normalise",
+    "PostClip", "PreDecay", "Rescale", "RowSphere", "SpectralSphere", "Stabiliser", "Stiefel", "StreamingPostClip",
+    "StreamingPreDecay", "WeightDecay",
 ]  # fmt: skip

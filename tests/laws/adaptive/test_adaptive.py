@@ -10,31 +10,31 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot import recipes
+from surefoot import contrib, recipes
 from surefoot.geometry import Adaptive
 from surefoot.momentum import Adam
 
+ROWS = sf.NormalisedRows(sf.Spectral("svd"), 0.5)
 ADAPTIVE = (
-    sf.DualScaled(sf.Spectral("svd")),
+    contrib.DualScaled(sf.Spectral("svd")),
     sf.RMSScaled(sf.HeadRMS()),
     sf.RMSScaled(sf.MeanOperator(1, math.inf)),
     sf.RMSScaled(sf.Spectral("svd")),
-    sf.RadialBrake(sf.Spectral("svd"), 0.25),
-    sf.UpdateFloor(sf.Spectral("svd"), 0.5),
-    sf.NormalisedRows(sf.Spectral("svd"), 0.5),
-    sf.Oblique(),
-    sf.StreamingSpectral(),
-    sf.MeanLookahead(sf.Spectral("svd"), 0.3, 0.5),
-    sf.MeanLookahead(sf.UpdateFloor(sf.RadialBrake(sf.NormalisedRows(sf.Spectral("svd"), 0.5)), 0.5), 0.3, 0.5),
-    sf.RMSScaled(sf.NormalisedRows(sf.Spectral("svd"), 0.5)),
-    *(sf.NormalisedRows(sf.Oblique()), sf.MeanLookahead(sf.NormalisedRows(sf.StreamingSpectral()))),
+    contrib.RadialBrake(sf.Spectral("svd"), 0.25),
+    contrib.UpdateFloor(sf.Spectral("svd"), 0.5),
+    ROWS,
+    *(sf.Oblique(), sf.StreamingSpectral()),
+    contrib.MeanLookahead(sf.Spectral("svd"), 0.3, 0.5),
+    contrib.MeanLookahead(contrib.UpdateFloor(contrib.RadialBrake(ROWS), 0.5), 0.3, 0.5),
+    sf.RMSScaled(ROWS),
+    *(sf.NormalisedRows(sf.Oblique()), contrib.MeanLookahead(sf.NormalisedRows(sf.StreamingSpectral()))),
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
 MOMENTA = (
     sf.RowAdam(),
     sf.RowAdam(0.5, 0.3),
     sf.Whitened(0.9, 0.8, memory=0.5),
-    sf.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
+    contrib.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
     sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, sides="shorter"),
@@ -96,7 +96,7 @@ def test_a_matrix_that_rests_remembers_what_it_did(geometry):
 def test_dual_scaled_is_the_proximal_step():
     """Of `<m, -d> + |d|^2 / 2`, by random trials around it."""
     m, norm = normal((1, 5, 4)), sf.Spectral("svd")
-    best, _ = sf.DualScaled(norm).take(m, m, 1.0, {})
+    best, _ = contrib.DualScaled(norm).take(m, m, 1.0, {})
 
     def value(d):
         return float(-(m * d).sum() + norm.norm(d)[0] ** 2 / 2)
@@ -106,7 +106,7 @@ def test_dual_scaled_is_the_proximal_step():
 
 
 def test_the_brake_takes_from_what_lengthens_the_weight_only():
-    w, brake = normal((1, 5, 4), 1), sf.RadialBrake(sf.Spectral("svd"), 0.0)
+    w, brake = normal((1, 5, 4), 1), contrib.RadialBrake(sf.Spectral("svd"), 0.0)
     for seed in range(20):
         m = normal((1, 5, 4), seed)
         plain, (braked, _) = brake.norm_of.direction(m), brake.take(w, m, 1.0, {})
@@ -123,7 +123,7 @@ def test_the_floor_is_relative_to_the_weight():
     for size, seed, inner in itertools.product((1e-3, 0.5, 10.0, 1e3), range(3), (norm, sf.RMSScaled(norm))):
         m = (seed * normal((1, 5, 5), seed) - eye) * size
         plain = inner.take(size * eye, m, 1.0, {})[0] if isinstance(inner, sf.RMSScaled) else inner.direction(m)
-        d = sf.UpdateFloor(inner, ratio).take(size * eye, m, 1.0, {})[0]
+        d = contrib.UpdateFloor(inner, ratio).take(size * eye, m, 1.0, {})[0]
         assert float(norm.norm(d)) == pytest.approx(longest := max(ratio * size, float(norm.norm(plain))), rel=1e-9)
         grown = float(norm.norm(size * eye - eta * d))
         assert grown == pytest.approx(size + eta * longest) if seed == 0 else grown <= (size + eta * longest) * 1.000001
@@ -261,20 +261,20 @@ def plain(**change):
         (recipes.beyond_mup().role("linear"), lambda m, n: m * n),
         (plain(geometry=sf.NormalisedRows()), lambda m, n: m),
         (plain(geometry=sf.Oblique()), lambda m, n: 1),
-        (plain(geometry=sf.DualScaled()), lambda m, n: 0),
-        (plain(geometry=sf.RadialBrake()), lambda m, n: 0),
-        (plain(geometry=sf.UpdateFloor()), lambda m, n: 0),
-        (plain(geometry=sf.MeanLookahead(sf.NormalisedRows())), lambda m, n: m * n + m),
+        (plain(geometry=contrib.DualScaled()), lambda m, n: 0),
+        (plain(geometry=contrib.RadialBrake()), lambda m, n: 0),
+        (plain(geometry=contrib.UpdateFloor()), lambda m, n: 0),
+        (plain(geometry=contrib.MeanLookahead(sf.NormalisedRows())), lambda m, n: m * n + m),
         (plain(geometry=sf.StreamingSpectral()), lambda m, n: min(m, n) ** 2),
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
-        (replace(plain(), momentum=sf.ScheduledMomentum(((0, sf.Momentum()),))), lambda m, n: m * n + 1),
+        (replace(plain(), momentum=contrib.ScheduledMomentum(((0, sf.Momentum()),))), lambda m, n: m * n + 1),
         (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
         (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
         (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
         (replace(plain(), momentum=sf.SOAP(sides="shorter")), lambda m, n: 2 * (m * n + min(m, n) ** 2) + 1),
-        (plain(stabiliser=sf.CautiousDecay(0.1)), lambda m, n: 0),
-        (plain(stabiliser=sf.IndependentDecay(0.1)), lambda m, n: 0),
+        (plain(stabiliser=contrib.CautiousDecay(0.1)), lambda m, n: 0),
+        (plain(stabiliser=contrib.IndependentDecay(0.1)), lambda m, n: 0),
     ],
     ids=lambda value: "" if callable(value) else repr(value)[:60],
 )

@@ -8,6 +8,7 @@ from torch import nn
 
 import surefoot as sf
 from comparisons import advanced
+from surefoot import contrib
 
 
 def normal(*shape, seed=0):
@@ -19,7 +20,7 @@ def normal(*shape, seed=0):
 def test_cautious_decay_is_of_the_entries_that_the_step_shrinks(geometry, eta):
     w, m = normal(4, 50), normal(4, 50, seed=1)
     d = geometry.direction(m)
-    moved, _ = advanced(sf.CautiousDecay(0.5), w, m, eta, geometry)
+    moved, _ = advanced(contrib.CautiousDecay(0.5), w, m, eta, geometry)
     for before, after, step in zip(w.flatten(), moved.flatten(), d.flatten(), strict=True):
         kept = 1 - min(1, 0.5 * eta) if before * step >= 0 else 1.0
         assert float(after) == pytest.approx(float(kept * before - eta * step), abs=1e-12)
@@ -27,7 +28,7 @@ def test_cautious_decay_is_of_the_entries_that_the_step_shrinks(geometry, eta):
 
 def test_independent_decay_takes_the_same_part_at_every_rate():
     p = nn.Parameter(normal(3, 8))
-    role = sf.Role("table", sf.RowRMS(), stabiliser=sf.IndependentDecay(0.1), momentum=sf.Momentum(0.0))
+    role = sf.Role("table", sf.RowRMS(), stabiliser=contrib.IndependentDecay(0.1), momentum=sf.Momentum(0.0))
     optimizer = sf.SteepestDescent([{"params": [("p", p)], "role": role}], lr=1.0)
     for lr in (1.0, 0.01, 0.0):
         before, p.grad = p.detach().clone(), normal(3, 8, seed=2)
@@ -41,10 +42,14 @@ def test_independent_decay_takes_the_same_part_at_every_rate():
 
 
 def test_rates_must_make_sense():
-    for scheme, rate in ((sf.CautiousDecay, 0.0), (sf.IndependentDecay, 0.0), (sf.IndependentDecay, 1.5)):
+    for scheme, rate in (
+        (contrib.CautiousDecay, 0.0),
+        (contrib.IndependentDecay, 0.0),
+        (contrib.IndependentDecay, 1.5),
+    ):
         with pytest.raises(ValueError, match=scheme.__name__):
             scheme(rate)
-    assert sf.IndependentDecay(0.5).describe("norm", float("inf")).endswith("steps of unknown norm")
+    assert contrib.IndependentDecay(0.5).describe("norm", float("inf")).endswith("steps of unknown norm")
 
 
 class Counted(sf.Free):

@@ -25,7 +25,7 @@ def test_it_is_the_published_loop_while_the_rate_stays():
     """`x <- A(x + a m)`, `m <- b m + (1 - b)(x_new - x)`; A a step of spectral descent on a quadratic."""
     ahead, memory, lr, target, start = 0.4, 0.8, 0.05, normal((5, 4), 1), normal((5, 4), 2)
     norm = sf.Spectral("svd")
-    p, optimizer = of_a_matrix(sf.MeanLookahead(norm, ahead, memory), start, lr)
+    p, optimizer = of_a_matrix(sf.contrib.MeanLookahead(norm, ahead, memory), start, lr)
     x, mean = start.clone(), torch.zeros_like(start)
     for _ in range(30):
         looked = x + ahead * mean
@@ -39,7 +39,7 @@ def test_it_is_the_published_loop_while_the_rate_stays():
 
 def test_no_step_is_longer_than_its_bound_and_steps_that_agree_approach_it():
     norm, m = sf.Spectral("svd"), normal((1, 5, 4))
-    looking = sf.MeanLookahead(norm, 0.6, 0.9)
+    looking = sf.contrib.MeanLookahead(norm, 0.6, 0.9)
     bound = looking.direction_norm_bound(norm, (5, 4))
     assert bound == pytest.approx(1 / 0.4, rel=2e-3)
     memory, lengths = looking.init_memory(m), []
@@ -53,13 +53,13 @@ def test_no_step_is_longer_than_its_bound_and_steps_that_agree_approach_it():
 
 def test_without_a_share_it_is_the_direction():
     norm, m = sf.Spectral("svd"), normal((2, 5, 4))
-    d, _ = sf.MeanLookahead(norm, 0.0).take(m, m, 1.0, {"drift": torch.ones_like(m)})
+    d, _ = sf.contrib.MeanLookahead(norm, 0.0).take(m, m, 1.0, {"drift": torch.ones_like(m)})
     assert torch.equal(d, norm.direction(m))
 
 
 def test_a_bound_on_the_weights_holds():
     """Whatever is looked ahead at, the stabiliser has the last word."""
-    p, optimizer = of_a_matrix(sf.MeanLookahead(ahead=0.9), normal((5, 4)), 0.5, stabiliser=sf.PostClip(1.0))
+    p, optimizer = of_a_matrix(sf.contrib.MeanLookahead(ahead=0.9), normal((5, 4)), 0.5, stabiliser=sf.PostClip(1.0))
     for t in range(20):
         p.grad = normal((5, 4), 3) + 0.1 * normal((5, 4), t)
         optimizer.step()
@@ -70,7 +70,7 @@ def test_directions_that_are_changed_in_turn():
     """The inner one first, with what each remembers; bounds multiply, and the norm stays the innermost one's."""
     norm, w = sf.Spectral("svd"), normal((1, 5, 4), 9)
     rows = sf.NormalisedRows(norm, 0.5)
-    nested = sf.MeanLookahead(sf.UpdateFloor(sf.RadialBrake(rows, 0.25), 0.5), 0.3, 0.5)
+    nested = sf.contrib.MeanLookahead(sf.contrib.UpdateFloor(sf.contrib.RadialBrake(rows, 0.25), 0.5), 0.3, 0.5)
     assert nested.plain == norm
     together, memory, drift = nested.init_memory(w), rows.init_memory(w), torch.zeros_like(w)
     assert set(together) == {"row_mean", "drift"}
@@ -83,11 +83,11 @@ def test_directions_that_are_changed_in_turn():
         wanted = braked * max(1.0, 0.5 * float(norm.norm(w)) / float(norm.norm(braked)))
         drift = 0.5 * drift + 0.5 * (wanted + 0.3 * drift)
         torch.testing.assert_close(d, wanted + 0.3 * drift, rtol=1e-9, atol=1e-9)
-    bounds = [x.direction_norm_bound(norm, (5, 4)) for x in (sf.MeanLookahead(rows, 0.3), rows)]
+    bounds = [x.direction_norm_bound(norm, (5, 4)) for x in (sf.contrib.MeanLookahead(rows, 0.3), rows)]
     assert bounds[0] == pytest.approx(bounds[1] / 0.7, rel=1e-4)
 
 
 @pytest.mark.parametrize("fractions", [(1.0, 0.5), (0.5, 1.0), (-0.1, 0.5)])
 def test_fractions_that_mean_nothing_are_refused(fractions):
     with pytest.raises(ValueError, match="must lie in"):
-        sf.MeanLookahead(sf.Spectral(), *fractions)
+        sf.contrib.MeanLookahead(sf.Spectral(), *fractions)

@@ -27,8 +27,8 @@ SCHEMES = (
     sf.Normalise(norm=Frobenius()),
     sf.SpectralSphere(2.0),
     sf.Stiefel(1.0),
-    sf.CautiousDecay(0.5),
-    sf.IndependentDecay(0.02),
+    sf.contrib.CautiousDecay(0.5),
+    sf.contrib.IndependentDecay(0.02),
     sf.RowSphere(),
     sf.RowSphere(1.0),
     sf.ColumnSphere(),
@@ -49,7 +49,7 @@ RECIPES = (
     recipes.scion(),
     recipes.lion(),
     recipes.sign_sgd(),
-    recipes.sign_natural(),
+    sf.contrib.sign_natural(),
     recipes.hyperball(),
     recipes.mano(),
     recipes.rmnp(),
@@ -57,7 +57,7 @@ RECIPES = (
     recipes.normuon(),
     recipes.normalised_sgd(),
     STREAMING,
-    recipes.frobenius_sphere(),
+    sf.contrib.frobenius_sphere(),
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "scale": 0.0005, "lion": 0.003, "sign_sgd": 0.003}

@@ -155,7 +155,7 @@ SPHERES = (
     sf.ColumnSphere(),
     sf.ColumnSphere(1.0),
 )
-WORST_BY_CONSTRUCTION = (sf.Hyperball(), sf.Normalise(norm=Frobenius()), sf.CautiousDecay(0.5))
+WORST_BY_CONSTRUCTION = (sf.Hyperball(), sf.Normalise(norm=Frobenius()), sf.contrib.CautiousDecay(0.5))
 """Whose worst gradients no pull is: `test_worst_change.py` finds them."""
 LOOSE = (sf.StreamingPostClip, sf.StreamingPreDecay, sf.DecayedPostClip)
 EXACT = (sf.PostClip(2.0, 1), sf.Rescale(2.0), *SPHERES)

@@ -27,7 +27,7 @@ def test_a_radius_whose_square_overflows_is_refused(scheme, norm):
 
 
 @combinations(
-    scheme=[scheme(0.5) for scheme in (*BOUNDED, *DECAYING)] + [Free(), sf.CautiousDecay(0.5), sf.Hyperball()],
+    scheme=[scheme(0.5) for scheme in (*BOUNDED, *DECAYING)] + [Free(), sf.contrib.CautiousDecay(0.5), sf.Hyperball()],
     kind=list(KINDS),
     size=[1e17, 1e30, 1e38, 3.4e38],
 )

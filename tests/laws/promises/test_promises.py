@@ -75,7 +75,7 @@ def test_only_a_pair_without_a_bound_promises_nothing(scheme):
         for kind in KINDS:
             promise = Run(recipe, scheme, kind, "constant").placement.promise
             nothing = promise == "free" or "no bound" in promise or "no guarantee" in promise
-            unbounded = sf.Free | sf.StreamingPostClip | sf.StreamingPreDecay | sf.CautiousDecay
+            unbounded = sf.Free | sf.StreamingPostClip | sf.StreamingPreDecay | sf.contrib.CautiousDecay
             assert nothing == isinstance(scheme, unbounded), promise
 
 

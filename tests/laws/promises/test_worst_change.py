@@ -48,7 +48,7 @@ def reached(scheme, w, d, eta):
 
 
 @pytest.mark.parametrize("pull", PULLS)
-@pytest.mark.parametrize("recipe", [recipes.beyond_mup(), recipes.frobenius_sphere()], ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", [recipes.beyond_mup(), sf.contrib.frobenius_sphere()], ids=lambda r: r.name)
 def test_what_a_frobenius_sphere_reports_is_what_a_gradient_could_do(pull, recipe):
     """Ascent over d and the pair a, b of the worst change, to first order: `d = msign(s w / R^2 - a b^T)`."""
     run = Run(recipe, FROBENIUS, "linear", pull)
@@ -75,7 +75,7 @@ def test_what_a_frobenius_sphere_reports_is_what_a_gradient_could_do(pull, recip
 
 def test_what_cautious_decay_reports_is_what_a_gradient_of_rank_one_does():
     """Which agrees with the weight in sign where the leading vectors of `|w|`, with signs of w's own, do."""
-    scheme = sf.CautiousDecay(0.5)
+    scheme = sf.contrib.CautiousDecay(0.5)
     for gradients in PULLS:
         run = Run(recipes.beyond_mup(), scheme, "linear", gradients)
         shape = run.placement.blocks[0]

@@ -12,8 +12,8 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
 from surefoot.experiment.training.run import Run
 
-DECAYS = [sf.WeightDecay(0.5), sf.DecoupledWeightDecay(0.5, sf.Constant(2.0)), sf.CautiousDecay(0.5),
-          sf.IndependentDecay(0.5), sf.PreDecay(0.5), sf.StreamingPreDecay(0.5, 2),
+DECAYS = [sf.WeightDecay(0.5), sf.DecoupledWeightDecay(0.5, sf.Constant(2.0)), sf.contrib.CautiousDecay(0.5),
+          sf.contrib.IndependentDecay(0.5), sf.PreDecay(0.5), sf.StreamingPreDecay(0.5, 2),
           sf.DecayedPostClip(0.5, sf.Constant(2.0), 1.0)]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, distribute_module
 
 import surefoot as sf
 from comparisons import advanced
-from surefoot.geometry.adaptive import RadialBrake
+from surefoot.contrib import RadialBrake
 from surefoot.views import Vector
 
 

@@ -50,19 +50,19 @@ RECIPES = [
     recipes.scion(),
     recipes.lion(),
     recipes.sign_sgd(),
-    recipes.sign_natural(),
+    sf.contrib.sign_natural(),
     recipes.hyperball(),
     recipes.moonlight(),
     recipes.scale(),
     recipes.mano(),
     recipes.rmnp(),
     recipes.normalised_sgd(),
-    recipes.signum(),
+    sf.contrib.signum(),
     recipes.wion(),
     recipes.normuon(),
-    recipes.muon_squared(),
-    recipes.shampoo_muon(),
-    recipes.frobenius_sphere(),
+    sf.contrib.muon_squared(),
+    sf.contrib.shampoo_muon(),
+    sf.contrib.frobenius_sphere(),
 ]
 all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 VOCAB, WIDTH = 16, 24
@@ -210,7 +210,7 @@ def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():
     """Under the matrix rule a token's step would fall as 1/width."""
     for width in (16, 64):
         model = nn.Embedding(8, width)
-        plan = Plan.of(model, recipes.sign_natural(), head=())
+        plan = Plan.of(model, sf.contrib.sign_natural(), head=())
         optimizer = SteepestDescent(model, plan, lr=0.1)
         before = model.weight.detach().clone()
         model.weight.grad = torch.randn(8, width, generator=torch.Generator().manual_seed(0))

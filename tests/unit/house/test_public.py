@@ -9,7 +9,7 @@ import pytest
 import surefoot
 import surefoot._api as api
 
-MODULES = (api, api.geometry, api.layers, api.views, api.recipes)
+MODULES = (api, api.contrib, api.geometry, api.layers, api.views, api.recipes)
 RAISES = re.compile(r"\braise \w|\brequire_\w+\(")
 
 

@@ -114,7 +114,7 @@ def test_no_input_and_label_reach_more_than_the_dependency_and_update_bounds(nam
 
 @pytest.mark.parametrize(
     "stabiliser",
-    [sf.Free(), sf.WeightDecay(0.5), sf.IndependentDecay(0.05), sf.PostClip(2.0),
+    [sf.Free(), sf.WeightDecay(0.5), sf.contrib.IndependentDecay(0.05), sf.PostClip(2.0),
      sf.DecayedPostClip(0.5, sf.Constant(), 2.0)],
 )  # fmt: skip
 @pytest.mark.parametrize("shift", [0.0, 10.0])

@@ -17,8 +17,8 @@ _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = [
     recipes.steady(), recipes.steady_soap(), recipes.beyond_mup(), recipes.moga_row(), recipes.moga_column(3.0),
-    recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), recipes.sign_natural(),
-    recipes.hyperball(), recipes.frobenius_sphere(), STREAMING,
+    recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), sf.contrib.sign_natural(),
+    recipes.hyperball(), sf.contrib.frobenius_sphere(), STREAMING,
 ]  # fmt: skip
 BY_DEFAULT = (
     "steady",

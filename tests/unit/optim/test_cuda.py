@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 RECIPES = [
     recipes.steady(), recipes.steady_soap(), recipes.beyond_mup(), recipes.moga_row(), recipes.moga_column(3.0),
-    recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), recipes.sign_natural(),
-    recipes.hyperball(), recipes.frobenius_sphere(),
+    recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), sf.contrib.sign_natural(),
+    recipes.hyperball(), sf.contrib.frobenius_sphere(),
 ]  # fmt: skip
 SCHEMES = [sf.PostClip(1.5), sf.WeightDecay(0.5), sf.Rescale(1.5), sf.StreamingPostClip(1.5, 3)]
 

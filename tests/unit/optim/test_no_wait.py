@@ -72,12 +72,12 @@ def steps(recipe, stabiliser=None, precision=None, dtype=torch.float32):
 
 _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
-_WARM = sf.ScheduledMomentum(((0, sf.Momentum(0.8)), (9, sf.Momentum(0.9, 0.5))))
+_WARM = sf.contrib.ScheduledMomentum(((0, sf.Momentum(0.8)), (9, sf.Momentum(0.9, 0.5))))
 SCHEDULED = sf.Recipe("scheduled", {kind: replace(role, momentum=_WARM) for kind, role in _TABLE.items()})
 RECIPES = [
     recipes.steady(), recipes.steady_soap(2), recipes.beyond_mup(), recipes.moga_row(), recipes.moga_row(3.0),
     recipes.moga_column(), recipes.moga_column(4.0), recipes.muon(), recipes.muon(sf.Moonlight()), recipes.scion(),
-    recipes.lion(), recipes.sign_sgd(), recipes.sign_natural(), recipes.hyperball(), recipes.frobenius_sphere(),
+    recipes.lion(), recipes.sign_sgd(), sf.contrib.sign_natural(), recipes.hyperball(), sf.contrib.frobenius_sphere(),
     STREAMING, SCHEDULED,
 ]  # fmt: skip
 

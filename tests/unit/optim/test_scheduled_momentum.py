@@ -27,7 +27,7 @@ def averages(gradients):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_it_is_the_loop_whatever_the_role(role):
-    rule = replace(NATURAL[role], momentum=sf.ScheduledMomentum(POINTS))
+    rule = replace(NATURAL[role], momentum=sf.contrib.ScheduledMomentum(POINTS))
     w, optimizer = one(rule, noise(*ROLES[role]))
     gradients = [noise(*ROLES[role], seed=seed) for seed in range(9)]
     for g, (m, _) in zip(gradients, averages([g.double().numpy() for g in gradients]), strict=True):
@@ -37,7 +37,7 @@ def test_it_is_the_loop_whatever_the_role(role):
 
 
 def test_a_step_is_along_the_look_ahead():
-    role = replace(NATURAL["bias"], momentum=sf.ScheduledMomentum(POINTS))
+    role = replace(NATURAL["bias"], momentum=sf.contrib.ScheduledMomentum(POINTS))
     w, optimizer = one(role, torch.zeros(4), lr=1.0)
     gradients = [noise(4, seed=seed) for seed in range(9)]
     for g, (_, look) in zip(gradients, averages([g.double().numpy() for g in gradients]), strict=True):
@@ -50,7 +50,7 @@ def test_a_step_is_along_the_look_ahead():
 def test_one_point_is_momentum():
     gradients = [noise(5, 3, seed=seed) for seed in range(4)]
     ended = []
-    for momentum in (sf.Momentum(0.9, 0.5), sf.ScheduledMomentum(((3, sf.Momentum(0.9, 0.5)),))):
+    for momentum in (sf.Momentum(0.9, 0.5), sf.contrib.ScheduledMomentum(((3, sf.Momentum(0.9, 0.5)),))):
         w, optimizer = one(replace(NATURAL["linear"], momentum=momentum), noise(5, 3, seed=9))
         for g in gradients:
             w.grad = g
@@ -60,7 +60,7 @@ def test_one_point_is_momentum():
 
 
 def test_steps_that_are_sat_out_count_and_change_nothing_else():
-    w, optimizer = one(replace(NATURAL["linear"], momentum=sf.ScheduledMomentum(POINTS)), noise(5, 3))
+    w, optimizer = one(replace(NATURAL["linear"], momentum=sf.contrib.ScheduledMomentum(POINTS)), noise(5, 3))
     for g in (noise(5, 3, seed=1), torch.zeros(5, 3), torch.full((5, 3), torch.nan), None):
         before = w.detach().clone(), copy.deepcopy(optimizer.state[w])
         w.grad = g
@@ -74,7 +74,7 @@ def test_steps_that_are_sat_out_count_and_change_nothing_else():
 
 def test_the_bound_on_a_step_is_that_of_momentum():
     for role in NATURAL.values():
-        scheduled = replace(role, momentum=sf.ScheduledMomentum(POINTS))
+        scheduled = replace(role, momentum=sf.contrib.ScheduledMomentum(POINTS))
         shape = (1, 6, 4) if role.geometry.ndim == 2 else (1, 6)
         assert scheduled.step_norm_bound(shape) == role.step_norm_bound(shape) < 1.01
 
@@ -82,4 +82,4 @@ def test_the_bound_on_a_step_is_that_of_momentum():
 @pytest.mark.parametrize("points", [(), ((3, sf.Momentum()), (3, sf.Momentum())), ((-1, sf.Momentum()),)], ids=str)
 def test_points_that_mean_nothing_are_refused(points):
     with pytest.raises(ValueError, match="ascending steps"):
-        sf.ScheduledMomentum(points)
+        sf.contrib.ScheduledMomentum(points)

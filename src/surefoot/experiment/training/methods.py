@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from surefoot import recipes, stabilise
+from surefoot import contrib, recipes, stabilise
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
 from surefoot.experiment.training.initial_values import mup_, mup_plan, torch_, width_of
@@ -198,7 +198,8 @@ _NOT_IN_RECIPES: dict[str, Method] = {
 }
 
 METHODS: dict[str, Method] = {
-    name: _NOT_IN_RECIPES.get(name) or Steepest(getattr(recipes, name)()) for name in names.METHODS
+    name: _NOT_IN_RECIPES.get(name) or Steepest(getattr(contrib if name in contrib.__all__ else recipes, name)())
+    for name in names.METHODS
 }
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
@@ -220,7 +221,9 @@ _STABILISERS = (
     "hyperball",
 )  # fmt: skip
 STABILISERS: dict[str, Callable[..., Stabiliser]] = {
-    name: getattr(stabilise, name.title().replace("_", "")) for name in _STABILISERS
+    name: getattr(contrib if kind in contrib.__all__ else stabilise, kind)
+    for name in _STABILISERS
+    for kind in [name.title().replace("_", "")]
 }
 """Stabilisers of the command line: `name:value`, the value being a radius or a rate; a period or a number of vectors
 may follow, `post_clip:2:8`; `row_sphere`, without a value, keeps what the weights start with."""

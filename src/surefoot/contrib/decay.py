@@ -14,11 +14,12 @@ from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, N
 from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
-from surefoot.stabilise.base import Known, Limit, Moved, Stabiliser, along, remaining, require_positive
+from surefoot.stabilise.base import Decay, Known, Limit, Moved, along, remaining
+from surefoot.stabilise.decay import WeightDecay
 
 
 @dataclass(frozen=True)
-class CautiousDecay(Stabiliser):
+class CautiousDecay(Decay):
     """`w - eta d - eta rate w [d w >= 0]`: decay of the entries that the step makes smaller, or leaves alone.
 
     No bound follows: an entry that every step makes larger is never decayed.
@@ -39,19 +40,15 @@ class CautiousDecay(Stabiliser):
 
     extent: ClassVar[Extent] = Extent.ENTRY
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_positive("CautiousDecay's rate", self.rate)
-
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The decay of some entries, then the step."""
         decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
         return along(decayed, d, eta), cache
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> CautiousDecay:
-        """Rate over unit."""
-        return CautiousDecay(self.rate / unit)
+    @property
+    def bound(self) -> float:
+        """None."""
+        return inf
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the decay of any entries.
@@ -79,7 +76,7 @@ class CautiousDecay(Stabiliser):
 
 
 @dataclass(frozen=True)
-class IndependentDecay(Stabiliser):
+class IndependentDecay(WeightDecay):
     """`(1 - rate) w - eta d`: the same part of the weight at every step, whatever the learning rate and its schedule.
 
     `norm(w) <= max(norm(w0), eta / rate)` for the largest eta of the run, by the triangle inequality.
@@ -97,18 +94,19 @@ class IndependentDecay(Stabiliser):
     'norm <= max(initial, 100 eta) by decay'
     """
 
-    extent: ClassVar[Extent] = Extent.ENTRY
-
-    rate: float
-
     def __post_init__(self) -> None:
-        require_positive("IndependentDecay's rate", self.rate)
+        super().__post_init__()
         if self.rate > 1:
             raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
-        """Decay, then step."""
-        return along(w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype)), d, eta), cache
+    @property
+    def bound(self) -> float:
+        """Unknown before the largest eta of the run is."""
+        return inf
+
+    def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
+        """`(1 - rate) w` where eta is not 0."""
+        return w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype))
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> IndependentDecay:
         """Itself: the part has no unit."""

@@ -1,0 +1,14 @@
+"""What was measured and does not pay, or only repeats a publication: it works, is tested, and may change or go.
+
+Nothing else in the package uses it, but the command line, whose names of recipes and stabilisers stay.
+"""
+
+from surefoot.contrib.decay import CautiousDecay, IndependentDecay
+from surefoot.contrib.directions import DualScaled, MeanLookahead, RadialBrake, UpdateFloor
+from surefoot.contrib.recipes import frobenius_sphere, muon_squared, shampoo_muon, sign_natural, signum
+from surefoot.contrib.scheduled import ScheduledMomentum
+
+__all__ = [
+    "CautiousDecay", "DualScaled", "IndependentDecay", "MeanLookahead", "RadialBrake", "ScheduledMomentum",
+    "UpdateFloor", "frobenius_sphere", "muon_squared", "shampoo_muon", "sign_natural", "signum",
+]  # fmt: skip
