@@ -29,11 +29,13 @@ def __getattr__(name: str) -> Any:
     if find_spec(f"surefoot.{name}") is not None:
         return importlib.import_module(f"surefoot.{name}")
     api = importlib.import_module("surefoot._api")
-    if name in api.MOVED:
+    if name in api.__all__:
+        return getattr(api, name)
+    home = next((module for module, names in api.ELSEWHERE.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}; it has {', '.join(api.__all__)}")
+    if home == "surefoot.contrib":
         import warnings
 
-        warnings.warn(f"surefoot.{name} moved: surefoot.contrib.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(api.contrib, name)
-    if name not in api.__all__:
-        raise AttributeError(f"module 'surefoot' has no attribute {name!r}; it has {', '.join(api.__all__)}")
-    return getattr(api, name)
+        warnings.warn(f"surefoot.{name} moved: {home}.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module(home), name)

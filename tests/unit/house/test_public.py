@@ -1,6 +1,7 @@
 """Every public name says what it takes, what it returns, what it raises, and shows it."""
 
 import dataclasses
+import importlib
 import inspect
 import re
 
@@ -10,6 +11,7 @@ import surefoot
 import surefoot._api as api
 
 MODULES = (api, api.contrib, api.geometry, api.layers, api.views, api.recipes)
+LISTED = 75
 RAISES = re.compile(r"\braise \w|\brequire_\w+\(")
 
 
@@ -20,6 +22,7 @@ def public(module):
 
 
 NAMES = {f"{x.__module__}.{name}": x for module in MODULES for name, x in public(module).items()}
+NAMES |= {f"{home}.{n}": getattr(importlib.import_module(home), n) for home, ns in api.ELSEWHERE.items() for n in ns}
 
 
 def parameters(thing):
@@ -60,6 +63,14 @@ def test_what_a_role_of_ones_own_needs_is_public():
         "Role Geometry Momentum Adam Smoothing Identity Initial Fill Scale Constant Stabiliser LinearNormal AsBuilt"
     )
     assert set(needed.split()) <= set(surefoot.__dir__())
+
+
+def test_few_names_are_listed_and_all_others_are_found_in_their_modules():
+    assert len(api.__all__) == len({*api.__all__}) <= LISTED
+    for home, names in api.ELSEWHERE.items():
+        assert not {*names} & {*api.__all__}
+        if home != "surefoot.contrib":  # those warn: tests/laws/adaptive/test_contrib.py
+            assert all(getattr(surefoot, name) is getattr(importlib.import_module(home), name) for name in names)
 
 
 @pytest.mark.parametrize("drop", [">>>", "Args:", "Raises:", "momentum:"])
