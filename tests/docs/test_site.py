@@ -18,8 +18,9 @@ from surefoot.cli import _parser, main
 DOCS = ROOT / "docs"
 IDENTIFIER = re.compile(r"^::: (surefoot\.\S+)$", re.MULTILINE)
 REFERENCE = {path: path.read_text("utf-8") for path in sorted((DOCS / "reference").glob("*.md"))}
-ROOMS = (api, api.geometry, api.layers, api.recipes, api.views)
+ROOMS = (api, api.contrib, api.geometry, api.layers, api.recipes, api.views)
 PUBLIC = {f"{room.__name__}.{name}": getattr(room, name) for room in ROOMS for name in room.__all__}
+PUBLIC |= {f"{home}.{n}": getattr(importlib.import_module(home), n) for home, ns in api.ELSEWHERE.items() for n in ns}
 TUTORIAL = [line for block in blocks(DOCS / "tutorial" / "first-run.md", "console") for line in block.splitlines()]
 TINY = ["--steps", "3", "--batch-size", "2", "--context", "16"]
 SHORTER = {"transfer": [*TINY, "--rates", "-4", "-3", "-2", "--workers", "1"], "train": [*TINY, "--threads", "1"]}
