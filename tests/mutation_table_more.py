@@ -88,11 +88,11 @@ MUTATIONS = (
         "entries without their size", "geometry/adaptive.py", "return d * m.abs(), memory", "return d, memory", ADAPTIVE
     ),
     Mutation(
-        "the leading part kept and lost at once", "stabilise/way_back.py", "* (2 * low - 1))", "* (2 * low))", WORST
+        "the leading part kept and lost at once", "geometry/change_bounds.py", "* (2 * low - 1))", "* (2 * low))", WORST
     ),
     Mutation(
         "no way back inwards",
-        "stabilise/way_back.py",
+        "geometry/change_bounds.py",
         "1 - reach * nuclear / unit",
         "1 + reach * nuclear / unit",
         WORST,

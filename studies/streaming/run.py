@@ -41,7 +41,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.run import Run
 from surefoot.geometry.adaptive import Adaptive, Taken
-from surefoot.geometry.sizes import UNKNOWN, Sizes
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 
 HERE = Path(__file__).parent
 IMAGE = HERE.parents[1] / "docs" / "images" / "streaming.png"

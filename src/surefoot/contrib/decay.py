@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds
-from surefoot.geometry.sizes import Sizes
+from surefoot.geometry.change_bounds import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg import device
 from surefoot.stabilise.base import Decay, Known, Limit, Moved, along, remaining

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive, Taken
 from surefoot.geometry.base import ChangeBounds, Geometry, expand
-from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes
+from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, expand
+from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.lp_base import VectorGeometry
-from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, max_abs_or_one

@@ -11,8 +11,8 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
-from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.linalg import device
 from surefoot.linalg.bounds import near_one
 

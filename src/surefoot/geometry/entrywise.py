@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry
+from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import MeanGeometry, VectorGeometry
-from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 
 

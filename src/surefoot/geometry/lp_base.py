@@ -10,8 +10,8 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, Tangents
+from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
-from surefoot.geometry.sizes import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, near_one
 

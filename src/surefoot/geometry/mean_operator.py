@@ -10,9 +10,9 @@ from torch import Tensor
 
 from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Around, Geometry
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.lp_base import VectorGeometry
-from surefoot.geometry.sizes import UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Cache, ChangeBounds, NormBounds, NormEstimates, Tangents, expand
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint, SameAngles, SameLengths, SameNorm
 from surefoot.geometry.entrywise import RMS
-from surefoot.geometry.sizes import UNKNOWN, Sizes, clipped_change
 from surefoot.linalg import device
 from surefoot.linalg.bounds import is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm

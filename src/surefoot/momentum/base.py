@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Extent
-from surefoot.geometry.sizes import UNKNOWN, Sizes
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Extent
-from surefoot.geometry.sizes import UNKNOWN, Sizes
-from surefoot.linalg.bounds import max_abs_or_one
+from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.linalg.device import full_precision
 from surefoot.momentum.base import Adam, Momentum, Smoothing, State
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, Tangents
+from surefoot.geometry.change_bounds import Sizes
 from surefoot.geometry.constraints import Constraint, SameLengths
-from surefoot.geometry.sizes import Sizes
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
 from surefoot.stabilise.sphere import Normalise, scaled_to
 

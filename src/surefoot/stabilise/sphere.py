@@ -12,12 +12,11 @@ from torch import Tensor
 
 from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
+from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_other
 from surefoot.geometry.constraints import Constraint, SameNorm
-from surefoot.geometry.sizes import Sizes
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.small_eigh import finite_only
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
-from surefoot.stabilise.way_back import back_to_frobenius, back_to_other, back_to_sphere
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Normalise(Stabiliser):
         """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way."""
         reach = eta * known.longest(ball)
         if self.norm is None or self.norm == ball:
-            return back_to_sphere(w, reach, self.radius, ball)
+            return _back_to_sphere(w, reach, self.radius, ball)
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * ChangeBounds.of(self.norm).direction_norm_bound(ball, tuple(w.shape))
@@ -157,7 +156,7 @@ class SpectralSphere(Ball):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the way back."""
-        return back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
+        return _back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm = radius`."""
@@ -171,6 +170,13 @@ def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None
         return scaled_to(stepped, w, after, expand(sphere.norm(w), sphere))
     target = radius * (~NormBounds.of(sphere).is_zero(w)).to(after.dtype)
     return scaled_to(stepped, w, after, target)
+
+
+def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
+    """Bound on the change by a step of norm reach and a rescaling of the same norm; a zero weight stays."""
+    lower, upper, _ = NormBounds.of(ball).bounds(w)
+    off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
+    return torch.where(upper == 0, 0, off + 2 * reach)
 
 
 def scaled_to(stepped: Tensor, w: Tensor, after: Tensor, target: Tensor) -> Tensor:

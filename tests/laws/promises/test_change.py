@@ -13,7 +13,7 @@ from surefoot.experiment.data.corpus import load
 from surefoot.experiment.training import run as training_run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowMean, RowRMS, Spectral
-from surefoot.geometry.sizes import Sizes, clipped_change
+from surefoot.geometry.change_bounds import Sizes, clipped_change
 from surefoot.momentum import Adam
 
 from .roles import KINDS, PULLS, RECIPES, SCHEMES, Run
