@@ -52,7 +52,7 @@ MUTATIONS = (
     ),
     Mutation(
         "fan-in and fan-out swapped, head",
-        "geometry/rows.py",
+        "geometry/vectors.py",
         "return math.sqrt(max(1, shape[-1]))",
         "return math.sqrt(max(1, shape[-2]))",
         GEOMETRY,
@@ -111,7 +111,7 @@ MUTATIONS = (
     ),
     Mutation(
         "clip threshold without the width factor, rows",
-        "geometry/lp_base.py",
+        "geometry/vectors.py",
         "precise.dtype) / self.scale(w.shape)",
         "precise.dtype)",
         PROJECTION,

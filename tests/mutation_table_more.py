@@ -34,7 +34,7 @@ MUTATIONS = (
     Mutation("the whitening's root", "momentum/preconditioning.py", "** -0.25", "** -0.5", ADAPTIVE),
     Mutation(
         "a row's sum of squares",
-        "momentum/preconditioning.py",
+        "momentum/base.py",
         ".mean(-1, keepdim=True), rate)",
         ".sum(-1, keepdim=True), rate)",
         ADAPTIVE,

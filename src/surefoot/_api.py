@@ -9,9 +9,7 @@ from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, Initial, LinearNormal, Orthogonal
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
-from surefoot.momentum import Adam, Momentum, Smoothing
-from surefoot.momentum.preconditioning import RowAdam, Whitened
-from surefoot.momentum.soap import SOAP
+from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
 from surefoot.monitor.activations import measure
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding

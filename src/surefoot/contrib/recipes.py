@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 
 from surefoot.geometry import Frobenius, MaxNorm, MeanOperator, RowMean, Spectral
-from surefoot.momentum import Adam, Momentum, Smoothing
-from surefoot.momentum.preconditioning import Whitened
+from surefoot.momentum import Adam, Momentum, Smoothing, Whitened
 from surefoot.recipes import Recipe, hyperball, lion, normuon
 from surefoot.recipes.recipe import build
 from surefoot.scaling import FanIn

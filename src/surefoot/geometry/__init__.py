@@ -5,8 +5,8 @@ from surefoot.geometry.base import Geometry, dual_norm
 from surefoot.geometry.check import check
 from surefoot.geometry.entrywise import RMS, Frobenius, Identity, MaxNorm, VectorMean
 from surefoot.geometry.mean_operator import MeanOperator
-from surefoot.geometry.rows import HeadRMS, RowMean, RowRMS
 from surefoot.geometry.spectral import Spectral, TransposedConvSpectral
+from surefoot.geometry.vectors import HeadRMS, RowMean, RowRMS
 
 __all__ = [
     "RMS", "Adaptive", "Frobenius", "Geometry", "HeadRMS", "Identity", "MaxNorm", "MeanOperator", "NormalisedRows",

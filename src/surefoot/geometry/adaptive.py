@@ -13,8 +13,8 @@ from torch import Tensor
 from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
-from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
+from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, max_abs_or_one
 from surefoot.linalg.power_iteration import require_iterations, streaming_msign

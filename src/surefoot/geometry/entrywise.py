@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint
-from surefoot.geometry.lp_base import MeanGeometry, VectorGeometry
+from surefoot.geometry.vectors import MeanGeometry, VectorGeometry
 from surefoot.linalg import device
 
 
@@ -32,8 +32,16 @@ class MaxNorm(VectorGeometry):
         return 1.0
 
 
+class _Bias(VectorGeometry):
+    ndim = 1
+
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """0: a bias is added, whatever the input."""
+        return torch.zeros_like(lower), torch.zeros_like(upper)
+
+
 @dataclass(frozen=True)
-class VectorMean(MeanGeometry):
+class VectorMean(MeanGeometry, _Bias):
     """Bias: `mean_q(b) = mean(|b|**q)**(1/q)`; RMS for q = 2, the largest entry for q = inf.
 
     Args:
@@ -48,32 +56,22 @@ class VectorMean(MeanGeometry):
     tensor(1.4142)
     """
 
-    ndim = 1
     q: float
-
-    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """0: a bias is added, whatever the input."""
-        return torch.zeros_like(lower), torch.zeros_like(upper)
 
 
 @dataclass(frozen=True)
-class RMS(VectorGeometry):
+class RMS(_Bias):
     """Bias: `rms(b)`, direction `g / rms(g)`, projection radial.
 
     >>> RMS().norm(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     tensor(2.5000)
     """
 
-    ndim = 1
     exponent: ClassVar[float] = 2.0
 
     def scale(self, shape: torch.Size) -> float:
         """`1 / sqrt(n)`."""
         return 1 / math.sqrt(max(1, shape[-1]))
-
-    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """0: a bias is added, whatever the input."""
-        return torch.zeros_like(lower), torch.zeros_like(upper)
 
 
 @dataclass(frozen=True)

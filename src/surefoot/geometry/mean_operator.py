@@ -12,8 +12,8 @@ from surefoot.geometry import lp_balls
 from surefoot.geometry.base import Around, Geometry
 from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint
-from surefoot.geometry.lp_base import VectorGeometry
 from surefoot.geometry.spectral import Spectral
+from surefoot.geometry.vectors import VectorGeometry
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,22 @@
-"""Smoothed gradients divided by their own history: a number for each row, or two factors of each matrix."""
+"""Gradients divided by two factors of each matrix before a direction: Shampoo's whitening, SOAP's second moment."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Extent
-from surefoot.geometry.change_bounds import UNKNOWN, Sizes
+from surefoot.linalg import device
+from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
-from surefoot.momentum.base import Adam, Momentum, Smoothing, State
+from surefoot.momentum.base import Momentum, Smoothing, State
 
-
-@dataclass(frozen=True)
-class RowAdam(Smoothing):
-    """Adam with one second moment for each row: `m_hat_i / sqrt(v_hat_i)`, v_i the running mean of `mean_j g_ij^2`.
-
-    For tables, whose rows are words: a row moves by its gradient's signal over its noise. Combine with the geometry
-    `Identity`. State: 4 bytes a parameter and 4 a row. Its factors are cut over ranks with their rows.
-
-    Args:
-        beta1: kept fraction of the mean gradient.
-        beta2: kept fraction of the rows' mean squares.
-
-    Source: "Adam-mini", Y. Zhang et al., 2024, arXiv:2406.16793, whose blocks are rows here.
-
-    >>> adam, g = RowAdam(), torch.tensor([[[3.0, 4.0], [0.0, 0.0]]])
-    >>> state = {name: x[None] for name, x in (adam.init_state(g) | adam.init_memory(g)).items()}
-    >>> adam(state, g[None], 1.0)[1][0, 0].square().mean(-1)  # the RMS of a row's first step is 1
-    tensor([1.0000, 0.0000])
-    """
-
-    averages: ClassVar[tuple[str, ...]] = ("exp_avg",)
-    extent: ClassVar[Extent] = Extent.ROW
-    squares: ClassVar[bool] = True
-    by_problem: ClassVar[bool] = False
-
-    beta1: float = 0.9
-    beta2: float = 0.95
-
-    def init_state(self, w: Tensor) -> State:
-        """A zero mean and a step count."""
-        return {"exp_avg": torch.zeros_like(w), "step": torch.zeros((), dtype=torch.float32, device=w.device)}
-
-    def init_memory(self, block: Tensor) -> State:
-        """A zero mean square for each row."""
-        return {"row_sq": block.new_zeros(block.shape[:-1])}
-
-    def sizes(self, shape: tuple[int, ...]) -> Sizes:
-        """Rows of RMS at most `Adam.largest`: Cauchy-Schwarz holds of a row's RMS as of an entry."""
-        return Sizes(row=Adam(self.beta1, self.beta2).largest * math.sqrt(max(1, shape[-1])))
-
-    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
-        """Every parameter with a finite gradient, as `Adam`'s."""
-        return finite.to(g.dtype)
-
-    def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
-        """Both moments, bias-corrected."""
-        count = state["step"].reshape(-1, *(1,) * (g.ndim - 1)) + active
-        first = torch.lerp(state["exp_avg"], g, (1 - self.beta1) * active)
-        rate = (1 - self.beta2) * active
-        second = torch.lerp(state["row_sq"][..., : g.shape[-2], None], g.square().mean(-1, keepdim=True), rate)
-        root = (second / (1 - self.beta2 ** count.clamp_min(1))).sqrt() * (1 - self.beta1 ** count.clamp_min(1))
-        smoothed = first / root.clamp_min(10 * torch.finfo(g.dtype).tiny ** 0.5)  # below, squares have lost digits
-        kept = {"exp_avg": first, "row_sq": second[..., 0], "step": count.reshape(state["step"].shape)}
-        return kept, smoothed
+SHIFT = 1e-5
+"""Added to a factor's largest entry of 1 before a power step: without it, rounding would choose the vectors where no
+gradient was, and so the result. Eigenvectors stay; those of eigenvalues below it are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +64,6 @@ class Whitened(Momentum):
         *batch, d_out, d_in = block.shape
         return {"left": block.new_zeros(*batch, d_out, d_out), "right": block.new_zeros(*batch, d_in, d_in)}
 
-    def sizes(self, shape: tuple[int, ...]) -> Sizes:
-        """Unknown; a direction follows."""
-        return UNKNOWN
-
     def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
         """Momentum, then both roots of the new factors."""
         kept, m = super().__call__(state, g, active)
@@ -137,3 +82,135 @@ class Whitened(Momentum):
         roots = torch.maximum(values, torch.where(top == 0, 1, top) * self.floor) ** -0.25
         root: Tensor = (vectors * roots[..., None, :]) @ vectors.mT
         return root
+
+
+@dataclass(frozen=True)
+class SOAP(Smoothing):
+    """`Q_L ((Q_L^T m Q_R) / sqrt(V)) Q_R^T`: the momentum over the root of a second moment, in another basis.
+
+    Q_L and Q_R follow the eigenvectors of L and R, the running means of `g g^T` and `g^T g`, as in `Whitened`; V is the
+    running mean of the squares of `Q_L^T g Q_R`. At the first step and every so many later ones of a matrix
+    `Q <- orthonormal((L + shift) Q)`, one power step and a QR; V stays as it is, as SOAP has it. For a direction that
+    follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
+    `floor` of the largest count as that: directions that no gradient had are not blown up.
+
+    A side longer than `largest`, or than the other one if only the "shorter" has a factor, keeps its own basis: SOAP is
+    one-sided there, Adam where both sides are too long.
+
+    Cost of a step, for each side with a factor: its Gram matrix, the product of that with Q, a QR, three products with
+    Q. On an accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of
+    float32 gradients below 1e-19 are 0, and whiten nothing.
+
+    State: that of `of`, 4 bytes a parameter for V, and `8 d^2` bytes for each side d that has a factor: with the
+    momentum 24 a parameter of a square matrix. What is not momentum belongs to the rank that owns the matrix.
+
+    Args:
+        of: what the gradient is smoothed by.
+        memory: kept fraction of L, R and V.
+        every: steps from one turn of the bases to the next.
+        largest: longest side that has a factor.
+        floor: smallest entry of V over the largest.
+        sides: "both", or the "shorter" alone; both of a square matrix.
+
+    Raises:
+        ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns,
+            other sides.
+
+    Source: N. Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", 2024, arXiv:2409.11321, algorithm 3;
+    before a matrix sign as in "SOAP-Muon".
+
+    >>> soap, g = SOAP(Momentum(0.0), memory=0.0), torch.diag(torch.tensor([8.0, -2.0]))[None]
+    >>> state = {name: x[None] for name, x in soap.init_memory(g).items()}
+    >>> soap(state, g[None], 1.0)[1][0, 0].diagonal()  # the basis is that of the entries, and g / |g| of size 1 each
+    tensor([ 8., -8.])
+    """
+
+    extent: ClassVar[Extent] = Extent.WHOLE
+    squares: ClassVar[bool] = True
+    owned: ClassVar[tuple[str, ...]] = ("left", "right", "left_basis", "right_basis", "second", "turns")
+
+    of: Smoothing = Momentum(0.9)  # noqa: RUF009
+    memory: float = 0.95
+    every: int = 1
+    largest: int = 8192
+    floor: float = 1e-6
+    sides: Literal["both", "shorter"] = "both"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
+            raise ValueError(f"memory must lie in [0, 1) and floor in (0, 1), not {self.memory} and {self.floor}")
+        if self.every < 1:
+            raise ValueError(f"SOAP turns its bases every 1 step or more, not {self.every}")
+        if self.sides not in ("both", "shorter"):
+            raise ValueError(f'SOAP turns "both" sides or the "shorter", not {self.sides!r}')
+
+    @property
+    def averages(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of `of`."""
+        return self.of.averages
+
+    @property
+    def by_problem(self) -> bool:  # type: ignore[override]
+        """That of `of`."""
+        return self.of.by_problem
+
+    def init_state(self, w: Tensor) -> State:
+        """That of `of`."""
+        return self.of.init_state(w)
+
+    def init_memory(self, block: Tensor) -> State:
+        """Zero means, the entries' own bases, no turns; empty factors of sides that have none."""
+        *batch, d_out, d_in = block.shape
+        found = {"second": torch.zeros_like(block), "turns": block.new_zeros(batch)}
+        for name, side, other in (("left", d_out, d_in), ("right", d_in, d_out)):
+            size = side if self._turns(side, other) else 0
+            found[name] = block.new_zeros(*batch, size, size)
+            found[f"{name}_basis"] = torch.eye(size, dtype=block.dtype, device=block.device).repeat(*batch, 1, 1)
+        return found
+
+    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+        """That of `of`."""
+        return self.of.active(g, finite, couples)
+
+    def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
+        """Smoothed, then turned into the new bases, divided, and turned back."""
+        kept, m = self.of(state, g, active)
+        turns = state["turns"][..., None, None]
+        due = (turns % self.every == 0) & (device.scalar_like(active, g) > 0)
+        kept["turns"] = (turns + active)[..., 0, 0]
+        rate = (1 - self.memory) * active
+        with full_precision(g.device):
+            sides = (self._turned(state, name, x, rate, due) for name, x in (("left", g), ("right", g.mT)))
+            (left, new), (right, also) = sides
+            square = _between(left, g, right, inverse=True).square()
+            second = torch.lerp(state["second"][..., : g.shape[-2], : g.shape[-1]], square, rate)
+            root = (second / max_abs_or_one(second)).clamp_min(self.floor).sqrt()
+            white = _between(left, _between(left, m, right, inverse=True) / root, right)
+        return {**kept, **new, **also, "second": second}, white
+
+    def _turns(self, side: int, other: int) -> bool:
+        """Whether a side, beside the other one, has a factor."""
+        return side <= self.largest and (side <= other or self.sides == "both")
+
+    def _turned(
+        self, state: State, name: str, g: Tensor, rate: Tensor | float, due: Tensor
+    ) -> tuple[Tensor | None, State]:
+        """The next basis of g's rows and what is kept of it; None for a side that has none."""
+        size, other = g.shape[-2:]
+        gram, basis = (state[one][..., :size, :size] for one in (name, f"{name}_basis"))
+        if not self._turns(size, other):
+            return None, {name: state[name], f"{name}_basis": state[f"{name}_basis"]}
+        gram = torch.lerp(gram, g @ g.mT, rate)
+        if g.numel() and not (device.may_branch(due) and not bool(due.any())):
+            turned = torch.linalg.qr(gram / max_abs_or_one(gram) @ basis + SHIFT * basis).Q
+            basis = torch.where(due, turned, basis).contiguous()
+        return basis, {name: gram, f"{name}_basis": basis}
+
+
+def _between(left: Tensor | None, x: Tensor, right: Tensor | None, inverse: bool = False) -> Tensor:
+    """`left x right^T`, inverse `left^T x right`; a basis that is None counts as the identity."""
+    if left is not None:
+        x = (left.mT if inverse else left) @ x
+    if right is not None:
+        x = x @ (right if inverse else right.mT)
+    return x

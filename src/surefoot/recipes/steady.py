@@ -9,9 +9,7 @@ from dataclasses import replace
 
 from surefoot.geometry import RMSScaled
 from surefoot.initialise import SquareNormal
-from surefoot.momentum import Momentum
-from surefoot.momentum.preconditioning import RowAdam
-from surefoot.momentum.soap import SOAP
+from surefoot.momentum import SOAP, Momentum, RowAdam
 from surefoot.recipes.depth import DepthRule
 from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.recipe import Recipe

@@ -124,7 +124,7 @@ def test_imports_point_one_way(path):
         ("linalg.polar", "from surefoot.geometry import RMS"),
         ("linalg.polar", "import triton"),
         ("linalg.ops", "import triton.language as tl"),
-        ("geometry.rows", "from surefoot.momentum import Momentum"),
+        ("geometry.vectors", "from surefoot.momentum import Momentum"),
         ("views", "from surefoot import roles"),
         ("plan", "def late():\n    from surefoot.optim.optimizer import SteepestDescent"),
         ("monitor.norms", "import surefoot.optim.optimizer"),
@@ -149,7 +149,7 @@ def test_a_wrong_import_is_noticed(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("geometry.rows", "from surefoot.linalg.polar import msign"),
+        ("geometry.vectors", "from surefoot.linalg.polar import msign"),
         ("optim.optimizer", "import torch\nimport math"),
         ("linalg.triton_ops", "import triton\nimport triton.language as tl"),
         ("experiment.reports.transfer", "import altair as alt"),

@@ -1,9 +1,14 @@
-"""`VectorGeometry`: the largest `l_s` norm of the vectors along one dimension, times a width factor."""
+"""Norms of the vectors along one dimension: `VectorGeometry`, and the row rules of tables `(V, d)`.
+
+The input of an embedding is one-hot; the LM head is responsible for the loss.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -142,3 +147,65 @@ class MeanGeometry(VectorGeometry):
     def scale(self, shape: torch.Size) -> float:
         """`n**(-1/q)`."""
         return float(max(1, shape[-1]) ** (-1 / self.q))
+
+
+class _Table(VectorGeometry):
+    """A norm of tables whose input is one-hot: the layer's output is a row."""
+
+    def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest difference of two rows: at least that from the first row, at most twice the norm."""
+        return (self.norm(w - w[..., :1, :]) if w.numel() else lower), 2 * upper
+
+
+@dataclass(frozen=True)
+class RowMean(MeanGeometry, _Table):
+    """Embedding: `max_i mean_q(E_i)`, one-hot -> q-mean; each token moves by a full step of its own.
+
+    Args:
+        q: exponent of the mean, `mean_q(x) = mean(|x|**q)**(1/q)`; 2 is the RMS, inf the largest entry.
+
+    Raises:
+        ValueError: an exponent below 1.
+
+    Source: MOGA, Algorithm 1 (embedding rule).
+
+    >>> RowMean(2.0).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))  # 5 / sqrt(2)
+    tensor(3.5355)
+    """
+
+    q: float = 2.0
+
+
+@dataclass(frozen=True)
+class RowRMS(_Table):
+    """Embedding: `max_i rms(E_i)`, direction `G_i / rms(G_i)` for each row; the same as `RowMean(2)`.
+
+    Source: "Beyond MuP 3", embedding.
+
+    >>> RowRMS().direction(torch.tensor([[2.0, -2.0], [0.0, 0.0]]))
+    tensor([[ 1., -1.],
+            [ 0.,  0.]])
+    """
+
+    exponent: ClassVar[float] = 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`1 / sqrt(d)`."""
+        return 1 / math.sqrt(max(1, shape[-1]))
+
+
+@dataclass(frozen=True)
+class HeadRMS(VectorGeometry):
+    """LM head: `d * max_i rms(w_i)`, the Lipschitz bound of the loss; the same as `MeanOperator(2, inf)`.
+
+    Source: "Beyond MuP 3", LM head.
+
+    >>> HeadRMS().norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))  # 2 * 5 / sqrt(2)
+    tensor(7.0711)
+    """
+
+    exponent: ClassVar[float] = 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`sqrt(d)`: with the row's Euclidean length it makes `d * rms`."""
+        return math.sqrt(max(1, shape[-1]))
