@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.adaptive import Adaptive, Taken
-from surefoot.geometry.base import ChangeBounds, Geometry, expand
+from surefoot.geometry.adaptive import Adaptive
+from surefoot.geometry.base import ChangeBounds, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
 
@@ -36,7 +36,7 @@ class DualScaled(Adaptive):
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """`<m, d> d`, the attained part of the dual norm."""
         d, memory = self.inner(w, m, active, memory)
         attained = (m * d).sum(tuple(range(-self.norm_of.ndim, 0)))
@@ -68,7 +68,7 @@ class RadialBrake(Adaptive):
         if not 0 <= self.keep <= 1:
             raise ValueError(f"RadialBrake keeps a part from 0 to 1 of the outward movement, not {self.keep}")
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction, then the brake, over the whole weight of each problem's matrix."""
         d, memory = self.inner(w, m, active, memory)
         dims = tuple(range(-self.norm_of.ndim, 0))
@@ -113,7 +113,7 @@ class UpdateFloor(Adaptive):
         if not 0 < self.ratio < math.inf:
             raise ValueError(f"UpdateFloor's ratio must be positive and finite, not {self.ratio}")
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """`max(1, ratio |w| / |d|) d`, a direction having norm 1 unless it has been changed."""
         d, memory = self.inner(w, m, active, memory)
         floor = self.ratio * self.norm_of.norm(w)
@@ -165,11 +165,11 @@ class MeanLookahead(Adaptive):
         if not 0 <= self.ahead < 1 or not 0 <= self.memory < 1:
             raise ValueError(f"MeanLookahead's fractions must lie in [0, 1), not {self.ahead} and {self.memory}")
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, w: Tensor) -> State:
         """Zeros like w, the mean of the steps."""
         return {**super().init_memory(w), "drift": torch.zeros_like(w)}
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction, and the part of the mean."""
         d, memory = self.inner(w, m, active, memory)
         old = memory["drift"][tuple(slice(n) for n in m.shape)]  # of unequal blocks, stored at the largest one's size

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Extent
-from surefoot.momentum.base import Momentum, Smoothing, State
+from surefoot.geometry.base import Extent, State
+from surefoot.momentum.base import Momentum, Smoothing
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, expand
+from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
@@ -18,9 +18,6 @@ from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, max_abs_or_one
 from surefoot.linalg.power_iteration import require_iterations, streaming_msign
-
-Taken = tuple[Tensor, dict[str, Tensor]]
-"""A direction, and what it remembers for the next step."""
 
 
 class Adaptive(Around):
@@ -45,7 +42,7 @@ class Adaptive(Around):
     """What is remembered by the process alone that steps a matrix, where several hold it."""
 
     @abstractmethod
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction of a step.
 
         Args:
@@ -58,12 +55,12 @@ class Adaptive(Around):
             `(direction, memory)`, the direction 0 where m is.
         """
 
-    def inner(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def inner(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction that is changed; arguments and results as of `take`."""
         norm = self.norm_of
         return norm.take(w, m, active, memory) if isinstance(norm, Adaptive) else (norm.direction(m), memory)
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, w: Tensor) -> State:
         """That of `norm_of`."""
         return self.norm_of.init_memory(w) if isinstance(self.norm_of, Adaptive) else {}
 
@@ -77,9 +74,7 @@ class Adaptive(Around):
         """The norm without any change."""
         return self.changes[-1].norm_of
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """The part that meets the constraint of a direction m that `take` returned, scaled to norm 1 at most."""
         if isinstance(constraint, SameNorm):
             return m, cache
@@ -110,7 +105,7 @@ class RMSScaled(Adaptive):
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction times `rms(m)`, of entries `|m|`; under Euclidean norms of vectors m times a number."""
         norm = self.norm_of
         if isinstance(norm, VectorGeometry) and not norm._redirected and norm.exponent == 2 and m.numel():
@@ -124,15 +119,12 @@ class RMSScaled(Adaptive):
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """The direction's times the largest RMS; inf where the smoothed gradient has no bound."""
+        if not math.prod(shape):
+            return 0.0
         known, dims = smoothed.within(shape), self.norm_of.couples
-        columns, rows = max(1, shape[-1]), max(1, math.prod(shape))
-        over = {frozenset[int](): known.entry, frozenset({-1}): known.row / math.sqrt(columns)}
-        length = over.get(dims, known.whole / math.sqrt(rows))
-        return (
-            ROUNDED * length * ChangeBounds.of(self.norm_of).direction_norm_bound(norm, shape)
-            if math.prod(shape)
-            else 0.0
-        )
+        over = {frozenset[int](): known.entry, frozenset({-1}): known.row / math.sqrt(shape[-1])}
+        length = over.get(dims, known.whole / math.sqrt(math.prod(shape)))
+        return ROUNDED * length * ChangeBounds.of(self.norm_of).direction_norm_bound(norm, shape)
 
 
 @dataclass(frozen=True)
@@ -164,11 +156,11 @@ class NormalisedRows(Adaptive):
         if not 0 <= self.beta < 1:
             raise ValueError(f"NormalisedRows keeps a fraction in [0, 1) of its rows' mean squares, not {self.beta}")
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, w: Tensor) -> State:
         """Zeros, one for each row."""
         return {**super().init_memory(w), "row_mean": w.new_zeros(w.shape[:-1])}
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction over the root of its rows' history, at its own Frobenius norm."""
         d, memory = self.inner(w, m, active, memory)
         rate = (1 - self.beta) * active
@@ -203,11 +195,11 @@ class Oblique(Adaptive):
 
     norm_of: Geometry = Spectral()  # noqa: RUF009
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, w: Tensor) -> State:
         """The number of steps taken."""
         return {"turn": w.new_zeros(w.shape[:-2])}
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """Both, and the one whose turn it is."""
         turn = memory["turn"][..., None, None]
         columns, rows = (_tangent(w, m, dim) for dim in (-2, -1))
@@ -264,12 +256,12 @@ class StreamingSpectral(Adaptive):
             raise ValueError(f"StreamingSpectral takes the direction of a spectral norm, not of {self.norm_of}")
         require_iterations("StreamingSpectral", self.iterations)
 
-    def init_memory(self, w: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, w: Tensor) -> State:
         """The identity on the smaller side of each matrix."""
         k = min(w.shape[-2:])
         return {"basis": torch.eye(k, dtype=w.dtype, device=w.device).repeat(*w.shape[:-2], 1, 1)}
 
-    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: dict[str, Tensor]) -> Taken:
+    def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction from the last basis, and the next one; where a block is stored at a larger size, its corner."""
         k = min(m.shape[-2:])
         old = memory["basis"][..., :k, :k]

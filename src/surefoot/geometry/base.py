@@ -16,11 +16,17 @@ from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.linalg import device
 from surefoot.linalg.bounds import near_one
 
-Cache = dict[str, Tensor] | None
-"""Tensors that a geometry keeps from step to step, such as singular-vector estimates; optimizer state."""
+State = dict[str, Tensor]
+"""Named tensors that are kept from step to step, such as momentum or singular-vector estimates: optimizer state."""
+
+Cache = State | None
+"""The same, or nothing at first."""
+
+Taken = tuple[Tensor, State]
+"""A direction or a weight, and what is kept for the next step."""
 
 Eta = float | Tensor
-"""A step size in natural units; a tensor broadcasts against the weight."""
+"""A step size in natural units, or a mask of what moves; a tensor broadcasts against the weight."""
 
 
 class Extent(IntEnum):
@@ -135,17 +141,15 @@ class NormBounds(Part):
 class NormEstimates(Part):
     """What clips without a guarantee and the monitor need: estimates by vectors kept from step to step."""
 
-    def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+    def init_vectors(self, w: Tensor, vectors: int) -> State:
         """Initial cache of `estimate_norm` and `clip_leading` for weights like w; empty where the norm is cheap."""
         return {}
 
-    def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def estimate_norm(self, w: Tensor, cache: State) -> Taken:
         """`(lower bound on the norm, improved cache)` from the cached vectors; the norm itself where it is cheap."""
         return self.norm(w), cache
 
-    def clip_leading(
-        self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def clip_leading(self, w: Tensor, radius: float | Tensor, cache: State) -> Taken:
         """`(w clipped to the radius on the span of the cached vectors, cache)`; `project` where the norm is cheap."""
         return self.project(w, radius)[0], cache
 
@@ -153,13 +157,11 @@ class NormEstimates(Part):
 class Tangents(Part):
     """What steps along spheres and manifolds need: the best direction under a constraint, and the way back."""
 
-    def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
+    def init_tangent(self, w: Tensor, constraint: Constraint) -> State:
         """Initial cache of `tangent` for weights like w; empty where nothing is kept from step to step."""
         return {}
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """`(d, cache)`: the maximiser of `<m, d>` over `norm(d) <= 1` that meets the constraint at w.
 
         By default the plain direction for `SameNorm`, else the tangent part of the direction of m's tangent part, of

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry
+from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry, State, Taken
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.vectors import MeanGeometry, VectorGeometry
@@ -143,9 +143,7 @@ class Identity(Around):
         """g itself, unchanged."""
         return g
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """The tangent part of m, scaled so that no entry exceeds m's largest."""
         d = constraint.project(w, m)
         if d is m or not m.numel():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import lp_balls
-from surefoot.geometry.base import Around, Geometry
+from surefoot.geometry.base import Around, Geometry, State, Taken
 from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.spectral import Spectral
@@ -84,13 +84,11 @@ class MeanOperator(Around):
         """The form's."""
         return self.norm_of.norm_bound(sizes, shape)
 
-    def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
+    def init_tangent(self, w: Tensor, constraint: Constraint) -> State:
         """The form's."""
         return self.norm_of.init_tangent(w, constraint)
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """The form's."""
         return self.norm_of.tangent(w, m, constraint, cache)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, ChangeBounds, NormBounds, NormEstimates, Tangents, expand
+from surefoot.geometry.base import Cache, ChangeBounds, NormBounds, NormEstimates, State, Taken, Tangents, expand
 from surefoot.geometry.change_bounds import UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint, SameAngles, SameLengths, SameNorm
 from surefoot.geometry.entrywise import RMS
@@ -107,24 +107,22 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
         size = math.sqrt(w.shape[-2] * w.shape[-1]) / self.unit(w.shape)
         return RMS().norm(w.flatten(-2)) * (size * (1 + 1e-5))
 
-    def init_vectors(self, w: Tensor, vectors: int) -> dict[str, Tensor]:
+    def init_vectors(self, w: Tensor, vectors: int) -> State:
         """Pseudo-random estimates of the leading right singular vectors."""
         return {"vectors": random_vectors(w, vectors)}
 
-    def estimate_norm(self, w: Tensor, cache: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def estimate_norm(self, w: Tensor, cache: State) -> Taken:
         """The largest Ritz value after one power iteration."""
         vectors, values = power_iteration(w, cache["vectors"])
         top = values[..., 0] if values.numel() else w.new_zeros(w.shape[:-2])
         return top / self.unit(w.shape), {**cache, "vectors": vectors}
 
-    def clip_leading(
-        self, w: Tensor, radius: float | Tensor, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def clip_leading(self, w: Tensor, radius: float | Tensor, cache: State) -> Taken:
         """One power iteration, then the Ritz values above the radius cut to it."""
         vectors, values = power_iteration(w, cache["vectors"])
         return clip_leading(w, vectors, values, radius * self.unit(w.shape)), {**cache, "vectors": vectors}
 
-    def init_tangent(self, w: Tensor, constraint: Constraint) -> dict[str, Tensor]:
+    def init_tangent(self, w: Tensor, constraint: Constraint) -> State:
         """Multipliers, all 0: of the norm one and leading right singular vectors, of lengths one for each; else {}."""
         if isinstance(constraint, SameLengths):
             return {"multipliers": w.new_zeros((w if constraint.dim == -1 else w.mT).shape[:-1])}
@@ -135,9 +133,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
             _, cache = self.estimate_norm(w, cache)
         return {**cache, "multiplier": w.new_zeros(w.shape[:-2])}
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """`unit` times `tangent_msign` at the leading singular pair of w, `stiefel_msign` or `rows_msign`.
 
         The pair is as the cache estimates it. The last two by QDWH, or the SVD if that is the method.
@@ -157,9 +153,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
             d, x = tangent_msign(m, u, v, cache["multiplier"], self.method)
         return d.mul_(self.unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
 
-    def _tangent_to_lengths(
-        self, w: Tensor, m: Tensor, constraint: SameLengths, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _tangent_to_lengths(self, w: Tensor, m: Tensor, constraint: SameLengths, cache: State) -> Taken:
         unit = constraint.unit(w)  # of fewer vectors than the multipliers are, where a parameter has larger blocks, too
         g, start = m.to(unit.dtype), cache["multipliers"][..., : w.shape[-3 - constraint.dim]].to(unit.dtype)
         if constraint.dim == -1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import lp_balls
-from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, Tangents
+from surefoot.geometry.base import Cache, ChangeBounds, Geometry, NormBounds, State, Taken, Tangents
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint, SameLengths, SameNorm
 from surefoot.linalg import device
@@ -97,9 +97,7 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
         least, most = torch.aminmax(sizes.flatten(-self.ndim) * self.scale(w.shape), dim=-1)
         return least, most
 
-    def tangent(
-        self, w: Tensor, m: Tensor, constraint: Constraint, cache: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """The maximiser for vectors of fixed length, along `dim` or, where the norm's exponent is 2, across it."""
         s = self.exponent
         if not isinstance(constraint, SameLengths) or (s == 2 and constraint.dim == self.dim):

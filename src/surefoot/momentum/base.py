@@ -10,13 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Extent
+from surefoot.geometry.base import Extent, State
 from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs
-
-State = dict[str, Tensor]
-"""Named state tensors of one parameter (or of a chunk of stacked ones)."""
 
 
 class Smoothing(ABC):

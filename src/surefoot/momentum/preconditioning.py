@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Extent
+from surefoot.geometry.base import Extent, State
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
-from surefoot.momentum.base import Momentum, Smoothing, State
+from surefoot.momentum.base import Momentum, Smoothing
 
 SHIFT = 1e-5
 """Added to a factor's largest entry of 1 before a power step: without it, rounding would choose the vectors where no

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, Tangents
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, State, Tangents
 from surefoot.geometry.constraints import Constraint
 from surefoot.linalg import device
 
@@ -56,7 +56,7 @@ class Stabiliser(ABC):
     extent: ClassVar[Extent] = Extent.WHOLE
     """What `move`, and `direct` beside the geometry's own direction, cannot be computed without."""
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
         keeps = self.constraint(geometry, ball, w.shape)
         return {} if keeps is None else Tangents.of(geometry).init_tangent(w, keeps)
@@ -66,13 +66,7 @@ class Stabiliser(ABC):
         return None
 
     def direct(
-        self,
-        w: Tensor,
-        m: Tensor,
-        geometry: Geometry,
-        ball: Geometry,
-        cache: Cache = None,
-        active: Tensor | float = 1.0,
+        self, w: Tensor, m: Tensor, geometry: Geometry, ball: Geometry, cache: Cache = None, active: Eta = 1.0
     ) -> Moved:
         """The direction of a step: the geometry's, or the best one that meets the constraint.
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, State, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count, require_positive
@@ -51,7 +51,7 @@ class PostClip(Ball):
         super().__post_init__()
         require_count("PostClip's period", 1 if self.period is None else self.period)
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """The running bound, where the weight's norm is costly."""
         return RunningBound.init_state(w, ball)
 
@@ -116,7 +116,7 @@ class DecayedPostClip(DecoupledWeightDecay):
         super().__post_init__()
         require_positive("DecayedPostClip's radius", self.radius, 1)
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """`PostClip`'s."""
         return self.clip.init_state(w, geometry, ball)
 

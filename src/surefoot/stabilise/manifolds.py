@@ -34,13 +34,7 @@ class _Lengths(Stabiliser):
         return SameLengths(self.dim)
 
     def direct(
-        self,
-        w: Tensor,
-        m: Tensor,
-        geometry: Geometry,
-        ball: Geometry,
-        cache: Cache = None,
-        active: Tensor | float = 1.0,
+        self, w: Tensor, m: Tensor, geometry: Geometry, ball: Geometry, cache: Cache = None, active: Eta = 1.0
     ) -> Moved:
         """The tangent one; entries that rest have no part in what a vector's step keeps."""
         if isinstance(active, Tensor):

@@ -15,10 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Eta, Geometry, NormBounds, expand
+from surefoot.geometry.base import Eta, Geometry, NormBounds, State, expand
 from surefoot.linalg import device
 from surefoot.linalg.device import full_precision
-from surefoot.momentum import State
 
 log: logging.Logger = logging.getLogger("surefoot")
 

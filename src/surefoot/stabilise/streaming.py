@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, NormBounds, NormEstimates, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.stabilise.base import Ball, Decay, Known, Limit, Moved, along, largest_step, remaining, require_count
 
 
@@ -37,7 +37,7 @@ class StreamingPostClip(Ball):
         super().__post_init__()
         require_count("StreamingPostClip's vectors", self.vectors)
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""
         return NormEstimates.of(ball).init_vectors(w, self.vectors)
 
@@ -80,7 +80,7 @@ class StreamingPreDecay(Decay):
         super().__post_init__()
         require_count("StreamingPreDecay's vectors", self.vectors)
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> dict[str, Tensor]:
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""
         return NormEstimates.of(ball).init_vectors(w, self.vectors)
 
@@ -89,7 +89,7 @@ class StreamingPreDecay(Decay):
         clipped, cache = self._decayed(w, eta, ball, cache)
         return along(clipped, d, eta, into=clipped), cache
 
-    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> tuple[Tensor, dict[str, Tensor]]:
+    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> Taken:
         cache = NormEstimates.of(ball).init_vectors(w, self.vectors) if cache is None else cache
         norm, cache = NormEstimates.of(ball).estimate_norm(w, cache)
         limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
