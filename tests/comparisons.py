@@ -6,6 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from surefoot.geometry.base import ChangeBounds
+
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -29,7 +31,8 @@ def advanced(scheme, w, m, eta, geometry, ball=None, cache=None):
     ball = ball or geometry
     active = (eta > 0).to(w.dtype) if isinstance(eta, Tensor) else 1.0
     d, cache = scheme.direct(w, m, geometry, ball, cache, active)
-    return scheme.move(w.clone(), d, eta, ball, cache, partial(geometry.direction_norm_bound, shape=tuple(w.shape)))
+    longest = partial(ChangeBounds.of(geometry).direction_norm_bound, shape=tuple(w.shape))
+    return scheme.move(w.clone(), d, eta, ball, cache, longest)
 
 
 def train(model, optimizer, steps):

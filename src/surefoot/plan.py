@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.kinds import Kind
 from surefoot.discovery.overrides import Override, decide, match
-from surefoot.geometry.base import ChangeBounds
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
 from surefoot.recipes import Recipe, steady
@@ -112,8 +111,9 @@ class Plan:
 
     def smoothness(self) -> dict[str, float]:
         """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
-        norms = [ChangeBounds.of(placement.role.geometry) for placement in self.placements.values()]
-        return {label(norm): power for norm in norms if (power := norm.smoothness_exponent) is not None}
+        norms = [placement.role.geometry for placement in self.placements.values()]
+        powers = {label(norm): getattr(norm, "smoothness_exponent", None) for norm in norms}
+        return {name: power for name, power in powers.items() if power is not None}
 
     def rows(self) -> list[dict[str, str]]:
         """The plan as a table, and as JSON: a dictionary per parameter, or per fused part where their roles differ."""

@@ -95,14 +95,41 @@ class Geometry(ABC):
         """
 
 
+class Delegate(Geometry):
+    """A norm that is another's, `norm_of`: a name for it, whose parts are that one's."""
+
+    norm_of: Geometry
+
+    @property
+    def couples(self) -> frozenset[int]:
+        """Those of `norm_of`."""
+        return self.norm_of.couples
+
+    def norm(self, w: Tensor) -> Tensor:
+        """That of `norm_of`."""
+        return self.norm_of.norm(w)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """That of `norm_of`."""
+        return self.norm_of.direction(g)
+
+    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """That of `norm_of`."""
+        return self.norm_of.project(w, radius, cache)
+
+
 class Part(Geometry):
     """What only some schemes need of a norm. One that derives from a part defines of it what it knows better."""
 
     @classmethod
     def of(cls, geometry: Geometry) -> Self:
-        """The geometry if it has this part; else one around it, with what follows from its four methods."""
+        """The geometry if it has this part, or what it is a name for; else one around it, by its four methods."""
         if isinstance(geometry, cls):
             return geometry
+        if isinstance(geometry, Delegate):
+            four = ("couples", "norm", "direction", "project")
+            same = all(getattr(type(geometry), name) is getattr(Delegate, name) for name in four)
+            return cls.of(geometry.norm_of) if same else cast("Self", Completed(geometry))
         if stray := [name for name in vars(cls) if name[0] != "_" and hasattr(geometry, name)]:
             raise TypeError(f"{geometry} defines `{stray[0]}`: derive it from `{cls.__name__}`, whose method that is")
         return cast("Self", Completed(geometry))
@@ -212,11 +239,6 @@ class ChangeBounds(Part):
         known = [base for base in cls.__bases__ if issubclass(base, ChangeBounds)]
         cls._redirected = any(x._redirected or x.direction not in (Geometry.direction, cls.direction) for x in known)
 
-    @property
-    def smoothness_exponent(self) -> float | None:
-        """The smoothness of a network of such layers grows as this power of the width, see `MeanOperator`; or None."""
-        return None
-
     def dual(self, g: Tensor) -> Tensor:
         """The dual norm of g, float32 or float64, see `dual_norm`; by default `<g, direction(g)>`."""
         return (g * self.direction(g)).sum(tuple(range(-self.ndim, 0)))
@@ -242,27 +264,8 @@ class ChangeBounds(Part):
         return lower, upper
 
 
-class Around(NormBounds, NormEstimates, Tangents, ChangeBounds):
-    """A norm that is another's, `norm_of`, with the parts that follow from its four methods."""
-
-    norm_of: Geometry
-
-    @property
-    def couples(self) -> frozenset[int]:
-        """Those of `norm_of`."""
-        return self.norm_of.couples
-
-    def norm(self, w: Tensor) -> Tensor:
-        """That of `norm_of`."""
-        return self.norm_of.norm(w)
-
-    def direction(self, g: Tensor) -> Tensor:
-        """That of `norm_of`."""
-        return self.norm_of.direction(g)
-
-    def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """That of `norm_of`."""
-        return self.norm_of.project(w, radius, cache)
+class Around(Delegate, NormBounds, NormEstimates, Tangents, ChangeBounds):
+    """A norm that is another's, `norm_of`, with the parts that follow from its own four methods."""
 
 
 @dataclass(frozen=True)

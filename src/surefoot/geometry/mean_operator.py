@@ -6,18 +6,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from surefoot.geometry import lp_balls
-from surefoot.geometry.base import Around, Geometry, State, Taken
-from surefoot.geometry.change_bounds import UNKNOWN, Sizes
-from surefoot.geometry.constraints import Constraint
+from surefoot.geometry.base import Delegate, NormBounds, NormEstimates
 from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.vectors import VectorGeometry
 
 
 @dataclass(frozen=True)
-class MeanOperator(Around):
+class MeanOperator(Delegate, NormBounds, NormEstimates):
     """`d_in**(1/p) / d_out**(1/q) * |W|_{p->q}`: the largest q-mean of `W x` over inputs x of p-mean 1.
 
     | (p, q) | norm | direction |
@@ -66,51 +63,6 @@ class MeanOperator(Around):
     def smoothness_exponent(self) -> float:
         """`max(0, 2/q - 1/p)`."""
         return max(0.0, 2 / self.q - 1 / self.p)
-
-    def dual(self, g: Tensor) -> Tensor:
-        """The form's."""
-        return self.norm_of.dual(g)
-
-    def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
-        """The form's, in the form of another such norm; inf for an overridden direction."""
-        norm = norm.norm_of if isinstance(norm, MeanOperator) else norm
-        return math.inf if self._redirected else self.norm_of.direction_norm_bound(norm, shape)
-
-    def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Those of the form's direction; nothing for an overridden one."""
-        return Sizes() if self._redirected else self.norm_of.direction_sizes(shape)
-
-    def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
-        """The form's."""
-        return self.norm_of.norm_bound(sizes, shape)
-
-    def init_tangent(self, w: Tensor, constraint: Constraint) -> State:
-        """The form's."""
-        return self.norm_of.init_tangent(w, constraint)
-
-    def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
-        """The form's."""
-        return self.norm_of.tangent(w, m, constraint, cache)
-
-    def extremes(self, radius: float, shape: torch.Size) -> Constraint:
-        """The form's."""
-        return self.norm_of.extremes(radius, shape)
-
-    def root_square(self, shape: torch.Size) -> float:
-        """The form's."""
-        return self.norm_of.root_square(shape)
-
-    def retract(self, w: Tensor) -> Tensor:
-        """The form's."""
-        return self.norm_of.retract(w)
-
-    def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The form's."""
-        return self.norm_of.spread(w)
-
-    def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
-        """The form's."""
-        return self.norm_of.clip_change_bound(excess, reach)
 
 
 @dataclass(frozen=True)

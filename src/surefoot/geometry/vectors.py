@@ -63,6 +63,7 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """1 in its own norm, rounding aside; in others as its sizes say."""
         bound, size = super().direction_norm_bound(norm, shape, smoothed), torch.Size(shape)
+        norm = ChangeBounds.of(norm)
         if not isinstance(norm, VectorGeometry) or (norm.exponent, norm.dim) != (self.exponent, self.dim):
             return bound
         same = norm.ndim == self.ndim and norm.scale(size) == self.scale(size) and bound < math.inf

@@ -13,6 +13,7 @@ from surefoot.experiment.data.corpus import load
 from surefoot.experiment.training import run as training_run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowMean, RowRMS, Spectral
+from surefoot.geometry.base import ChangeBounds
 from surefoot.geometry.change_bounds import Sizes, clipped_change
 from surefoot.momentum import Adam
 
@@ -56,7 +57,7 @@ PAIRS = [(step, weight) for family in (MATRICES, VECTORS) for step in family for
 @pytest.mark.parametrize(("step", "weight"), PAIRS, ids=repr)
 def test_no_direction_is_longer_than_its_bound_in_any_norm(step, weight):
     for shape in SHAPES if step.ndim > 1 else ((7,), (1,)):
-        bound = step.direction_norm_bound(weight, shape)
+        bound = ChangeBounds.of(step).direction_norm_bound(weight, shape)
         assert 0 < bound < math.inf
         longest = max(float(weight.norm(step.direction(g).double())) for g in gradients(shape))
         assert longest <= bound
@@ -77,7 +78,7 @@ def test_no_direction_is_longer_than_its_bound_in_any_norm(step, weight):
 )
 def test_the_bound_is_reached_by_some_direction(step, weight, share):
     longest = max(float(weight.norm(step.direction(g).double())) for g in gradients((24, 64)))
-    assert longest >= share * step.direction_norm_bound(weight, (24, 64))
+    assert longest >= share * ChangeBounds.of(step).direction_norm_bound(weight, (24, 64))
 
 
 def test_steps_of_unknown_norm_have_no_bound():
@@ -86,7 +87,7 @@ def test_steps_of_unknown_norm_have_no_bound():
             return 3 * super().direction(g)
 
     for step in (Own(), sf.Identity()):
-        assert step.direction_norm_bound(Spectral(), (4, 4)) == math.inf
+        assert ChangeBounds.of(step).direction_norm_bound(Spectral(), (4, 4)) == math.inf
 
 
 def test_sizes_follow_from_each_other():
