@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import math
 import os
 from collections import Counter
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from surefoot.experiment.distributed.processes import Processes, blocks_of, local_of
 from surefoot.experiment.models.decoder import Decoder
@@ -194,15 +192,20 @@ class Mesh(Processes):
     @torch.no_grad()
     def clip_(self, model: nn.Module, limit: float) -> None:
         """As torch's, where parameters lie on several meshes."""
-        groups: dict[Any, list[Any]] = {}
-        for gradient in (p.grad for p in model.parameters() if p.grad is not None):
-            cut = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
-            groups.setdefault(cut, []).append(gradient)
-        norms = [nn.utils.get_total_norm(gradients) for gradients in groups.values()]
-        total = torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
-        factor = (limit / (total + 1e-6)).clamp(max=1.0)
-        for gradient in itertools.chain(*groups.values()):
-            local_of(gradient).mul_(factor)
+        squares: dict[Any, list[Tensor]] = {}
+        for p in model.parameters():
+            if p.grad is not None:
+                squares.setdefault(_cuts(p.grad), []).append(local_of(p.grad).float().square().sum())
+        total = torch.zeros((), device=next(model.parameters()).device)
+        for axes, parts in squares.items():
+            own = torch.stack(parts).sum()
+            for axis in axes:
+                dist.all_reduce(own, group=self._mesh[axis].get_group())
+            total += own
+        factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for p in model.parameters():
+            if p.grad is not None:
+                local_of(p.grad).mul_(factor)
 
     def together(self, value: Any) -> list[Any]:
         """Every process's value, by rank."""
@@ -219,6 +222,15 @@ def _units(model: nn.Module) -> list[nn.Module]:
     for block in blocks:
         users.update({*block.parameters()})
     return [*(block for block in blocks if all(users[p] == 1 for p in block.parameters())), model]
+
+
+def _cuts(x: Any) -> tuple[str, ...]:
+    """The axes along which a tensor is cut."""
+    if not hasattr(x, "placements"):
+        return ()
+    return tuple(
+        name for name, one in zip(x.device_mesh.mesh_dim_names, x.placements, strict=True) if not one.is_replicate()
+    )
 
 
 def _split_products(model: nn.Module, mesh: Any) -> None:
