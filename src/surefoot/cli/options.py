@@ -12,10 +12,9 @@ from surefoot.cli.executor import device_elsewhere, slurm_option
 from surefoot.cli.executor import executor as executor
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
-from surefoot.experiment.training import config, numbers
+from surefoot.experiment.training import config
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
-from surefoot.experiment.training.names import METHODS, VALUES, parse
-from surefoot.experiment.training.numbers import Number
+from surefoot.experiment.training.names import COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 from surefoot.experiment.training.schedule import Schedule
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
@@ -80,10 +79,10 @@ def _reader(number: Number) -> Callable[[str], Any]:
     return read
 
 
-count: Callable[[str], float] = _reader(numbers.COUNT)
-natural: Callable[[str], float] = _reader(numbers.NATURAL)
-positive: Callable[[str], float] = _reader(numbers.POSITIVE)
-exponent: Callable[[str], float] = _reader(numbers.LOG2)
+count: Callable[[str], float] = _reader(COUNT)
+natural: Callable[[str], float] = _reader(NATURAL)
+positive: Callable[[str], float] = _reader(POSITIVE)
+exponent: Callable[[str], float] = _reader(LOG2)
 
 
 def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.experiment.distributed.processes import local_of
-from surefoot.experiment.training.numbers import last_part
+from surefoot.experiment.training.names import last_part
 
 
 @final

@@ -144,13 +144,14 @@ class Checkpoints:
         if processes.group is None:
             self.save(run.step, run.state(), val_loss)
             return
-        from surefoot.experiment.training import run_folder
+        from surefoot.experiment.distributed import folders
 
         self.close()
         if processes.first:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._passed.discard(path := self.folder / _name(run.step))
-        saving = run_folder.save(run, path, {"val_loss": val_loss}, self.background)
+        facts = {**run.facts(), "val_loss": val_loss}
+        saving = folders.save(path, run.tensors(), facts, processes.group, self.background)
         self._pending = (saving, processes.first, run.step)
         if not self.background:
             self.close()
@@ -232,9 +233,7 @@ class Checkpoints:
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; `CheckpointError` on all processes if it is on one."""
         if path.is_dir():
-            from surefoot.experiment.training import run_folder
-
-            run_folder.load_(run, path)
+            run.load_folder(path)
             return
         state: dict[str, Any] = {}
         agree(run.layout.processes, lambda: state.update(_state(run, path)))

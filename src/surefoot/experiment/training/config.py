@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, final, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import log2_lr
-from surefoot.experiment.training.numbers import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, Settings
+from surefoot.experiment.training.names import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, Settings, log2_lr
 from surefoot.experiment.training.schedule import Schedule
 
 Device = Literal["cpu", "cuda", "auto"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.configs import LATER
 from surefoot.experiment.data.corpus import Corpus
-from surefoot.experiment.distributed.processes import Layout, blocks_of, cut_like, local_of
+from surefoot.experiment.distributed.processes import Layout, agree, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
@@ -213,6 +214,41 @@ class Run:
             weights = self.average.weights
             self.average.load_({name: cut_like(x, weights[name]) for name, x in state["average"].items()})
         self.go_on(state)
+
+    def tensors(self) -> dict[str, Any]:
+        """The run's tensors by names that are the same on every mesh; the optimizer's state complete."""
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
+        average = {} if self.average is None else {"average": self.average.weights}
+        return {"model": get_model_state_dict(self.model), "optimizer": optimizer, "losses": self.losses, **average}
+
+    def load_folder(self, path: Path) -> None:
+        """Go on from a checkpoint folder, of any mesh: a collective.
+
+        Args:
+            path: of the folder.
+
+        Raises:
+            CheckpointError: on every process, if one finds it damaged.
+            ValueError: it is of another run.
+        """
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+        from surefoot.experiment.distributed import folders
+
+        processes = self.layout.processes
+        agree(processes, partial(folders.damage, path, processes.rank, len(processes.together(None))))
+        facts = folders.facts_of(path, self.facts())
+        self.require_same_run(facts)
+        tensors = self.tensors()
+        folders.load_(path, tensors, processes.group)
+        set_model_state_dict(self.model, tensors["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"])
+        self.losses.copy_(tensors["losses"])
+        if self.average is not None:
+            self.average.load_(tensors["average"])
+        self.go_on(facts)
 
     def require_same_run(self, state: Mapping[str, Any]) -> None:
         """Refuse a state or its facts with a ValueError if they are of another run."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from surefoot.experiment.errors import Respell, with_remedy
-from surefoot.experiment.training.numbers import COUNT, FRACTION, Settings
+from surefoot.experiment.training.names import COUNT, FRACTION, Settings
 
 _WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
 _COOLDOWN = {
