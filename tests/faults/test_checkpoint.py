@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from surefoot.experiment import files
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.errors import CheckpointError
 from surefoot.experiment.training.checkpoint import Checkpoints, load, save
@@ -127,9 +126,8 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, file_size_limit):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_dev_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_temporary", lambda path: tmp_path / "full")
-    (tmp_path / "full").symlink_to("/dev/full")
+def test_dev_full(tmp_path):
+    (tmp_path / f".a.pt.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device; what was saved earlier is intact"):
         save(tmp_path / "a.pt", PAYLOAD)
     assert not (tmp_path / "a.pt").exists()
