@@ -129,7 +129,7 @@ def picture(made: Page, directory: Path) -> Path | None:
     }
     light = dict(reversed(re.findall(r"(--\w+): (#\w+)", (ASSETS / "page.css").read_text("utf-8"))))
     text = re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], json.dumps(drawn, allow_nan=False))
-    replace_files({directory / chart.file: vl_convert.vegalite_to_png(text, ppi=200)})
+    replace_files({directory / chart.file: vl_convert.vegalite_to_png(text, ppi=144)})
     return directory / chart.file
 
 
