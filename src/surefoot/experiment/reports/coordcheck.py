@@ -128,27 +128,19 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
         for layer in summary["layers"]
         if (fitted := layer[quantity])["slope"] is not None
     ]
-    title, band = "slope of log2 RMS over log2 width", summary["band"]
-    status, looks = (
-        ["inside", "outside", "zero"],
-        (["var(--s0)", "var(--bad)", "var(--soft)"], ["circle", "diamond", "circle"]),
-    )
-    colour, shape = (
-        channel("status:N", title="slope", scale=alt.Scale(domain=status, range=look))
-        for channel, look in zip((alt.Color, alt.Shape), looks, strict=True)
-    )
+    band, status = summary["band"], ["inside", "outside", "zero"]
+    slope, low = (alt.X(f"{field}:Q", title="slope of log2 RMS over log2 width") for field in ("slope", "low"))
+    colours = alt.Scale(domain=status, range=["var(--s0)", "var(--bad)", "var(--soft)"])
+    color = alt.Color("status:N", title="slope", scale=colours)
+    shape = alt.Shape("status:N", title="slope", scale=alt.Scale(domain=status, range=["circle", "diamond", "circle"]))
     y = alt.Y("layer:N", title=None, sort=None, axis=alt.Axis(labelLimit=190, grid=True))
-    interval = charts.rows("datum.low != null").mark_rule(strokeWidth=2)
     shown = charts.tooltip(layer="layer", slope="slope|+.3f", low="from|+.3f", high="to|+.3f", status="it is")
+    edge = charts.rows().mark_rule(strokeDash=[6, 3], color="var(--ink)", aria=False)
     layers = [
-        *(
-            charts.rows().mark_rule(strokeDash=[6, 3], color="var(--ink)", aria=False).encode(x=alt.X(datum=edge))
-            for edge in (-band, band)
-        ),
-        interval.encode(y, colour, x=alt.X("low:Q", title=title), x2="high:Q"),
-        charts.rows()
-        .mark_point(filled=True, size=55)
-        .encode(y, colour, shape, alt.X("slope:Q", title=title), tooltip=shown),
+        edge.encode(x=alt.X(datum=-band)),
+        edge.encode(x=alt.X(datum=band)),
+        charts.rows("datum.low != null").mark_rule(strokeWidth=2).encode(low, y, color, x2="high:Q"),
+        charts.rows().mark_point(filled=True, size=55).encode(slope, y, color, shape, tooltip=shown),
     ]
     return Chart(
         "Slopes",
@@ -166,26 +158,25 @@ def _sizes(summary: Mapping[str, Any]) -> Chart:
     for quantity in QUANTITIES:
         drawn = [layer for layer in summary["layers"] if layer[quantity]["slope"] is not None]
         outside = [layer for layer in drawn if layer[quantity]["status"] == "outside"]
-        named = sorted(outside, key=lambda layer: -abs(layer[quantity]["slope"]))[:NAMED]
-        for layer in [*named, *(layer for layer in drawn if layer not in named)]:
+        steepest = sorted(outside, key=lambda layer: -abs(layer[quantity]["slope"]))[:NAMED]
+        for layer in [*steepest, *(layer for layer in drawn if layer not in steepest)]:
             name, fitted = layer["layer"], layer[quantity]
-            label = f"{name} {fitted['slope']:+.2f}" if layer in named else None
+            label = f"{name} {fitted['slope']:+.2f}" if layer in steepest else None
             for width, size in zip(summary["widths"], fitted["log2_rms"], strict=True):
                 rows.append((_LABELS[quantity], name, width, 2**size, fitted["status"], label))
     columns = charts.columns(("of", "layer", "width", "rms", "status", "name"), rows)
-    legend = alt.Legend(columns=2, labelLimit=400, symbolOpacity=1)
+    legend, scale = alt.Legend(columns=2, labelLimit=400, symbolOpacity=1), alt.Scale(range=charts.COLOURS)
+    by_name = alt.Color("name:N", title="outside the band", sort=None, scale=scale, legend=legend)
     shown = charts.tooltip(layer="layer", width="width", rms="RMS|.4g", status="its slope is")
-    color: Any = alt.Color(
-        "name:N", title="outside the band", sort=None, scale=alt.Scale(range=charts.COLOURS), legend=legend
-    )
-    looks = [("datum.name == null", alt.value("var(--soft)"))]
-    if any(columns["name"]):
-        looks.append(("datum.name != null", color))
+    pale: dict[str, Any] = {"color": alt.value("var(--soft)"), "opacity": alt.value(0.5)}
     layers = [
-        layer.encode(color=look, tooltip=shown)
-        for where, look in looks
-        for layer in (charts.rows(where).mark_line(), charts.rows(where).mark_point(filled=True, size=30))
+        charts.rows("datum.name == null").mark_line().encode(**pale),
+        charts.rows().mark_point(filled=True, size=30).encode(**pale, tooltip=shown),
     ]
+    if any(columns["name"]):  # their points are for the eye: in a panel without any, a reader would meet an empty group
+        named = charts.rows("datum.name != null")
+        points = named.mark_point(filled=True, size=30, aria=False).encode(by_name, tooltip=shown)
+        layers += [named.mark_line().encode(by_name), points]
     x, y = charts.sizes("width", "width", summary["widths"]), alt.Y("rms:Q", title="RMS")
     return Chart(
         "Sizes against width",

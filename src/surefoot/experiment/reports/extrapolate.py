@@ -231,15 +231,13 @@ def _law(summary: Mapping[str, Any]) -> Chart:
     color, shape = charts.series("recipe", "recipe", labels, labels)
     x = charts.sizes("size", axis.title, [*summary["values"], *([target] if target else [])])
     y, low = (alt.Y(field, type="quantitative", title="best learning rate") for field in ("lr", "low"))
-    law, points = "datum.kind == 'law'", "datum.kind != 'law'"
+    law, measured, at_target = (charts.rows(f"datum.kind == '{kind}'") for kind in ("law", "measured", "target"))
     layers = [
-        charts.rows(law).mark_area(opacity=0.15, aria=False).encode(low, y2="high:Q"),
-        charts.rows(law).mark_line(strokeWidth=2).encode(y),
-        charts.rows(points).mark_rule(strokeWidth=2).encode(low, y2="high:Q", tooltip=shown),
-        charts.rows("datum.kind == 'measured'").mark_point(filled=True, size=55).encode(y, shape, tooltip=shown),
-        charts.rows("datum.kind == 'target'")
-        .mark_point(filled=False, size=130, strokeWidth=2)
-        .encode(y, tooltip=shown),
+        law.mark_area(opacity=0.15, aria=False).encode(low, y2="high:Q"),
+        law.mark_line(strokeWidth=2).encode(y),
+        charts.rows("datum.kind != 'law'").mark_rule(strokeWidth=2).encode(low, y2="high:Q", tooltip=shown),
+        measured.mark_point(filled=True, size=55).encode(y, shape, tooltip=shown),
+        at_target.mark_point(filled=False, size=130, strokeWidth=2).encode(y, tooltip=shown),
     ]
     return Chart(
         f"Best learning rate against {axis.title}",

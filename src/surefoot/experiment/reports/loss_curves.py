@@ -159,9 +159,13 @@ def curves(summary: Mapping[str, Any], records: Sequence[Record], axes: SharedAx
         charts.spec(*layers, y=alt.Y("loss:Q", title="validation loss (nats)"), tooltip=shown),
         columns,
         [
-            Choice(name, {"recipe": name}, domains={"x": _rates(name, records, axes)}, note=_headline(entry, of))
+            Choice(
+                entry["recipe"],
+                {"recipe": entry["recipe"]},
+                domains={"x": _rates(entry["recipe"], records, axes)},
+                note=_headline(entry, of),
+            )
             for entry in summary["recipes"]
-            for name in [entry["recipe"]]
         ],
         side_by_side=True,
         axes={"x": charts.scales(rates=columns["lr"]), "y": losses},

@@ -94,19 +94,7 @@ def draw(directory: Path) -> Path | None:
         FileNotFoundError: no run was started there.
         ValueError: its files are damaged.
     """
-    return picture(page(directory), directory)
-
-
-def picture(made: Page, directory: Path) -> Path | None:
-    """Draw the picture of a page.
-
-    Args:
-        made: the page.
-        directory: where the picture is written.
-
-    Returns:
-        The picture's path; None if there is nothing to draw.
-    """
+    made = page(directory)
     chart = next((chart for chart in made.charts if chart.file), None)
     if chart is None:
         return None

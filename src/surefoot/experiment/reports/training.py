@@ -104,11 +104,11 @@ def _losses(log: Sequence[Record]) -> list[Chart]:
         for record in log
         if record.get(key) is not None
     ]
-    columns, what = (
-        charts.columns(("step", "loss", "of"), rows),
-        "Training loss of a batch, and validation loss where it was measured.",
-    )
-    return [_lines("Loss", what, columns, "loss (nats)", dict.fromkeys(row[2] for row in rows))] if rows else []
+    if not rows:
+        return []
+    what = "Training loss of a batch, and validation loss where it was measured."
+    columns = charts.columns(("step", "loss", "of"), rows)
+    return [_lines("Loss", what, columns, "loss (nats)", dict.fromkeys(columns["of"]))]
 
 
 def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
