@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import draw, write_page
+from surefoot.cli.report import show, write_page
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
 
@@ -72,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune, run over fresh seeds, print the table and draw the picture."""
     from surefoot.experiment.compare import run as comparing
     from surefoot.experiment.compare.config import Question
-    from surefoot.experiment.reports import compare as compare_report
     from surefoot.experiment.sweep.worker import run_trial
 
     executor = options.executor(arguments)
@@ -81,9 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     question.check(comparison)
     arguments.resume = "what was finished is kept: the same command goes on from there"
     print(f"surefoot: writing to {arguments.out}/, data: {comparison.settings['text']}", file=sys.stderr)
-    summary = comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else compare_report.statement(summary))
-    draw(arguments.out, arguments.json)
+    comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
+    show(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from surefoot.cli import options
-from surefoot.cli.report import draw, write_page
+from surefoot.cli.report import show, write_page
 from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
@@ -40,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, draw the picture; 1 if a slope leaves the band."""
     from surefoot.experiment.coordcheck import check
     from surefoot.experiment.data.corpus import absolute, load
-    from surefoot.experiment.reports import coordcheck as coordcheck_report
 
     executor, data = options.executor(arguments), absolute(options.data(arguments))
     config = TrainConfig.of(**options.settings(arguments))
@@ -49,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"surefoot: writing to {arguments.out}/, data: {corpus.name}", file=sys.stderr)
     widths, seeds = tuple(arguments.widths), range(arguments.seeds)
     summary = check(config, corpus, arguments.out, widths, seeds, arguments.band, _say, executor, data)
-    print(json.dumps(summary, indent=2, allow_nan=False) if arguments.json else coordcheck_report.statement(summary))
-    draw(arguments.out, arguments.json)
+    show(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0 if summary["passes"] else 1
 

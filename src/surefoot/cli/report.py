@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from surefoot.cli import options
 
@@ -25,10 +24,6 @@ surefoot watch runs/transfer                         then open the address that 
 surefoot watch runs/a runs/b --open                  side by side; opens the browser
 ssh -L 8573:localhost:8573 machine                   the page of another machine, at http://localhost:8573
 """
-
-
-Report = tuple[dict[str, Any], str]
-"""Summary, statement."""
 
 
 def add_to(commands: options.Commands) -> None:
@@ -63,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if len(directories) > 1 or arguments.out:
         raise ValueError("several runs, and --out, are for a page: add --html")
-    return _print(directories[0], arguments.json)
+    show(directories[0], arguments.json)
+    return 0
 
 
 def watch(arguments: argparse.Namespace) -> int:
@@ -90,10 +86,13 @@ def watch(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def draw(directory: Path, as_json: bool) -> None:
-    """Draw the picture of a run, if there is anything to draw, and say where."""
+def show(directory: Path, as_json: bool) -> None:
+    """Print a run's table, or its summary as JSON, and draw its picture, if there is anything to draw."""
     from surefoot.experiment.reports import report
 
+    kind = report.kind(directory)
+    summary = kind.load(directory)
+    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary))
     if picture := report.draw(directory):
         print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
 
@@ -103,57 +102,3 @@ def write_page(directory: Path) -> None:
     from surefoot.experiment.reports import report
 
     print(f"surefoot: page: {report.write([directory], directory / report.FILE)}", file=sys.stderr)
-
-
-def _print(directory: Path, as_json: bool) -> int:
-    from surefoot.experiment.configs import kind_of
-
-    reports = {
-        "transfer": _transfer, "extrapolate": _extrapolate, "compare": _compare, "train": _train,
-        "coordcheck": _coordcheck,
-    }  # fmt: skip
-    summary, text = reports[kind_of(directory)[0]](directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else text)
-    draw(directory, as_json)
-    return 0
-
-
-def _transfer(directory: Path) -> Report:
-    from surefoot.experiment.reports import transfer as transfer_report
-    from surefoot.experiment.sweep import sweep
-
-    summary, _ = sweep.load(directory)
-    return summary, transfer_report.statement(summary)
-
-
-def _extrapolate(directory: Path) -> Report:
-    from surefoot.experiment.reports import extrapolate as extrapolate_report
-    from surefoot.experiment.sweep.extrapolate import load
-
-    summary, _ = load(directory)
-    return summary, extrapolate_report.statement(summary)
-
-
-def _compare(directory: Path) -> Report:
-    from surefoot.experiment.compare.run import load
-    from surefoot.experiment.reports import compare as compare_report
-
-    summary = load(directory)
-    return summary, compare_report.statement(summary)
-
-
-def _train(directory: Path) -> Report:
-    from surefoot.experiment.reports import norms as norm_report
-
-    summary = norm_report.summarise(directory)
-    return summary, norm_report.statement(summary)
-
-
-def _coordcheck(directory: Path) -> Report:
-    from surefoot.experiment import configs, coordcheck
-    from surefoot.experiment.reports import coordcheck as coordcheck_report
-
-    if not (directory / coordcheck.SUMMARY).exists():
-        raise ValueError(f"{directory} holds a check that has not finished: the same command goes on with it")
-    summary = configs.read(directory / coordcheck.SUMMARY)
-    return summary, coordcheck_report.statement(summary)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import draw, write_page
+from surefoot.cli.report import show, write_page
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
@@ -17,8 +16,6 @@ from surefoot.experiment.training.names import log2_lr
 
 if TYPE_CHECKING:
     from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
-    from surefoot.experiment.sweep.executors import Executor
-    from surefoot.experiment.sweep.search import Bracket, Grid
 
 WIDTHS = (32, 64, 128)
 _EXAMPLES = """
@@ -117,98 +114,57 @@ def axis_of(arguments: argparse.Namespace) -> Axis | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
-    executor, axis = options.executor(arguments), axis_of(arguments)
+    from surefoot.experiment.sweep import extrapolate, sweep
+    from surefoot.experiment.sweep.config import Extrapolation
+    from surefoot.experiment.sweep.worker import run_trial
+
     arguments.resume = "what was finished is kept: the same command goes on from there"
-    if axis is None:
-        _over_widths(arguments, executor)
+    executor, config = options.executor(arguments), configure(arguments)
+    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
+    if isinstance(config, Extrapolation):
+        axis = AXES[config.axis]
+        target = getattr(arguments, axis.target)
+
+        def begin(value: int) -> None:
+            place = f"{config.values.index(value) + 1} of {len(config.values)}"
+            print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
+
+        extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
     else:
-        _over_axis(arguments, axis, executor)
-    draw(arguments.out, arguments.json)
+        sweep.run(config, arguments.out, run_trial, executor=executor)
+    show(arguments.out, arguments.json)
     write_page(arguments.out)
     return 0
 
 
-def _over_widths(arguments: argparse.Namespace, executor: Executor | None) -> None:
-    from surefoot.experiment.reports import transfer as transfer_report
-    from surefoot.experiment.sweep import sweep
-    from surefoot.experiment.sweep.worker import run_trial
-
-    config = configure(arguments)
-    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    summary = sweep.run(config, arguments.out, run_trial, executor=executor)
-    if arguments.json:
-        print(json.dumps(summary, indent=2, allow_nan=False))
-    else:
-        print(transfer_report.statement(summary))
-
-
-def _over_axis(arguments: argparse.Namespace, axis: Axis, executor: Executor | None) -> None:
-    from surefoot.experiment.reports import extrapolate as extrapolate_report
-    from surefoot.experiment.sweep import extrapolate
-    from surefoot.experiment.sweep.worker import run_trial
-
-    config, target = configure_axis(arguments, axis), getattr(arguments, axis.target)
-
-    def begin(value: int) -> None:
-        place = f"{config.values.index(value) + 1} of {len(config.values)}"
-        print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
-
-    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    summary = extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
-    said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else extrapolate_report.statement(summary)
-    print(said)
-
-
-def configure(arguments: argparse.Namespace) -> SweepConfig:
-    """The sweep over widths that the options ask for.
+def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
+    """The sweep over widths, or the sweeps over an axis, that the options ask for.
 
     Args:
         arguments: as parsed.
 
     Returns:
-        The configuration of the sweep.
+        The configuration.
 
     Raises:
-        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
-            baseline.
+        ValueError: as `axis_of` and `options.trial_settings`, a value twice, or one alone on an axis.
     """
-    from surefoot.experiment.sweep.config import SweepConfig
-
-    widths = tuple(arguments.widths or _widths(published_name(arguments.model)))
-    settings = options.trial_settings(arguments, arguments.recipes, widths)
-    seeds = tuple(range(arguments.seeds))
-    return SweepConfig(tuple(arguments.recipes), widths, seeds, arguments.steps, _search(arguments), settings)
-
-
-def configure_axis(arguments: argparse.Namespace, axis: Axis) -> Extrapolation:
-    """The sweeps over an axis that the options ask for.
-
-    Args:
-        arguments: as parsed.
-        axis: of `axis_of`.
-
-    Returns:
-        Their configuration.
-
-    Raises:
-        ValueError: as `options.trial_settings`, a value twice, or one alone.
-    """
-    from surefoot.experiment.sweep.config import Extrapolation
-
-    (width,) = arguments.widths or (Architecture(arguments.model).width,)
-    settings = {**options.trial_settings(arguments, arguments.recipes, [width]), "steps": arguments.steps}
-    del settings[axis.setting]
-    values = tuple(getattr(arguments, axis.values))
-    seeds = tuple(range(arguments.seeds))
-    return Extrapolation(tuple(arguments.recipes), axis.name, values, width, seeds, _search(arguments), settings)
-
-
-def _search(arguments: argparse.Namespace) -> Bracket | Grid:
+    from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
 
+    axis, recipes, seeds = axis_of(arguments), tuple(arguments.recipes), tuple(range(arguments.seeds))
     # The search extends by itself: where it starts saves time and decides nothing.
-    centres = {name: log2_lr(name) for name in arguments.recipes}
-    return Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
+    centres = {name: log2_lr(name) for name in recipes}
+    search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
+    if axis is None:
+        widths = tuple(arguments.widths or _widths(published_name(arguments.model)))
+        settings = options.trial_settings(arguments, recipes, widths)
+        return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
+    (width,) = arguments.widths or (Architecture(arguments.model).width,)
+    settings = {**options.trial_settings(arguments, recipes, [width]), "steps": arguments.steps}
+    del settings[axis.setting]
+    values = tuple(getattr(arguments, axis.values))
+    return Extrapolation(recipes, axis.name, values, width, seeds, search, settings)
 
 
 def _widths(model: str) -> tuple[int, ...]:

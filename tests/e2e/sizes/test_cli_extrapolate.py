@@ -13,7 +13,7 @@ import pytest
 from e2e.commands import CORPUS, lines, refused, sweep
 from inline_executor import Inline
 from surefoot.cli import _parser, main
-from surefoot.cli.transfer import axis_of, configure_axis
+from surefoot.cli.transfer import configure
 from surefoot.experiment.files import locked
 
 SMALL = ("--widths", "16", "--context", "16", "--recipes", "adamw", "--rates", "-6", "-4", "-2")
@@ -177,8 +177,7 @@ def test_wrong_usage(tmp_path, text, capsys, options, message):
 def test_without_widths_the_width_is_the_models_own(text, model, width):
     options = ["--horizons", "6", "3", "--model", model, "--data", f"{text}", "--seeds", "3"]
     arguments = _parser().parse_args(["transfer", *options])
-    axis = axis_of(arguments)
-    config = configure_axis(arguments, axis)
+    config = configure(arguments)
     assert (config.width, config.values, config.seeds, config.axis) == (width, (3, 6), (0, 1, 2), "horizon")
     assert config.sweep(3).search == config.sweep(6).search == config.search
     assert "steps" not in config.settings

@@ -10,8 +10,9 @@ import pytest
 
 import run_directories as made
 from surefoot.cli import main
+from surefoot.experiment import configs
 from surefoot.experiment.reports.page import html
-from surefoot.experiment.reports.report import draw, page, write
+from surefoot.experiment.reports.report import KINDS, draw, page, write
 from surefoot.experiment.reports.server import Server
 
 
@@ -141,3 +142,7 @@ def test_a_reader_who_has_left_is_no_error(tmp_path, capsys):
         server.shutdown()
         thread.join()
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_every_kind_of_run_can_be_read_and_shown():
+    assert tuple(KINDS) == configs.KINDS

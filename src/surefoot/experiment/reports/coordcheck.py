@@ -85,12 +85,28 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def page(directory: Path, config: Mapping[str, Any]) -> Page:
+def load(directory: Path) -> dict[str, Any]:
+    """Read the summary of a coordinate check.
+
+    Args:
+        directory: of `surefoot coordcheck`.
+
+    Returns:
+        The content of `coordcheck.json`.
+
+    Raises:
+        ValueError: the check has not finished, or the file is damaged.
+    """
+    if not (directory / SUMMARY).exists():
+        raise ValueError(f"{directory} holds a check that has not finished: the same command goes on with it")
+    return configs.read(directory / SUMMARY)
+
+
+def page(directory: Path) -> Page:
     """Describe a coordinate check, finished or not.
 
     Args:
         directory: of `surefoot coordcheck`.
-        config: of its runs.
 
     Returns:
         The page.
@@ -98,9 +114,10 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
     Raises:
         ValueError: a file is damaged.
     """
+    _, config = configs.kind_of(directory)
     if not (directory / SUMMARY).exists():
         return _unfinished(directory, config)
-    summary = configs.read(directory / SUMMARY)
+    summary = load(directory)
     facts = [
         Fact("Coordinate check", "passes" if summary["passes"] else "FAILS", verdict(summary).partition(": ")[2]),
         Fact("Of", config["method"], f"at lr {config['lr']:.4g}, {config['steps']} steps"),

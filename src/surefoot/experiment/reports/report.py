@@ -1,4 +1,4 @@
-"""Run directories of every kind as one page, and the picture beside a run."""
+"""Runs of every kind: what is read, said and shown of a directory; several as one page, and the picture beside one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,69 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import vl_convert
 
+from surefoot.experiment.compare import run as comparison
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import replace_files, write_atomic
-from surefoot.experiment.reports import compare, coordcheck, extrapolate, training, transfer
+from surefoot.experiment.reports import compare, coordcheck, extrapolate, norms, training, transfer
 from surefoot.experiment.reports.page import ASSETS, CONFIG, POINTING, Chart, Choice, Page, html
+from surefoot.experiment.sweep import extrapolate as axis
+from surefoot.experiment.sweep import sweep
 
 FILE = "report.html"
+
+
+@final
+@dataclass(frozen=True)
+class RunKind:
+    """A kind of run.
+
+    Args:
+        name: in `config.json`, one of `configs.KINDS`.
+        load: reads the summary of a directory, of a run that has not finished, too, if it has one.
+        statement: formats a summary for a terminal: the table, and what follows from it.
+        page: describes a directory for the browser.
+    """
+
+    name: str
+    load: Callable[[Path], dict[str, Any]]
+    statement: Callable[[Mapping[str, Any]], str]
+    page: Callable[[Path], Page]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        RunKind("transfer", lambda directory: sweep.load(directory)[0], transfer.statement, transfer.page),
+        RunKind("extrapolate", lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
+        RunKind("compare", comparison.load, compare.statement, compare.page),
+        RunKind("train", norms.summarise, norms.statement, training.page),
+        RunKind("coordcheck", coordcheck.load, coordcheck.statement, coordcheck.page),
+    )
+}
+"""By name."""
+
+
+def kind(directory: Path) -> RunKind:
+    """The kind of a directory's run.
+
+    Args:
+        directory: of transfer, compare, train or coordcheck, finished or not.
+
+    Returns:
+        One of `KINDS`.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+        ValueError: its configuration is damaged.
+    """
+    return KINDS[kind_of(directory)[0]]
 
 
 def page(directory: Path) -> Page:
@@ -35,7 +85,7 @@ def page(directory: Path) -> Page:
         FileNotFoundError: no run was started there.
         ValueError: its files are damaged.
     """
-    return replace(_page(directory), name=name_of(directory))
+    return replace(kind(directory).page(directory), name=name_of(directory))
 
 
 def name_of(directory: Path) -> str:
@@ -45,21 +95,6 @@ def name_of(directory: Path) -> str:
     ('runs', True)
     """
     return os.path.basename(os.path.abspath(directory))
-
-
-def _page(directory: Path) -> Page:
-    kind, config = kind_of(directory)
-    match kind:
-        case "transfer":
-            return transfer.page(directory)
-        case "extrapolate":
-            return extrapolate.page(directory)
-        case "compare":
-            return compare.page(directory)
-        case "train":
-            return training.page(directory, config)
-        case _:
-            return coordcheck.page(directory, config)
 
 
 def write(directories: Sequence[Path], path: Path) -> Path:

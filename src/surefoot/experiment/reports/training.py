@@ -32,12 +32,11 @@ POINTS = 15_000
 """Numbers of a kind in the page: steps are left out evenly above that, so that it stays small."""
 
 
-def page(directory: Path, config: Mapping[str, Any]) -> Page:
+def page(directory: Path) -> Page:
     """Describe a training run, finished or not.
 
     Args:
         directory: of `surefoot train`.
-        config: of the run.
 
     Returns:
         The page.
@@ -45,6 +44,7 @@ def page(directory: Path, config: Mapping[str, Any]) -> Page:
     Raises:
         ValueError: a file is damaged.
     """
+    _, config = configs.kind_of(directory)
     log = read_lines(directory / LOG, ("step",))
     result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
     lines = read_lines(directory / NORMS, ("step", "norms")) if layers else []
