@@ -17,7 +17,7 @@ import vl_convert
 from surefoot.experiment.compare import run as comparison
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import replace_files, write_atomic
-from surefoot.experiment.reports import compare, coordcheck, extrapolate, norms, training, transfer
+from surefoot.experiment.reports import compare, coordcheck, extrapolate, norms, train, transfer
 from surefoot.experiment.reports.page import ASSETS, CONFIG, POINTING, Chart, Choice, Page, html
 from surefoot.experiment.sweep import extrapolate as axis
 from surefoot.experiment.sweep import sweep
@@ -49,7 +49,7 @@ KINDS = {
         RunKind("transfer", lambda directory: sweep.load(directory)[0], transfer.statement, transfer.page),
         RunKind("extrapolate", lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
         RunKind("compare", comparison.load, compare.statement, compare.page),
-        RunKind("train", norms.summarise, norms.statement, training.page),
+        RunKind("train", norms.summarise, norms.statement, train.page),
         RunKind("coordcheck", coordcheck.load, coordcheck.statement, coordcheck.page),
     )
 }
