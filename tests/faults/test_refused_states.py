@@ -50,6 +50,14 @@ def no_tensor(state):
         (lambda state: state.update(exp_avg=torch.zeros(3)), "an entry 'exp_avg'"),
         (lacks_momentum, "the checkpoint lacks 'momentum'"),
         (no_tensor, "'momentum' of the checkpoint is no tensor but float"),
+        (
+            lambda state: state.update(momentum=state["momentum"].to_sparse()),
+            "'momentum' of the checkpoint has no values in memory, but is torch.sparse_coo",
+        ),
+        (
+            lambda state: state.update(momentum=state["momentum"].to("meta")),
+            "'momentum' of the checkpoint has no values in memory",
+        ),
     ],
 )
 @pytest.mark.parametrize("trained", [True, False], ids=["trained", "new"])
@@ -72,6 +80,39 @@ def test_an_entry_that_does_not_fit_is_refused_by_name_and_changes_nothing(chang
     assert all(other.state[p] is state for p, state in objects.items())
     assert_same_state_dict(before, other.state_dict())
     train(_, other, range(6, 8))  # and it goes on
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda saved: saved.pop("state"), "'state' of the checkpoint is no dict"),
+        (lambda saved: saved.update(param_groups=None), "'param_groups' of the checkpoint is no list"),
+        (lambda saved: saved["state"].update({0: None}), "0.weight: its state in the checkpoint is NoneType"),
+        (lambda saved: saved["state"].update({0: [1]}), "0.weight: its state in the checkpoint is list"),
+        *(
+            (lambda saved, lr=lr: saved["param_groups"][1].update(lr=lr), "Invalid learning rate")
+            for lr in (None, "x", -1, float("nan"), float("inf"), [1])
+        ),
+        (lambda saved: saved["param_groups"][1].update(lr=torch.ones(2)), "1-element"),
+        *(
+            (
+                lambda saved, key=key: saved["param_groups"][1].update({key: "x"}),
+                f"'{key}' of the checkpoint's parameter group 1",
+            )
+            for key in ("params", "plan", "maximize", "steps_on_device")
+        ),
+        (lambda saved: saved["param_groups"][1].pop("params"), "'params' of the checkpoint's parameter group 1"),
+    ],
+)
+def test_what_is_no_state_dictionary_is_refused_and_changes_nothing(change, named):
+    model, optimizer = build()
+    train(model, optimizer, range(2))
+    saved, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    change(saved)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        optimizer.load_state_dict(saved)
+    assert_same_state_dict(before, optimizer.state_dict())
+    train(model, optimizer, range(2, 4))
 
 
 def assert_same_state_dict(a, b):

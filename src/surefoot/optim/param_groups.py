@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from surefoot.views import PerHead
 
 FORMAT = 3
 """Version of the state dictionary: in 2, which is read, values that are fused with queries had no role of their own."""
+
+_ANEW = "the model's weights alone and start with a new optimizer"
 
 
 def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Iterable[Any], Callable[[], None]]:
@@ -94,11 +97,17 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
     return float(lr.detach() if isinstance(lr, Tensor) else lr)
 
 
+def refuse_rate(group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a learning rate that is no number, negative or not finite; one on a device is not read."""
+    lr = learning_rate(group) if isinstance(group["lr"], Real | Tensor) else -1.0
+    if isinstance(lr, float) and not 0 <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {group['lr']}")
+
+
 def checked_names(group: dict[str, Any], number: int, taken: Collection[str], precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
-    Raise ValueError for what no step takes: a learning rate that is negative or not finite (one on a device is not
-    read), complex parameters, and dtypes that precision does not store.
+    Raise ValueError for rates, complex parameters and dtypes that no step takes.
     """
     names: list[str] = []
     for i, p in enumerate(group["params"]):
@@ -109,9 +118,7 @@ def checked_names(group: dict[str, Any], number: int, taken: Collection[str], pr
         if p.is_complex():
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
         precision.check(p)
-    lr = learning_rate(group)
-    if isinstance(lr, float) and not 0 <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {group['lr']}")
+    refuse_rate(group)
     if "param_names" in group:
         group["param_names"] = names
     return names
@@ -189,21 +196,22 @@ def check_saved(
         placements: see there.
         new: from a parameter to a state with the entries, shapes and dtypes that its own has.
     """
+    _check_kinds("", {"state": None, "param_groups": None, **saved})
     parameters: dict[Any, Tensor] = {}
     for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
         if (version := theirs.get("format")) not in (2, FORMAT):
             raise ValueError(
-                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but "
-                f"{version}: continue it with the version of surefoot that saved it, or load the model's "
-                "weights alone and start with a new optimizer"
+                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but {version}: "
+                f"continue it with the version of surefoot that saved it, or load {_ANEW}"
             )
+        _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
+        refuse_rate({**ours, **theirs})
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
             raise ValueError(
                 f"parameter group {index} ({ours['role']}) has {then} parameters in the checkpoint and {now} in the "
-                f"optimizer{which}: it was saved for another model, or by version 0.2.0, which left frozen parameters "
-                "out; load the model's weights alone and start with a new optimizer"
+                f"optimizer{which}: saved for another model, or by 0.2.0, without frozen parameters; load {_ANEW}"
             )
         for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
             if then != now and not (version == 2 and then == _digest_2(placements[p])):
@@ -216,11 +224,17 @@ def check_saved(
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
             raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
-        if problem := _unfit(entries, new(p), p) if entries else "":
-            raise ValueError(
-                f"{names[p]}: {problem}; nothing was changed. Load a checkpoint that was saved for this model, or the "
-                "model's weights alone, and start with a new optimizer"
-            )
+        if problem := "" if entries == {} else _unfit(entries, new(p), p):
+            raise ValueError(f"{names[p]}: {problem}; nothing was changed. Load a checkpoint of this model, or {_ANEW}")
+
+
+def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
+    """Raise ValueError for an entry of a saved dictionary that is of another kind; where says of which one."""
+    lists = dict.fromkeys(("param_groups", "params", "plan"), list)
+    kinds = {"state": dict, "maximize": bool, "steps_on_device": int, **lists}
+    for key in kinds.keys() & entries.keys():
+        if not isinstance(entries[key], kinds[key]):
+            raise ValueError(f"{key!r} of the checkpoint{where} is no {kinds[key].__name__} but {entries[key]!r}")
 
 
 def _digest_2(placement: Placement) -> str:
@@ -235,8 +249,10 @@ def _digest_2(placement: Placement) -> str:
     return digest((placement.shape, role))
 
 
-def _unfit(entries: Mapping[str, Any], new: State, p: Tensor) -> str:
+def _unfit(entries: Any, new: State, p: Tensor) -> str:
     """What is wrong with the entries of a saved state; nothing if they fit."""
+    if not isinstance(entries, Mapping):
+        return f"its state in the checkpoint is {type(entries).__name__}, no dictionary"
     known = dict(zip(ADDED, (p, torch.zeros((), dtype=torch.int64)), strict=True)) | new
     if missing := new.keys() - entries.keys() - {*ADDED}:
         return f"the checkpoint lacks {min(missing)!r}"
@@ -248,6 +264,8 @@ def _unfit(entries: Mapping[str, Any], new: State, p: Tensor) -> str:
             return f"{name!r} of the checkpoint is no tensor but {type(x).__name__}"
         if x.shape != like.shape:
             return f"{name!r} of the checkpoint has shape {tuple(x.shape)}, not {tuple(like.shape)}"
+        if x.layout != like.layout or x.is_meta:
+            return f"{name!r} of the checkpoint has no values in memory, but is {x.layout} on {x.device}"
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
             return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
     return ""
