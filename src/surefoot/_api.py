@@ -38,7 +38,7 @@ ELSEWHERE = {
     ),
     "surefoot.geometry": ("Adaptive", "Oblique", "RowMean", "TransposedConvSpectral", "VectorMean", "dual_norm"),
     "surefoot.initialise": ("ExactNorm", "HeadNormal", "SquareNormal", "UnitNormal"),
-    "surefoot.plan": ("Placement",),
+    "surefoot.roles": ("Placement",),
     "surefoot.scaling": (
         "FanIn", "FanRatio", "HeadScale", "Keller", "LogRows", "LongerSide", "Natural", "RootFanIn",
     ),
