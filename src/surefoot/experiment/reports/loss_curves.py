@@ -159,13 +159,8 @@ def curves(summary: Mapping[str, Any], records: Sequence[Record], axes: SharedAx
         charts.spec(*layers, y=alt.Y("loss:Q", title="validation loss (nats)"), tooltip=shown),
         columns,
         [
-            Choice(
-                entry["recipe"],
-                {"recipe": entry["recipe"]},
-                domains={"x": _rates(entry["recipe"], records, axes)},
-                note=_headline(entry, of),
-            )
-            for entry in summary["recipes"]
+            Choice(name, {"recipe": name}, domains={"x": _rates(name, records, axes)}, note=_headline(entry, of))
+            for name, entry in ((entry["recipe"], entry) for entry in summary["recipes"])
         ],
         side_by_side=True,
         axes={"x": charts.scales(rates=columns["lr"]), "y": losses},
