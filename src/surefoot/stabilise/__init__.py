@@ -1,11 +1,10 @@
 """Stabilisers: from weight and smoothed gradient to the next weight, with a promise on its norm; a family a file."""
 
 from surefoot.stabilise.base import Ball, Decay, Free, Stabiliser
-from surefoot.stabilise.clip import DecayedPostClip, PostClip, Rescale
-from surefoot.stabilise.decay import DecoupledWeightDecay, PreDecay, WeightDecay
+from surefoot.stabilise.clip import DecayedPostClip, PostClip, Rescale, StreamingPostClip
+from surefoot.stabilise.decay import DecoupledWeightDecay, PreDecay, StreamingPreDecay, WeightDecay
 from surefoot.stabilise.manifolds import ColumnSphere, RowSphere, Stiefel
 from surefoot.stabilise.sphere import Hyperball, Normalise, SpectralSphere
-from surefoot.stabilise.streaming import StreamingPostClip, StreamingPreDecay
 
 __all__ = [
     "Ball", "ColumnSphere", "Decay", "DecayedPostClip", "DecoupledWeightDecay", "Free", "Hyperball", "Normalise",

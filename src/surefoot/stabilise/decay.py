@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, expand
+from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
 from surefoot.stabilise.base import (
@@ -22,6 +22,7 @@ from surefoot.stabilise.base import (
     along,
     largest_step,
     remaining,
+    require_count,
     require_positive,
 )
 
@@ -162,6 +163,54 @@ class PreDecay(Decay):
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, 1 / rate)`."""
         return f"{norm} <= max(initial, {1 / self.rate:.4g}) at every step, certified"
+
+
+@dataclass(frozen=True)
+class StreamingPreDecay(Decay):
+    """Pre Decay of the leading singular values only: spectral weight decay, as `StreamingPostClip` clips. No guarantee.
+
+    Args:
+        rate: decay per unit of eta; `eta * rate` is capped at 1.
+        vectors: k, the number of vectors of a matrix.
+
+    Raises:
+        ValueError: a rate that is not positive and finite, no vectors.
+
+    Source: "Beyond MuP 4", streaming power iteration.
+
+    >>> StreamingPreDecay(0.5).promise
+    'norm near 2, 1 directions decayed, no guarantee'
+    """
+
+    vectors: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("StreamingPreDecay's vectors", self.vectors)
+
+    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
+        """Singular-vector estimates, where the weight's norm is costly."""
+        return NormEstimates.of(ball).init_vectors(w, self.vectors)
+
+    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
+        """Clip to `(1 - eta rate)` of the largest singular value on the span of the vectors, then step."""
+        clipped, cache = self._decayed(w, eta, ball, cache)
+        return along(clipped, d, eta, into=clipped), cache
+
+    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> Taken:
+        estimates = NormEstimates.of(ball)
+        norm, cache = estimates.estimate_norm(w, self.init_state(w, ball, ball) if cache is None else cache)
+        limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
+        return estimates.clip_leading(w, limit, cache)
+
+    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
+        """The step, and the decay, which is known: the next vectors may find more than the estimate."""
+        kept = dict(known.cache) or None
+        return eta * known.longest(ball) + NormBounds.of(ball).bounds(self._decayed(w, eta, ball, kept)[0] - w)[1]
+
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`1 / rate`, without a guarantee."""
+        return f"{norm} near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"
 
 
 def _decayed(norm: str, longest: float, unit: float, rate: str, largest: float) -> str:
