@@ -34,13 +34,10 @@ class Extent(IntEnum):
 
     ENTRY = 0
     """The entry itself."""
-
     ROW = 1
     """Its row, or its independent problem (`Geometry.couples`)."""
-
     NORM = 2
     """Its row, and the norm of the whole weight or whether that is zero."""
-
     WHOLE = 3
     """All of the weight's block."""
 
@@ -127,10 +124,9 @@ class Part(Geometry):
         if isinstance(geometry, cls):
             return geometry
         if isinstance(geometry, Delegate):
-            four = ("couples", "norm", "direction", "project")
-            same = all(getattr(type(geometry), name) is getattr(Delegate, name) for name in four)
-            return cls.of(geometry.norm_of) if same else cast("Self", Completed(geometry))
-        if stray := [name for name in vars(cls) if name[0] != "_" and hasattr(geometry, name)]:
+            if all(getattr(type(geometry), name) is getattr(Delegate, name) for name in Geometry.__abstractmethods__):
+                return cls.of(geometry.norm_of)
+        elif stray := [name for name in vars(cls) if name[0] != "_" and hasattr(geometry, name)]:
             raise TypeError(f"{geometry} defines `{stray[0]}`: derive it from `{cls.__name__}`, whose method that is")
         return cast("Self", Completed(geometry))
 
