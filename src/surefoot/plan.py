@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds
-from surefoot.discovery.kinds import Kind
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
 from surefoot.recipes import Recipe, steady
-from surefoot.roles import Placement, Role
+from surefoot.roles import Placement
 from surefoot.scaling import Constant
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import require_positive
@@ -84,7 +83,7 @@ class Plan:
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():
             try:
-                found[name] = _placed(model, name, kind, decide(name, kind, changes.get(name), recipe, stabiliser))
+                found[name] = decide(name, parameters[name], kind, changes.get(name), recipe, stabiliser)
             except ValueError:
                 if parameters[name].requires_grad:  # a frozen one whose shape no role takes is left out
                     raise
@@ -204,18 +203,3 @@ class Plan:
             from surefoot.mesh.groups import scatter_  # imports torch.distributed
 
             scatter_(split)
-
-
-def _placed(model: nn.Module, name: str, kind: Kind | None, decided: tuple[list[Role], str] | None) -> Placement | None:
-    if decided is None:
-        return None
-    ((role, *values), why), p = decided, model.get_parameter(name)
-    shape, why = tuple(p.shape), why if p.requires_grad else f"frozen; {why}"
-    try:
-        placement = Placement(role, why, shape)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be {role.name}: {error}") from None
-    if values in ([], [role]) or sum(block[0] for block in placement.projections) == 1:
-        return placement
-    roles = (*(role,) * (len(placement.blocks) - 1), *values)
-    return replace(placement, by_block=roles, parts=kind.heads.parts if kind and kind.heads else ())

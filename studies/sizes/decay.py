@@ -24,7 +24,7 @@ from surefoot.experiment.sweep.search import Own
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.training.methods import Steepest
 from surefoot.recipes import Recipe, steady
-from surefoot.recipes.horizon import with_decay
+from surefoot.recipes.rules import with_decay
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))  # the studies, by their folders' names

@@ -191,29 +191,24 @@ def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
     )
 
 
-def _require_weight(source: str, module: nn.Module) -> None:
-    """Raise ValueError if the module that `source` gives as the head has no weight of its own."""
-    if "weight" not in own_parameters(module):
-        raise ValueError(
-            f"{source} is a {type(module).__name__} without a weight of its own; name the layer inside it with "
-            "head='path.to.layer'"
-        )
-
-
 def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Module, str]:
     """LM heads of a model: module -> reason. Raises ValueError if the wiring leaves the head ambiguous."""
-    modules = dict(model.named_modules())
+    modules, given = dict(model.named_modules()), dict[str, nn.Module]()
+    declared = getattr(model, "get_output_embeddings", None)
     if head is not None:
-        names = (head,) if isinstance(head, str) else tuple(head)
+        names, why = (head,) if isinstance(head, str) else tuple(head), "LM head, as given"
         if unknown := [name for name in names if name not in modules]:
             raise ValueError(f"head={unknown[0]!r} names no module of the model")
-        for name in names:
-            _require_weight(f"head={name!r}", modules[name])
-        return {modules[name]: "LM head, as given" for name in names}
-    declared = getattr(model, "get_output_embeddings", None)
-    if declared and (module := declared()) is not None:
-        _require_weight("get_output_embeddings()", module)
-        return {module: "LM head, by get_output_embeddings()"}
+        given = {f"head={name!r}": modules[name] for name in names}
+    elif declared and (module := declared()) is not None:
+        given, why = {"get_output_embeddings()": module}, "LM head, by get_output_embeddings()"
+    if without := [source for source, module in given.items() if "weight" not in own_parameters(module)]:
+        raise ValueError(
+            f"{without[0]} is a {type(given[without[0]]).__name__} without a weight of its own; name the layer inside "
+            "it with head='path.to.layer'"
+        )
+    if given or head is not None:
+        return dict.fromkeys(given.values(), why)
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
     weights = {id(own_parameters(table).get("weight")) for table in tables} - {id(None)}

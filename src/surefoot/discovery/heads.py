@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
-from surefoot.discovery.kinds import Heads, Kind, Kinds, Search, own_parameters
+from surefoot.discovery.kinds import Heads, Kinds, Search, blocks_of, own_parameters
 from surefoot.discovery.known_classes import is_conv1d, layouts_of, order_of
 from surefoot.views import Fused, Matrix, View
 
@@ -37,10 +38,6 @@ QK_NORMS = (
     *("query_layernorm", "key_layernorm", "q_layer_norm", "k_layer_norm", "qk_norm"),
 )
 """Attributes of attention modules that are the norms of queries and keys."""
-
-
-Known = tuple[int | None, str, tuple[str, ...]]
-"""Rows of a head of a layer, None where they are not known, the reason, and what is fused in the layer, in order."""
 
 
 @dataclass(frozen=True)
@@ -108,73 +105,62 @@ def parts(owner: nn.Module) -> dict[str, Part]:
 
 
 def _count(view: View, layer: nn.Module) -> int:
-    """Number of matrices in a layer; 3 where the layout does not fit, which is said where the role is placed."""
-    weight = own_parameters(layer).get("weight")
-    try:
-        shape = () if weight is None else tuple((weight if isinstance(layer, nn.Linear) else weight.mT).shape)
-        return sum(block[0] for block in view.blocks(shape)) if shape else 3
-    except ValueError:
-        return 3
+    """Number of matrices in a layer; 3 where the layout does not fit."""
+    weight = own_parameters(layer).get("weight", torch.empty(()))
+    return sum(block[0] for block in blocks_of(view, weight if isinstance(layer, nn.Linear) else weight.mT)) or 3
 
 
-def found_heads(owner: nn.Module) -> dict[nn.Module, Known]:
+def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
     """What the names below an attention module tell of its linear layers.
 
     Args:
         owner: any module.
 
     Returns:
-        Layer -> rows of a head, None where they are not known, the reason, and what is fused in it; empty for a module
-        that is no attention layer by its attributes.
+        Layer -> its heads, of 0 rows where that is not known; empty for a module that is no attention layer by its
+        attributes.
 
     >>> layer = nn.Module()
     >>> layer.query, layer.key, layer.value, layer.head_dim = (*(nn.Linear(8, 8) for _ in "qkv"), 4)
-    >>> list(found_heads(layer).values())
-    [(4, 'query by the name `query`', ('query',)), (4, 'key by the name `key`', ('key',))]
+    >>> [(heads.dim, heads.why) for heads in found_heads(layer).values()]
+    [(4, 'query by the name `query`'), (4, 'key by the name `key`')]
     """
     layers: dict[nn.Module, list[tuple[str, Part]]] = defaultdict(list)
     for what, part in parts(owner).items():
         layers[part.layer].append((what, part))
-    if not layers or isinstance(owner, nn.MultiheadAttention):
-        return {} if layers else _unnamed(owner)
-    size = head_dim_of(owner)
-    found: dict[nn.Module, Known] = {}
-    for layer, given in layers.items():
-        names = tuple(what for what, _ in given)
+    if not layers and (by := attention_by(owner)):
+        why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {_REMEDY}"
+        return dict.fromkeys(_linear_layers(owner), Heads(0, (), why))
+    found: dict[nn.Module, Heads] = {}
+    for layer, given in layers.items() if not isinstance(owner, nn.MultiheadAttention) else ():
+        size, names = head_dim_of(owner), tuple(what for what, _ in given)
         why = f"{', '.join(names)} by the name `{given[0][1].name}`"
         if len(names) > 1 and names[-1] != "value":
-            found[layer] = None, f"{why}, {names[-1]} last: one norm for each", names
-        elif names != ("value",) and size is None:
-            found[layer] = None, f"{why}, but {_UNKNOWN} says how many rows a head has: {_REMEDY}", names
-        elif names != ("value",):
-            found[layer] = size, why, names
+            size, why = 0, f"{why}, {names[-1]} last: one norm for each"
+        elif size is None:
+            why = f"{why}, but {_UNKNOWN} says how many rows a head has: {_REMEDY}"
+        if names != ("value",):
+            found[layer] = Heads(size or 0, names, why)
     return found
 
 
 def heads(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with the heads of what gives queries and keys, or why they are not known."""
-    layers: dict[nn.Module, Known] = {}
+    layers: dict[nn.Module, Heads] = {}
     for owner in search.own:
         layers |= found_heads(owner)
     found = dict(kinds)
-    for layer, (size, how, names) in layers.items():
+    for layer, given in layers.items():
         name, weight = search.own[layer].get("weight", ("", None))
         if weight is None or not (kind := kinds[name]) or kind.name != "linear":
             continue
-        if size and _are_whole(kind, weight, size):
-            found[name] = replace(kind, heads=Heads(size, names, how))
+        blocks = blocks_of(kind.view or Matrix(), weight)
+        if given.dim and blocks and all(block[-2] % given.dim == 0 for block in blocks):
+            found[name] = replace(kind, heads=given)
         else:
-            how += f", whose rows are no whole number of heads of {size}" if size else ""
-            found[name] = replace(kind, why=f"{kind.why}; {how}")
+            how = f", whose rows are no whole number of heads of {given.dim}" if given.dim else ""
+            found[name] = replace(kind, why=f"{kind.why}; {given.why}{how}")
     return found
-
-
-def _are_whole(kind: Kind, weight: nn.Parameter, size: int) -> bool:
-    """Whether the rows of every projection in a weight are a whole number of heads."""
-    try:
-        return all(block[-2] % size == 0 for block in (kind.view or Matrix()).blocks(tuple(weight.shape)))
-    except ValueError:  # the view does not fit: said where the role is placed
-        return False
 
 
 def attention_by(owner: nn.Module) -> str | None:
@@ -183,13 +169,6 @@ def attention_by(owner: nn.Module) -> str | None:
     by = named[0] if named else "heads.dim" if head_dim_of(owner) else None
     two = by and len(_linear_layers(owner)) > 1
     return None if not two or layouts_of(owner) or any(map(parts, owner.modules())) else by
-
-
-def _unnamed(owner: nn.Module) -> dict[nn.Module, Known]:
-    """The reason of every linear layer of a module that seems to be an attention layer."""
-    by = attention_by(owner)
-    why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {_REMEDY}"
-    return dict.fromkeys(_linear_layers(owner), (None, why, ())) if by else {}
 
 
 def _linear_layers(owner: nn.Module) -> list[nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
@@ -16,7 +16,7 @@ from surefoot.initialise import Initial, LinearNormal
 from surefoot.roles import Role
 from surefoot.scaling import Scale
 from surefoot.stabilise.reparametrise import Reparametrised
-from surefoot.views import View
+from surefoot.views import Shape, View
 
 Change = str | Role | Callable[[Role], Role]
 
@@ -26,7 +26,7 @@ class Heads:
     """What is known of a matrix that gives an attention layer's queries or keys.
 
     Args:
-        dim: rows of a head.
+        dim: rows of a head; 0 where that is not known.
         parts: what is fused in the matrix, in order; the last of several is no query or key, and is left whole.
         why: how it is known.
 
@@ -136,6 +136,14 @@ class Search:
         """The name of the kind that an override gives a parameter, "given" for a Role; None where it gives none."""
         change, _ = self.changes.get(name, (None, ""))
         return None if change is None or callable(change) else change if isinstance(change, str) else "given"
+
+
+def blocks_of(view: View, x: Tensor) -> tuple[Shape, ...]:
+    """The shapes of a tensor's blocks; none where the view does not fit, which is said where the role is placed."""
+    try:
+        return view.blocks(tuple(x.shape))
+    except ValueError:
+        return ()
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

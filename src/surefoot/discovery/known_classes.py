@@ -6,7 +6,6 @@ one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from torch import nn
 
 from surefoot.discovery import fused_projections as layouts
 from surefoot.discovery.kinds import Kind, Kinds
-from surefoot.discovery.torch_layers import conv1d, experts, linear
+from surefoot.discovery.torch_layers import experts, linear
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.views import AlternatingStack, FusedStack, Transposed, View
 
@@ -22,22 +21,18 @@ T = TypeVar("T")
 
 
 def _full(name: str) -> str:
-    """`gpt2.GPT2Attention` -> the class's full name."""
+    """`gpt2.GPT2Attention` or `torchtitan.common.moe.GroupedExperts` -> the class's full name."""
     family, _, qualified = name.partition(".")
-    return f"transformers.models.{family}.modeling_{family}.{qualified}"
+    prefix = "torchtitan.models." if family == "torchtitan" else f"transformers.models.{family}.modeling_{family}."
+    return prefix + qualified
 
 
-def _titan(name: str) -> str:
-    """`common.moe.GroupedExperts` -> the class's full name."""
-    return f"torchtitan.models.{name}"
-
-
-def _by_owner(rows: tuple[tuple[str, T, str], ...], full: Callable[[str], str]) -> dict[str, list[tuple[str, T]]]:
+def _by_owner(rows: tuple[tuple[str, T, str], ...]) -> dict[str, list[tuple[str, T]]]:
     """Rows of (attribute, value, owners) as owner's full class name -> its (attribute, value) pairs."""
     table: dict[str, list[tuple[str, T]]] = {}
     for attribute, value, owners in rows:
         for owner in owners.split():
-            table.setdefault(full(owner), []).append((attribute, value))
+            table.setdefault(_full(owner), []).append((attribute, value))
     return table
 
 
@@ -101,6 +96,9 @@ _LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
     ("in_proj_ba", layouts.delta_ba, "qwen3_next.Qwen3NextGatedDeltaNet"),
     ("in_proj_qkv", layouts.delta_qkv, """qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet
      qwen4_exp.Qwen4ExpTextGatedDeltaNet"""),
+    ("wqkv", layouts.titan_queries, "torchtitan.common.attention.FusedQKVLinear"),
+    ("wkv_a", layouts.latent, "torchtitan.deepseek_v3.model.Attention"),
+    ("wkv_b", layouts.from_latent("n_heads"), "torchtitan.deepseek_v3.model.Attention"),
 )  # fmt: skip
 """Fused projections: attribute of the linear layer, function from the owner to the layout, owners."""
 
@@ -109,6 +107,9 @@ _WINDOWS = """sam.SamVisionAttention sam_hq.SamHQVisionAttention got_ocr2.GotOcr
 _BIAS_TABLE = Kind("positions", "relative-bias table: a row of logits, one a head, in steps of one size at any width")
 _TOKEN = Kind("positions", "a token of the model, a row")
 _ROUTER = Kind("router", "router, a head over the experts")
+_EXPERT = Kind("experts", "experts, a norm each")
+_TITAN_EXPERTS = "torchtitan.common.moe.GroupedExperts"
+_GPT_OSS_EXPERTS = "torchtitan.gpt_oss.moe.GptOssGroupedExperts"
 _CHANNELS = Kind("scalar", "a factor or shift per channel")
 _STEP_SIZE = Kind("scalar", "bias of Mamba's step size: per channel, as built", initial=AsBuilt())
 
@@ -140,6 +141,14 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("gate.weight", _ROUTER, "afmoe.AfmoeTokenChoiceRouter"),
     ("classifier.weight", _ROUTER, """switch_transformers.SwitchTransformersTop1Router nllb_moe.NllbMoeTop2Router
      longcat_flash.LongcatFlashTopkRouter"""),
+    ("gate.weight", _ROUTER, "torchtitan.common.moe.TokenChoiceTopKRouter"),
+    ("w1_EFD", _EXPERT, _TITAN_EXPERTS),
+    ("w2_EDF", _EXPERT, _TITAN_EXPERTS),
+    ("w3_EFD", _EXPERT, _TITAN_EXPERTS),
+    ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), _GPT_OSS_EXPERTS),
+    ("mlp1_bias_EG", Kind("bias", "biases of experts, a norm each", AlternatingStack(2)), _GPT_OSS_EXPERTS),
+    ("mlp2_weight_EDF", _EXPERT, _GPT_OSS_EXPERTS),
+    ("mlp2_bias_ED", Kind("bias", "biases of experts, a norm each", FusedStack(1)), _GPT_OSS_EXPERTS),
 )  # fmt: skip
 """Parameters whose kind cannot be inferred from their shape: path below the owner, kind, owners."""
 
@@ -157,32 +166,9 @@ _PROJECTED = "opt.OPTDecoder mobilebert.MobileBertEmbeddings"
 _EXPERTS = {"llama4.Llama4TextExperts": (True, True, True), "step3p7.Step3p7Experts": (True, False, True)}
 """Experts without attributes for their layout: (has_gate, is_transposed, is_concatenated)."""
 
-
-_TITAN_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
-    ("wqkv", layouts.titan_queries, "common.attention.FusedQKVLinear"),
-    ("wkv_a", layouts.latent, "deepseek_v3.model.Attention"),
-    ("wkv_b", layouts.from_latent("n_heads"), "deepseek_v3.model.Attention"),
-)
-"""Fused projections of torchtitan, read from its release 0.3; columns as in `_LAYOUTS`."""
-
-_EXPERT = Kind("experts", "experts, a norm each")
-_TITAN_KINDS: tuple[tuple[str, Kind, str], ...] = (
-    ("gate.weight", _ROUTER, "common.moe.TokenChoiceTopKRouter"),
-    ("w1_EFD", _EXPERT, "common.moe.GroupedExperts"),
-    ("w2_EDF", _EXPERT, "common.moe.GroupedExperts"),
-    ("w3_EFD", _EXPERT, "common.moe.GroupedExperts"),
-    ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), "gpt_oss.moe.GptOssGroupedExperts"),
-    ("mlp1_bias_EG", Kind("bias", "biases of experts, a norm each", AlternatingStack(2)),
-     "gpt_oss.moe.GptOssGroupedExperts"),
-    ("mlp2_weight_EDF", _EXPERT, "gpt_oss.moe.GptOssGroupedExperts"),
-    ("mlp2_bias_ED", Kind("bias", "biases of experts, a norm each", FusedStack(1)),
-     "gpt_oss.moe.GptOssGroupedExperts"),
-)  # fmt: skip
-"""Parameters of torchtitan whose kind cannot be inferred from their shape; columns as in `_KINDS`."""
-
 _CONV1D = "transformers.pytorch_utils.Conv1D"
-_LAYOUTS_OF = _by_owner(_LAYOUTS, _full) | _by_owner(_TITAN_LAYOUTS, _titan)
-_KINDS_OF = _by_owner(_KINDS, _full) | _by_owner(_TITAN_KINDS, _titan)
+_LAYOUTS_OF = _by_owner(_LAYOUTS)
+_KINDS_OF = _by_owner(_KINDS)
 _CENTRED_NAMES = frozenset(map(_full, _CENTRED.split()))
 _PROJECTED_NAMES = frozenset(map(_full, _PROJECTED.split()))
 _EXPERTS_OF = {_full(name): layout for name, layout in _EXPERTS.items()}
@@ -248,17 +234,15 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
         layer, found = getattr(owner, attribute, None), Kinds()
         if view is None:
             found = {"weight": None, "bias": None}
-        elif isinstance(layer, nn.Module) and is_conv1d(layer):
-            found |= conv1d(layer, view)
-        elif isinstance(layer, nn.Linear):
-            found |= linear(layer, view)
+        elif isinstance(layer, nn.Module) and (is_conv1d(layer) or isinstance(layer, nn.Linear)):
+            found |= linear(layer, view, is_conv1d(layer))
         for name, kind in found.items():
             kinds[f"{attribute}.{name}"] = kind and replace(kind, why=f"{kind.why}, {by} `{attribute}`")
     for path, kind in _listed(_KINDS_OF, owner):
         kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
     names = set(_names(owner))
     if is_conv1d(owner):
-        kinds |= conv1d(owner)
+        kinds |= linear(owner, transposed=True)
     if names & _CENTRED_NAMES:
         why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
         kinds["weight"] = Kind("gain", why, initial=Fill(0.0))

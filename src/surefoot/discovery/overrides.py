@@ -11,8 +11,8 @@ from torch import nn
 
 from surefoot.discovery.kinds import Change, Kind, Kinds, Search
 from surefoot.recipes import Recipe
-from surefoot.recipes.depth import Branches
-from surefoot.roles import Role
+from surefoot.recipes.rules import Branches
+from surefoot.roles import Placement, Role
 from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
 from surefoot.views import PerHead
 
@@ -115,12 +115,18 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
 
 
 def decide(
-    name: str, kind: Kind | None, override: tuple[Change, str] | None, recipe: Recipe, stabiliser: Stabiliser | None
-) -> tuple[list[Role], str] | None:
-    """Role of a parameter from its kind and its override.
+    name: str,
+    parameter: nn.Parameter,
+    kind: Kind | None,
+    override: tuple[Change, str] | None,
+    recipe: Recipe,
+    stabiliser: Stabiliser | None,
+) -> Placement | None:
+    """Place a parameter by its kind and its override.
 
     Args:
         name: the parameter's name, for error messages.
+        parameter: the parameter.
         kind: the discovered kind, or that of an override, or None.
         override: the override's change and its reason, or None.
         recipe: role table.
@@ -128,23 +134,21 @@ def decide(
             an override is applied after it.
 
     Returns:
-        The role, behind that of queries and keys that of the values that may be fused with them, and the reason; None
-        if there is neither a kind nor an override.
+        Its role, for values that are fused with queries and keys another, and the reason; None if there is neither a
+        kind nor an override.
 
     Raises:
         ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
-            the recipe has no such role.
+            the recipe has no such role, or one that does not fit the parameter.
     """
     change, label = override or (None, "")
-    if isinstance(change, Role):
-        return [change], label
     if kind is None and callable(change):
         raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
     if kind is None:
         return None
-    why = kind.why
+    why, roles = kind.why, [change] if isinstance(change, Role) else []
     try:
-        roles = [kind.adapt(recipe.role(kind.name))]
+        roles = roles or [kind.adapt(recipe.role(kind.name))]
         if kind.heads and "heads" in recipe.table:
             why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
             roles = _in_heads(kind.adapt(recipe.table["heads"]), roles[0], kind.heads.dim)
@@ -152,13 +156,30 @@ def decide(
         raise ValueError(f"{name}: {error}") from None
     if kind.branches and recipe.depth and not isinstance(change, Branches):
         roles = [recipe.depth.of(kind.branches)(role) for role in roles]
-    roles = [replace(role, stabiliser=stabiliser) for role in roles] if stabiliser else roles
-    if not callable(change):
-        return roles, why
+    if stabiliser and not isinstance(change, Role):
+        roles = [replace(role, stabiliser=stabiliser) for role in roles]
+    roles = _changed(f"{name}: the function of {label}", roles, change) if callable(change) else roles
+    return _placed(name, parameter, roles, why, kind.heads.parts if kind.heads else ())
+
+
+def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, parts: tuple[str, ...]) -> Placement:
+    """The placement under a role, or under that of queries and keys and that of the values fused with them, if any."""
+    why = why if parameter.requires_grad else f"frozen; {why}"
+    try:
+        placement = Placement(roles[0], why, tuple(parameter.shape))
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be {roles[0].name}: {error}") from None
+    if roles[0] == roles[-1] or sum(block[0] for block in placement.projections) == 1:
+        return placement
+    return replace(placement, by_block=(*roles[:1] * (len(placement.blocks) - 1), roles[-1]), parts=parts)
+
+
+def _changed(function: str, roles: list[Role], change: Callable[[Role], Role]) -> list[Role]:
+    """What a function of an override makes of roles; the first alone where it changes their layout."""
     changed = [change(role) for role in roles]
     if wrong := [each for each in changed if not isinstance(each, Role)]:
-        raise ValueError(f"{name}: the function of {label} returned {wrong[0]!r}: give {_CHANGES}")
-    return changed if changed[0].view == roles[0].view else changed[:1], why
+        raise ValueError(f"{function} returned {wrong[0]!r}: give {_CHANGES}")
+    return changed if changed[0].view == roles[0].view else changed[:1]
 
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:

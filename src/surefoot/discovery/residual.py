@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.heads import parts
-from surefoot.discovery.kinds import Kind, Kinds, Search, own_parameters
+from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
@@ -63,11 +63,8 @@ def _counted(model: nn.Module, matrices: Matrices) -> dict[int, int]:
 
 def _sides(kind: Kind, parameter: nn.Parameter) -> tuple[int, int]:
     """Outputs, those of all matrices, and inputs of a parameter; (0, 0) where its layout does not fit."""
-    try:
-        blocks = (kind.view or _MATRICES[kind.name]).blocks(tuple(parameter.shape))
-    except ValueError:  # said where the role is placed
-        return 0, 0
-    return sum(block[-2] for block in blocks), blocks[0][-1]
+    blocks = blocks_of(kind.view or _MATRICES[kind.name], parameter)
+    return sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
 
 
 def _stacks(module: nn.Module, matrices: Matrices) -> Iterator[tuple[list[nn.Module], int]]:

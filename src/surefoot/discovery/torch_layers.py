@@ -17,6 +17,7 @@ from surefoot.views import (
     Convolution,
     Fused,
     FusedStack,
+    Matrix,
     Stack,
     Transposed,
     TransposedConvolution,
@@ -24,33 +25,25 @@ from surefoot.views import (
 )
 
 
-def linear(module: nn.Linear, layout: View | None = None) -> dict[str, Kind]:
+def linear(module: Any, layout: View | None = None, transposed: bool = False) -> dict[str, Kind]:
     """Kinds of a linear layer's parameters.
 
     Args:
         module: the layer.
         layout: view of the projections that share its rows; None for one projection.
+        transposed: whether it is Hugging Face's `Conv1D`, whose weight is stored `(in, out)`.
 
     Returns:
         Parameter name -> kind.
     """
-    shape = f"Linear({module.in_features}, {module.out_features})" + (", a norm per projection" if layout else "")
-    return {"weight": Kind("linear", f"weight of {shape}", layout), "bias": Kind("bias", f"bias of {shape}", layout)}
+    shape = "Conv1D, stored (in, out)" if transposed else f"Linear({module.in_features}, {module.out_features})"
+    shape += ", a norm per projection" if layout else ""
+    weight = Transposed(layout or Matrix()) if transposed else layout
+    return {"weight": Kind("linear", f"weight of {shape}", weight)} | _bias(shape, layout)
 
 
-def conv1d(module: nn.Module, layout: View | None = None) -> dict[str, Kind]:
-    """Kinds of the parameters of Hugging Face's `Conv1D`, a linear layer whose weight is stored `(in, out)`.
-
-    Args:
-        module: the layer.
-        layout: view of the projections that share its columns; None for one projection.
-
-    Returns:
-        Parameter name -> kind.
-    """
-    shape = "Conv1D, stored (in, out)" + (", a norm per projection" if layout else "")
-    weight = Transposed(layout) if layout else Transposed()
-    return {"weight": Kind("linear", f"weight of {shape}", weight), "bias": Kind("bias", f"bias of {shape}", layout)}
+def _bias(name: str, view: View | None = None) -> dict[str, Kind]:
+    return {"bias": Kind("bias", f"bias of {name}", view)}
 
 
 def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
@@ -81,13 +74,12 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
 
 def _norm(module: nn.Module) -> dict[str, Kind]:
     name = type(module).__name__
-    return {"weight": Kind("gain", f"gain of {name}"), "bias": Kind("bias", f"bias of {name}")}
+    return {"weight": Kind("gain", f"gain of {name}")} | _bias(name)
 
 
 def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Kind]:
     name = f"{type(module).__name__}, groups={module.groups}"
-    kernel = Kind("conv", f"kernel of {name}", Convolution(module.groups))
-    return {"weight": kernel, "bias": Kind("bias", f"bias of {name}")}
+    return {"weight": Kind("conv", f"kernel of {name}", Convolution(module.groups))} | _bias(name)
 
 
 def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> dict[str, Kind]:
@@ -97,9 +89,8 @@ def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTra
     """
     steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
     stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
-    name = f"{type(module).__name__}, groups={module.groups}, fan-in over {stride}"
-    kernel = Kind("conv", f"kernel of {name}", TransposedConvolution(module.groups), stride=stride)
-    return {"weight": kernel, "bias": Kind("bias", f"bias of {name}")}
+    name, view = f"{type(module).__name__}, groups={module.groups}, fan-in over {stride}", TransposedConvolution
+    return {"weight": Kind("conv", f"kernel of {name}", view(module.groups), stride=stride)} | _bias(name)
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:

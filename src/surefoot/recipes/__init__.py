@@ -4,11 +4,10 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from surefoot.recipes.depth import DepthRule
-from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.known import beyond_mup, hyperball, lion, moga_column, moga_row, muon, scion, sign_sgd
 from surefoot.recipes.recipe import Recipe
 from surefoot.recipes.related import mano, moonlight, normalised_sgd, normuon, rmnp, scale, wion
+from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.recipes.steady import steady, steady_bounded, steady_soap
 
 __all__ = [

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.momentum import Smoothing
-from surefoot.recipes.depth import DepthRule
-from surefoot.recipes.horizon import HorizonRule
+from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role, derive
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from surefoot.geometry import RMSScaled
 from surefoot.initialise import SquareNormal
 from surefoot.momentum import SOAP, Momentum, RowAdam
-from surefoot.recipes.depth import DepthRule
-from surefoot.recipes.horizon import HorizonRule
 from surefoot.recipes.recipe import Recipe
+from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip, Stabiliser

@@ -17,8 +17,7 @@ from surefoot.views.base import (
     Vector,
     View,
 )
-from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, Projections
-from surefoot.views.per_block import PerHead
+from surefoot.views.fused import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, PerHead, Projections
 
 __all__ = [
     "AlternatingStack", "Convolution", "Fused", "FusedStack", "Grouped", "Interleaved", "Matrix", "OneBlock",

@@ -9,7 +9,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import Plan
-from surefoot.recipes.depth import DepthRule
+from surefoot.recipes.rules import DepthRule
 from surefoot.scaling import Constant
 from surefoot.views import Matrix
 

@@ -8,7 +8,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.discovery.find import find_kinds
 from surefoot.experiment.models.decoder import reference
-from surefoot.recipes.depth import DepthRule
+from surefoot.recipes.rules import DepthRule
 
 
 def branches(model, **options):
