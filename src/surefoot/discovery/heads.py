@@ -20,7 +20,7 @@ _HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 """Attributes of attention modules that are the number of features of a head."""
 
 _PARTS = ("query", "key", "value")
-_COUNTS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads")
+_COUNTS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
 """Attributes of attention modules that are the number of heads."""
 
 _UNKNOWN = f"no attribute ({', '.join(_HEAD_DIMS)})"

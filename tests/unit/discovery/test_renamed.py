@@ -110,6 +110,13 @@ def test_renamed_queries_are_named_with_what_it_changes_and_the_remedy():
         assert placed.stabilisers[0].lr_scale(shape) == wanted.stabilisers[0].lr_scale(shape)
 
 
+@pytest.mark.parametrize("count", ["num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads"])
+def test_a_number_of_heads_shows_an_attention_layer_whose_queries_no_name_tells(count):
+    assert (
+        f"in a module with {count}, but no name" in Plan.of(linears("a", "b", "c", "d", **{count: 4}))["a.weight"].why
+    )
+
+
 @pytest.mark.parametrize("size", [{}, {"num_heads": 4}, {"head_dim": 48}], ids=str)
 def test_known_names_without_a_size_of_heads_say_what_is_missing(size):
     why = Plan.of(attention(**size))["query.weight"].why
