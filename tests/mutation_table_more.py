@@ -18,7 +18,7 @@ MUTATIONS = (
     Mutation("rows before columns", "geometry/adaptive.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",
-        "recipes/related.py",
+        "recipes/published.py",
         '"momentum": Momentum(0.9)}',
         '"momentum": Momentum(0)}',
         RELATED,
@@ -34,7 +34,7 @@ MUTATIONS = (
     Mutation("the whitening's root", "momentum/preconditioning.py", "** -0.25", "** -0.5", ADAPTIVE),
     Mutation(
         "a row's sum of squares",
-        "momentum/base.py",
+        "momentum/adam.py",
         ".mean(-1, keepdim=True), rate)",
         ".sum(-1, keepdim=True), rate)",
         ADAPTIVE,

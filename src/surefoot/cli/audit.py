@@ -85,7 +85,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
     """
     from surefoot.attention.logits import usually_scaled
     from surefoot.geometry import Spectral
-    from surefoot.monitor.norms import stability
+    from surefoot.monitor.weights import stability
 
     lines = []
     for name, placement in plan.placements.items():

@@ -34,7 +34,7 @@ from surefoot.experiment.training.run import VALIDATION_SEED, Run
 from surefoot.monitor import activations
 from surefoot.monitor.activations import first_output, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms
-from surefoot.monitor.norms import measured_change, stability
+from surefoot.monitor.weights import measured_change, stability
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"

@@ -1,7 +1,8 @@
 """From gradient to smoothed gradient: the momentum pair, Adam's moments, gradients divided by their own history."""
 
 from surefoot.geometry.base import State
-from surefoot.momentum.base import Adam, Momentum, RowAdam, Smoothing
+from surefoot.momentum.adam import Adam, RowAdam
+from surefoot.momentum.base import Momentum, Smoothing
 from surefoot.momentum.finite import is_finite, where_finite
 from surefoot.momentum.preconditioning import SOAP, Whitened
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.identity import plain_name
 from surefoot.momentum import State
-from surefoot.monitor.norms import by_name, measured_change, stability
+from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound

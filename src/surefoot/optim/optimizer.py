@@ -268,7 +268,7 @@ class SteepestDescent(Optimizer):
 
     @torch.no_grad()
     def stability(self, before: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
-        """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.norms`.
+        """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.weights`.
 
         Args:
             before: name -> weights before the last step; adds "update_measured", the norm of what it changed.

@@ -4,9 +4,22 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from surefoot.recipes.known import beyond_mup, hyperball, lion, moga_column, moga_row, muon, scion, sign_sgd
+from surefoot.recipes.natural import beyond_mup, moga_column, moga_row
+from surefoot.recipes.published import (
+    hyperball,
+    lion,
+    mano,
+    moonlight,
+    muon,
+    normalised_sgd,
+    normuon,
+    rmnp,
+    scale,
+    scion,
+    sign_sgd,
+    wion,
+)
 from surefoot.recipes.recipe import Recipe
-from surefoot.recipes.related import mano, moonlight, normalised_sgd, normuon, rmnp, scale, wion
 from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.recipes.steady import steady, steady_bounded, steady_soap
 

@@ -127,7 +127,7 @@ def test_imports_point_one_way(path):
         ("geometry.vectors", "from surefoot.momentum import Momentum"),
         ("views", "from surefoot import roles"),
         ("plan", "def late():\n    from surefoot.optim.optimizer import SteepestDescent"),
-        ("monitor.norms", "import surefoot.optim.optimizer"),
+        ("monitor.weights", "import surefoot.optim.optimizer"),
         ("optim.optimizer", "from surefoot import Plan"),
         ("optim.batching", "import numpy as np"),
         ("_api", "from surefoot.experiment.sweep.fit import parabola"),

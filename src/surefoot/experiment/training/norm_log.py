@@ -16,7 +16,7 @@ from surefoot.experiment.files import Log, Record, continued, finite_or_none, wr
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
-from surefoot.monitor.norms import by_name, measured_change, stability
+from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import whole_of
 from surefoot.plan import Placement, Plan
