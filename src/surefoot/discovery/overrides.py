@@ -183,8 +183,9 @@ def _changed(function: str, roles: list[Role], change: Callable[[Role], Role]) -
 
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
-    """The role of queries and keys, and that of values fused with them: in rate and initial values the linear one."""
+    """The role of queries and keys, and that of values fused with them, which start and move as a linear layer."""
     role, stabiliser = replace(role, view=PerHead(dim, role.view, values=False)), role.stabiliser
     if isinstance(stabiliser, DecoupledWeightDecay):
         stabiliser = replace(stabiliser, lr_scale=linear.lr_scale)
-    return [role, replace(role, lr_scale=linear.lr_scale, initial=linear.initial, stabiliser=stabiliser)]
+    values = replace(role, lr_scale=linear.lr_scale, radius_unit=linear.radius_unit, initial=linear.initial)
+    return [role, replace(values, stabiliser=stabiliser)]

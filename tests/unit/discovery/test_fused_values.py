@@ -73,6 +73,16 @@ def test_fused_values_have_the_rate_the_decay_and_the_initial_values_of_a_layer_
     assert torch.equal(role.view.join(parts, placement.shape), model.get_parameter(name))
 
 
+@pytest.mark.parametrize("case", ["GPT-2", "torch, one head", "Phi-3, two keys"])
+def test_fused_values_have_the_bound_of_a_layer_of_their_own(case):
+    model, _, rows = FUSED[case]
+    plan = Plan.of(model, recipes.steady_bounded(), head=())
+    placement = next(plan[name] for name in plan if "out_proj" not in name)
+    alone = Plan.of(nn.Linear(D, rows, bias=False), recipes.steady_bounded())["weight"]
+    assert placement.stabilisers[-1].bound == alone.stabilisers[0].bound
+    assert placement.stabilisers[0].bound == 2 * recipes.steady_bounded().role("heads").lr_scale(placement.blocks[0])
+
+
 @pytest.mark.parametrize("case", FUSED)
 def test_the_table_says_queries_keys_and_values_on_three_lines(case):
     model, _, rows = FUSED[case]
