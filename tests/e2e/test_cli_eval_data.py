@@ -84,7 +84,7 @@ def test_a_run_is_logged_to_wandb_as_to_the_log(tmp_path, text, capsys, monkeypa
     out = tmp_path / "run"
     assert main(training(out, text, "--log-every", "3", "--wandb")) == 0
     begun, *scalars, end = sent
-    assert begun["config"] == json.loads((out / "config.json").read_text())
+    assert {"kind": "train", **begun["config"]} == json.loads((out / "config.json").read_text())
     logged = [(step, each["loss"]) for step, each in scalars if "loss" in each]
     assert logged == [(record["step"], record["loss"]) for record in lines(out / "log.jsonl")]
     norms = [(step, each["norm/head.weight"]) for step, each in scalars if "norm/head.weight" in each]

@@ -28,7 +28,7 @@ class Adaptive(Around):
     bounds and its projections are the innermost one's. The direction is no longer the maximiser of `<g, d>`;
     `direction_norm_bound` says how long it can be.
 
-    >>> DualScaled(Spectral()).plain
+    >>> NormalisedRows(Spectral()).plain
     Spectral(method='auto')
     """
 
