@@ -34,7 +34,7 @@ _AXIS = {
     "gridOpacity": 0.7,
 }  # fmt: skip
 _TITLE = {"color": "var(--ink)", "subtitleColor": "var(--soft)", "fontSize": 13, "subtitleFontSize": 12}
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
