@@ -196,7 +196,12 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     way = Way(trial.recipe)
     config = TrainConfig.of(
-        width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **trial.settings
+        data_order="random",
+        width=trial.width,
+        lr=2.0**trial.log2_lr,
+        seed=trial.seed,
+        steps=trial.steps,
+        **trial.settings,
     )
     run = Run(config, corpus(), way.method(trial.steps))
     averages = {kind: Average(run.model, kind, trial.steps) for kind in READ}

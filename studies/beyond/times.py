@@ -52,7 +52,11 @@ def start(way: Way, width: int = SCREEN_WIDTH, **settings: int) -> Run:
     """A run of a way before its first step."""
     steps = STEPS * (ROUNDS + 1)
     rate = 2.0 ** way.centre(SCREEN_WIDTH)
-    return Run(TrainConfig.of(width=width, lr=rate, seed=0, steps=steps, **settings), corpus(), way.method(steps))
+    return Run(
+        TrainConfig.of(data_order="random", width=width, lr=rate, seed=0, steps=steps, **settings),
+        corpus(),
+        way.method(steps),
+    )
 
 
 def wide(way: Way) -> Callable[[], object]:

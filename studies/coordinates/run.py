@@ -84,7 +84,13 @@ def main() -> None:
         corpus = load(None)
         for folder, (name, model, widths, seeds) in PARTS.items():
             config = TrainConfig.of(
-                model=model, method=name, lr=2.0 ** LOG2_LR[name], steps=STEPS, warmup=0.0, decay=0.0
+                data_order="random",
+                model=model,
+                method=name,
+                lr=2.0 ** LOG2_LR[name],
+                steps=STEPS,
+                warmup=0.0,
+                decay=0.0,
             )
             check(
                 config,

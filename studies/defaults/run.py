@@ -58,7 +58,12 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     variant = STUDIES[trial.settings["study"]].variants()[trial.recipe]
     config = TrainConfig.of(
-        width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **dict(variant.training)
+        data_order="random",
+        width=trial.width,
+        lr=2.0**trial.log2_lr,
+        seed=trial.seed,
+        steps=trial.steps,
+        **dict(variant.training),
     )
     result = train(config, load(None), method=variant.method)
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)

@@ -83,7 +83,9 @@ def run_trial(trial: Trial) -> TrialResult:
     from families import FAMILIES
 
     torch.set_num_threads(1)
-    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps)
+    config = TrainConfig.of(
+        data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps
+    )
     result = train(config, corpus(), method=FAMILIES["steady"].method(point(trial.recipe)))
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 

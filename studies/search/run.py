@@ -56,7 +56,9 @@ class Search:
         """The validation loss of one training run, from the log if it is there."""
         key = (number, width, shift, seed)
         if key not in self.done:
-            config = TrainConfig.of(width=width, lr=2.0 ** (point["lr"] + shift), seed=seed, steps=STEPS)
+            config = TrainConfig.of(
+                data_order="random", width=width, lr=2.0 ** (point["lr"] + shift), seed=seed, steps=STEPS
+            )
             result = train(config, text(), method=self.family.method(point))
             loss = WORST if result.diverged or not math.isfinite(result.val_loss) else result.val_loss
             record = {"point": number, "width": width, "shift": shift, "seed": seed, "val_loss": loss}

@@ -174,7 +174,9 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     settings = dict(trial.settings)
     text = corpus(settings.pop("data", None))
-    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    config = TrainConfig.of(
+        data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
+    )
     result = train(config, text, method=METHODS[trial.recipe][0])
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
 
@@ -194,7 +196,9 @@ def time_steps(rounds: int = 20) -> None:
     torch.set_num_threads(1)
     earlier = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
-        name: Run(TrainConfig.of(width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method)
+        name: Run(
+            TrainConfig.of(data_order="random", width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method
+        )
         for name, (method, centre) in METHODS.items()
         if name not in earlier or name == "adamw"
     }

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.executor import device_elsewhere, slurm_option
 from surefoot.cli.executor import executor as executor
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
 from surefoot.experiment.training import config
-from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
+from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, TrainConfig
 from surefoot.experiment.training.names import COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 from surefoot.experiment.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from surefoot.experiment.data.corpus import Corpus
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
@@ -271,13 +275,25 @@ def data(arguments: argparse.Namespace) -> str | None:
     return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
 
 
-def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int]) -> dict[str, Any]:
+def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
+    """Say on stderr that a run reads documents more than once, if it does."""
+    batches, steps = config.batches, config.schedule.steps
+    epochs = steps * batches.batch_size * batches.context / corpus.train.size
+    if batches.data_order == "documents" and epochs > 1:
+        told = f"{steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
+        print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
+
+
+def trial_settings(
+    arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int], **longest: int
+) -> dict[str, Any]:
     """The settings of a sweep's trials; refuses what cannot be run before anything is written.
 
     Args:
         arguments: as parsed.
         methods: names of the methods that are to be run.
         widths: of the models.
+        **longest: settings of the longest runs, where they are not those of the arguments, for `note_epochs`.
 
     Returns:
         The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
@@ -296,4 +312,5 @@ def trial_settings(arguments: argparse.Namespace, methods: Sequence[str], widths
     shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
     for width in widths:
         require_model(config.TrainConfig.of(width=width, **shared), corpus)
+    note_epochs(config.TrainConfig.of(**{**shared, "steps": arguments.steps, **longest}), corpus)
     return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

@@ -94,6 +94,7 @@ def _run_first(
         write_json(out / ENVIRONMENT, environment())
         evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
         print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
+        options.note_epochs(config, corpus)
         try:
             compute = _compute(arguments, config, corpus, layout)
             result = _train(arguments, config, corpus, layout, boards, compute)

@@ -161,9 +161,10 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
         settings = options.trial_settings(arguments, recipes, widths)
         return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
     (width,) = arguments.widths or (Architecture(arguments.model).width,)
-    settings = {**options.trial_settings(arguments, recipes, [width]), "steps": arguments.steps}
-    del settings[axis.setting]
     values = tuple(getattr(arguments, axis.values))
+    shared = options.trial_settings(arguments, recipes, [width], **{axis.setting: max(values)})
+    settings = {**shared, "steps": arguments.steps}
+    del settings[axis.setting]
     return Extrapolation(recipes, axis.name, values, width, seeds, search, settings)
 
 

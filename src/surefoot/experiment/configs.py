@@ -84,7 +84,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0}
+LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0, "data_order": "random"}
 """Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
 
 

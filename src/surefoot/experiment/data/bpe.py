@@ -123,6 +123,12 @@ def encode(tokenizer: Tokenizer, text: bytes) -> npt.NDArray[np.uint16]:
     return encode_each(tokenizer, [text.decode("utf-8", "replace")])[0]
 
 
+def byte_ends(tokenizer: Tokenizer, tokens: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
+    """Where each token of a text ends in the text's bytes: the alphabet has one character for each byte."""
+    lengths = {index: len(token) for token, index in tokenizer.get_vocab().items()}
+    return np.array([lengths[index] for index in range(len(lengths))])[tokens].cumsum()
+
+
 def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.uint16]]:
     """Encode texts, each as a vector of tokens, on all cores."""
     cut = [pieces(text) for text in texts]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import re
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor
 
 from surefoot.experiment.data import bpe, documents, markov, shards
+from surefoot.experiment.data.epochs import Epochs, Positions
 from surefoot.experiment.errors import DataError, Locate, with_remedy
+from surefoot.experiment.training.names import DataOrder
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -41,6 +45,9 @@ class Corpus:
             files of tokens, that of the manifest.
         files: number of files read.
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
+        ends: position after each document of the training split; default: it is one document.
+        separator: token that ends a document of the training split, in place of `ends`: the first batch of documents
+            looks for it in all tokens (a second for two gigabytes).
     """
 
     train: Tokens | shards.Shards
@@ -49,6 +56,8 @@ class Corpus:
     sha256: str
     files: int = 1
     vocab: int = 256
+    ends: Positions | None = None
+    separator: int | None = None
 
     @property
     def size(self) -> int:
@@ -74,12 +83,20 @@ class Corpus:
                 )
 
     def batch(
-        self, split: Split, seed: int, step: int, batch_size: int, context: int, rows: slice = slice(None)
+        self,
+        split: Split,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context: int,
+        rows: slice = slice(None),
+        order: DataOrder = "random",
     ) -> tuple[Tensor, Tensor]:
-        """Draw random windows of a split as inputs, and the windows one token later as targets.
+        """Read windows of a split as inputs, and the windows one token later as targets. A pure function.
 
-        A pure function of its arguments: the starts are draws of the Philox counter generator with key (seed, split)
-        and counter (step). Row `i` does not depend on the batch size.
+        At random, the starts are draws of the Philox counter generator with key (seed, split) and counter (step), and
+        row `i` does not depend on the batch size. By documents, row `i` of a step is window `step * batch_size + i` of
+        `Epochs`: every document of the training split is read once before one is read again.
 
         Args:
             split: "train" or "validation".
@@ -88,6 +105,7 @@ class Corpus:
             batch_size: number of windows.
             context: tokens per window.
             rows: which of the windows are read; default: all.
+            order: "random", or "documents" for the training split.
 
         Returns:
             `(inputs, targets)`, both `(batch_size, context)` int64, or as many as there are rows.
@@ -108,21 +126,49 @@ class Corpus:
             )
         text = self._tokens(split)
         self.require(context)
-        key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
-        counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
-        # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
-        draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
-        starts = (draws % np.uint64(text.size - context)).astype(np.int64)
-        if isinstance(text, shards.Shards):
-            windows = text.windows(starts, context + 1)
+        if order == "documents":
+            assert split == "train", "evaluations compare runs on the same windows of many documents"
+            epochs, first = self.epochs(context), step * batch_size
+            spans = [epochs.spans(seed, number) for number in range(first, first + batch_size)[rows]]
+            windows = np.stack(
+                [
+                    np.concatenate([_windows(text, np.array([start]), length)[0] for start, length in each])
+                    for each in spans
+                ]
+            )
         else:
-            windows = text[starts[:, None] + np.arange(context + 1)].astype(np.int64)
+            key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
+            counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
+            # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
+            draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
+            windows = _windows(text, (draws % np.uint64(text.size - context)).astype(np.int64), context + 1)
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
+
+    def epochs(self, context: int) -> Epochs:
+        """The order in which documents are read; one process keeps it."""
+        return self._epochs.setdefault(context, Epochs(self._ends, context))
+
+    @functools.cached_property
+    def _epochs(self) -> dict[int, Epochs]:
+        return {}
+
+    @functools.cached_property
+    def _ends(self) -> Positions:
+        if self.separator is not None and isinstance(self.train, shards.Shards):
+            return self.train.ends(self.separator)
+        return np.array([self.train.size]) if self.ends is None else self.ends
 
     def _tokens(self, split: Split) -> Tokens | shards.Shards:
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
         return self.train if split == "train" else self.validation
+
+
+def _windows(text: Tokens | shards.Shards, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    if isinstance(text, shards.Shards):
+        return text.windows(starts, length)
+    windows: npt.NDArray[np.int64] = text[starts[:, None] + np.arange(length)].astype(np.int64)
+    return windows
 
 
 def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Corpus:
@@ -198,14 +244,17 @@ def _tokenised(name: str) -> Corpus:
     tokenizer = bpe.train(parts[0], vocab)
     train, validation = (bpe.encode(tokenizer, part) for part in parts)
     title = f"{text.name}, {vocab} BPE tokens"
-    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab)
+    ends = None if text.ends is None else np.unique(bpe.byte_ends(tokenizer, train).searchsorted(text.ends[:-1]) + 1)
+    ends = None if ends is None else np.append(ends[ends < train.size], train.size)
+    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends)
 
 
 def _opened(name: str) -> Corpus:
     vocab, path = shards.parse(name)
     folder = shards.load(path, vocab, VALIDATION_ONE_IN)
     title = f"{path}, {folder.vocab} tokens"
-    return Corpus(folder.train, folder.validation, title, folder.sha256, folder.files, folder.vocab)
+    separator = folder.separator
+    return Corpus(folder.train, folder.validation, title, folder.sha256, folder.files, folder.vocab, None, separator)
 
 
 def _synthetic(name: str) -> Corpus:
@@ -249,21 +298,25 @@ def _names(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]:
 
 
 def _from_files(texts: dict[str, bytes], name: str) -> Corpus:
-    train = b"".join(text for file, text in texts.items() if not _in_validation(file))
-    validation = b"".join(text for file, text in texts.items() if _in_validation(file))
-    if not train or not validation:
-        return _from_block(train + validation, name, len(texts))
-    return _from_splits(train, validation, name, len(texts))
+    held = {file: text for file, text in texts.items() if _in_validation(file)}
+    read = [text for file, text in texts.items() if file not in held]
+    if not read or not held:
+        return _from_block(b"".join(texts.values()), name, len(texts))
+    return _from_splits(read, b"".join(held.values()), name, len(texts))
 
 
 def _from_block(text: bytes, name: str, files: int) -> Corpus:
     cut = len(text) - len(text) // VALIDATION_ONE_IN
-    return _from_splits(text[:cut], text[cut:], name, files)
+    return _from_splits([text[:cut]], text[cut:], name, files)
 
 
-def _from_splits(train: bytes, validation: bytes, name: str, files: int) -> Corpus:
-    arrays = [np.frombuffer(part, dtype=np.uint8) for part in (train, validation)]  # read-only views
-    return Corpus(arrays[0], arrays[1], name, _sha256(*arrays), files)
+def _from_splits(read: Sequence[bytes], held: bytes, name: str, files: int) -> Corpus:
+    """A corpus of texts that are read, in which a separator ends a document, and one that is held for validation."""
+    separator = documents.SEPARATOR.encode()
+    parts = [part for text in read for part in re.split(b"(?<=%b)" % re.escape(separator), text) if part]
+    arrays = [np.frombuffer(part, dtype=np.uint8) for part in (b"".join(parts), held)]  # read-only views
+    ends = np.cumsum([len(part) for part in parts])
+    return Corpus(arrays[0], arrays[1], name, _sha256(*arrays), files, ends=ends)
 
 
 def _sha256(train: Tokens, validation: Tokens) -> str:

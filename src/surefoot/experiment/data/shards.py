@@ -23,6 +23,7 @@ PREFIX = "bin:"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
 SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
+GPT2_SEPARATOR = 50256
 
 _CHUNK = 1 << 24
 
@@ -73,6 +74,20 @@ class Shards:
             raise DataError(f"{name} holds the token {largest}, outside the vocabulary of {self._vocab}: state --vocab")
         return windows
 
+    def ends(self, separator: int) -> npt.NDArray[np.int64]:
+        """The position after each token that ends a document, and after the last token.
+
+        >>> Shards([np.array([5, 0, 6], dtype="<u2"), np.array([7, 0, 8], dtype="<u2")], ["a.bin", "b.bin"]).ends(0)
+        array([2, 5, 6])
+        """
+        starts = [0, *self._ends[:-1]]
+        found = [
+            start + place + np.flatnonzero(part[place : place + _CHUNK] == separator) + 1
+            for part, start in zip(self._parts, starts, strict=True)
+            for place in range(0, part.size, _CHUNK)
+        ]
+        return np.unique(np.concatenate([*found, self._ends[-1:]]))
+
     def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
         """Fill out with the tokens from a position on, across files."""
         index = int(np.searchsorted(self._ends, start, "right"))
@@ -105,6 +120,7 @@ class TokenFolder:
         vocab: number of tokens that a model must tell apart.
         sha256: tells these data from others.
         files: number of files.
+        separator: token that ends a document: the manifest's, else GPT-2's.
     """
 
     train: Shards
@@ -112,6 +128,7 @@ class TokenFolder:
     vocab: int
     sha256: str
     files: int
+    separator: int
 
 
 def parse(name: str) -> tuple[int | None, Path]:
@@ -175,7 +192,8 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> T
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)
     sha256 = manifest["sha256"] if manifest else _fingerprint(files)
-    return TokenFolder(train, validation, vocab, sha256, len(files))
+    separator = manifest["separator"] if manifest else GPT2_SEPARATOR
+    return TokenFolder(train, validation, vocab, sha256, len(files), separator)
 
 
 def _files(path: Path) -> list[Path]:

@@ -107,7 +107,6 @@ class Layout:
         accumulate: forward and backward passes a step, each of a part of the batch.
         recompute: whether a block's activations are computed again in the backward pass instead of being kept.
         prepare: called once with the model before its first step, for example `nn.Module.compile`.
-        loss: mean cross entropy of `(model, tokens, targets)` in nats; default: that of the model's logits.
 
     Raises:
         ValueError: `accumulate` is below 1.
@@ -117,7 +116,6 @@ class Layout:
     accumulate: int = 1
     recompute: bool = False
     prepare: Callable[[nn.Module], object] | None = None
-    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, final, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, Settings, log2_lr
+from surefoot.experiment.training.names import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, DataOrder, Settings, log2_lr
 from surefoot.experiment.training.schedule import Schedule
 
 Device = Literal["cpu", "cuda", "auto"]
@@ -88,10 +88,18 @@ class Optimisation(Settings):
 @final
 @dataclass(frozen=True)
 class Batches(Settings):
-    """The shape of a batch: sequences, and tokens in each."""
+    """The shape of a batch, sequences and tokens in each, and which of the training split a step reads."""
 
     batch_size: int = field(default=16, metadata={"help": "sequences a step", "number": COUNT})
     context: int = field(default=64, metadata={"help": "tokens a sequence", "number": COUNT})
+    data_order: DataOrder = field(
+        default="documents",
+        metadata={
+            "help": "documents: each is read once before one is read again, in a random order; random: windows are "
+            "drawn anew at every step",
+            "choices": get_args(DataOrder),
+        },
+    )
 
 
 @final

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, final
+from typing import Any, Literal, final
 
 from surefoot.experiment.errors import Respell, with_remedy
+
+DataOrder = Literal["documents", "random"]
 
 LOG2_LR = {
     "steady": -3.25,

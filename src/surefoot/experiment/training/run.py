@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +20,7 @@ from surefoot.experiment.configs import LATER
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, agree, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
+from surefoot.experiment.models.cross_entropy import cross_entropy
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
@@ -131,14 +131,11 @@ class Run:
         """Mean cross entropy in nats per token of this process's rows of a part of a batch, a float32 scalar."""
         shape = self.config.batches
         rows = self.layout.processes.rows(shape.batch_size, part, parts)
-        batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows)
+        order = shape.data_order if split == "train" else "random"
+        batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows, order)
         tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
-            if self.layout.loss is not None:
-                return self.layout.loss(self.model, tokens, targets)
-            logits = self.model(tokens)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            return cross_entropy(self.model, tokens, targets)
 
     @torch.no_grad()
     def validate(self) -> float | None:

@@ -1,0 +1,78 @@
+"""Documents read once an epoch, in a new order each time: which window of the training split a step reads."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.int64]
+
+LANES = 256
+"""Documents that are read side by side. In runs of 150 steps on files of 16 kB (the standard library, width 64), 16
+cost .16 nats against windows at random and 256 cost .01: the same few documents, step after step, are a poor sample."""
+
+
+@final
+class Epochs:
+    """Windows of documents: each epoch puts the documents in a random order, one after another, and reads all of it.
+
+    The sequence is cut into `LANES` equal lanes, and window `n` is the next one of lane `n mod LANES`: a document is
+    read whole, from its start to its end, a window every `LANES` windows, while the other lanes read other documents. A
+    window is a pure function of its number, so that a run has no position in the data to save. The last tokens of an
+    epoch, fewer than a window, are left out.
+
+    Args:
+        ends: position after the last token of each document, ascending: documents lie one after another.
+        context: tokens that a window predicts.
+
+    Attributes:
+        windows: windows of an epoch.
+    """
+
+    def __init__(self, ends: Positions, context: int) -> None:
+        self._starts, self._lengths = np.concatenate([[0], ends[:-1]]), np.diff(ends, prepend=0)
+        self._context = context
+        self.windows: int = (int(ends[-1]) - 1) // context
+        self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
+
+    def spans(self, seed: int, number: int) -> list[tuple[int, int]]:
+        """Where the tokens of a window lie.
+
+        Args:
+            seed: of the orders of documents.
+            number: of the window, 0 for the first of the first epoch.
+
+        Returns:
+            `(start, length)` of parts of documents, which have `context + 1` tokens together: the last one is also the
+            first of the lane's next window.
+
+        >>> epochs = Epochs(np.array([3, 9]), context=2)
+        >>> [epochs.spans(0, number) for number in range(epochs.windows)]
+        [[(0, 3)], [(2, 1), (3, 2)], [(4, 3)], [(6, 3)]]
+        """
+        epoch, number = divmod(number, self.windows)
+        order, ends = self._epoch(seed, epoch)
+        lanes = min(LANES, self.windows)
+        shortest, longer = divmod(self.windows, lanes)
+        place, lane = divmod(number, lanes)
+        position, rest = (lane * shortest + min(lane, longer) + place) * self._context, self._context + 1
+        spans = []
+        for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):
+            document, left = order[index], int(ends[index]) - position
+            taken = min(left, rest)
+            if taken:
+                spans.append((int(self._starts[document] + self._lengths[document]) - left, taken))
+            position, rest = position + taken, rest - taken
+            if not rest:
+                break
+        return spans
+
+    def _epoch(self, seed: int, epoch: int) -> tuple[Positions, Positions]:
+        """The documents of an epoch in their order, and the position after each in it."""
+        if self._order[0] != (seed, epoch):
+            draws = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(len(self._lengths))
+            order = draws.argsort(kind="stable")
+            self._order = (seed, epoch), order, self._lengths[order].cumsum()
+        return self._order[1], self._order[2]
