@@ -1,0 +1,258 @@
+"""Rate and decay at each length of a run, searched equally often for every recipe, on documents that are read once.
+
+    python studies/pretrain/text.py text.jsonl
+    surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
+    python studies/lengths/run.py search --data tokens --workers 2        # what is missing; resumes
+    python studies/lengths/run.py final --data tokens --workers 2         # fresh seeds at what the searches found
+    python studies/lengths/run.py search --data tokens --recipes steady --steps 481
+
+The reference GPT of depth 4, batches of 16 x 128 tokens of a BPE of 4,096, linear warm-up over a tenth of the steps and
+linear cool-down to 0. At width 32 there are 20 and 80 tokens for each parameter that is in no table after 481 and 1,926
+steps; at width 64 after 1,926 and 7,702; at width 128 there are 20 after 7,680. Each search is `RUNS` runs of one seed
+by a Gaussian process (optuna) over log2 of the rate and log2 of the total decay `E = rate * decay * steps / 2`: over a
+run with a linear cool-down, decay alone would shrink a weight by about `exp(-E)`. Scion has no decay but a radius: its
+second number is log2 of a factor on its radii. All that is not searched here was found in runs of 150 steps
+(`studies/search`), or is as published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+
+from surefoot import recipes
+from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.files import Log, read_lines
+from surefoot.experiment.models.decoder import Decoder
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
+from surefoot.recipes import Recipe
+from surefoot.recipes.rules import with_decay
+from surefoot.stabilise import DecoupledWeightDecay
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent), str(HERE.parent / "search")]
+from families import FAMILIES  # noqa: E402
+from winners import winner  # noqa: E402
+
+RUNS, SEED, SEEDS = 16, 800, (810, 811, 812)
+FIRST = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 2.0), (0.0, -2.0))
+"""The runs at which a search starts, octaves from its centre."""
+WORST = 9.0  # the loss of a run that diverged, for the search
+
+
+def muon_tuned() -> Recipe:
+    """`moonlight_tuned` with Keller Jordan's factor on matrices in place of Moonlight's."""
+    recipe, scale = moonlight_tuned(), recipes.muon().role("linear").lr_scale
+    linear = replace(recipe.role("linear"), lr_scale=scale, stabiliser=DecoupledWeightDecay(0.085, scale))
+    return replace(recipe, name="muon_tuned", table={**recipe.table, "linear": linear})
+
+
+def _with_decay(recipe: Recipe, decay: float) -> Method:
+    """A recipe with this decay in the place of that of its hidden matrices, the others' in proportion."""
+    factor = decay / recipe.role("linear").stabiliser.rate
+    table = {kind: with_decay(role, factor) for kind, role in recipe.table.items()}
+    return Steepest(replace(recipe, table=table, horizon=None))
+
+
+def _adamw(decay: float) -> Method:
+    return FAMILIES["adamw"].method({**winner("adamw"), "decay": decay})
+
+
+def _scion(factor: float) -> Method:
+    point = winner("scion")
+    radii = {kind: factor * point[kind] for kind in ("radius", "embedding", "head", "gain")}
+    return FAMILIES["scion"].method({**point, **radii})
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A recipe: its method for a decay (Scion: a factor on radii), and where its search starts.
+
+    Args:
+        method: makes it.
+        rate: log2 of the rate at the centre.
+        total: log2 of the total decay there, of the factor for Scion.
+        decays: whether the second number is a total decay.
+    """
+
+    method: Callable[[float], Method]
+    rate: float
+    total: float = 0.0
+    decays: bool = True
+
+    def at(self, log2_lr: float, second: float, steps: int) -> Method:
+        """The method at a point of the search."""
+        return self.method(2.0 ** (second + 1 - log2_lr) / steps if self.decays else 2.0**second)
+
+
+RECIPES: Mapping[str, Searched] = {
+    "steady": Searched(functools.partial(_with_decay, recipes.steady()), -3.5),
+    "moonlight": Searched(functools.partial(_with_decay, recipes.moonlight()), -4.5),
+    "moonlight_tuned": Searched(functools.partial(_with_decay, moonlight_tuned()), -4.0),
+    "muon_tuned": Searched(functools.partial(_with_decay, muon_tuned()), -4.0),
+    "adamw": Searched(_adamw, -7.0),
+    "scion": Searched(_scion, -12.0, decays=False),
+}
+SEARCHES = tuple(itertools.product((481, 1926), RECIPES))
+FINALS = ((64, 1926), (64, 7702), (128, 7680), (32, 7700))
+
+
+def records(recipe: str, width: int, steps: int) -> list[dict[str, Any]]:
+    """The runs of a recipe that there are."""
+    path = _path(recipe, width, steps)
+    return read_lines(path) if path.exists() else []
+
+
+def _path(recipe: str, width: int, steps: int) -> Path:
+    return HERE / f"{width}_{steps}" / f"{recipe}.jsonl"
+
+
+def measure(recipe: str, width: int, steps: int, point: tuple[float, float], seed: int) -> dict[str, Any]:
+    """Train one model, and write a line."""
+    log2_lr, second = point
+    for record in records(recipe, width, steps):
+        if (record["log2_lr"], record["second"], record["seed"]) == (log2_lr, second, seed):
+            return record
+    config = TrainConfig.of(width=width, depth=4, batch_size=16, context=128, steps=steps, lr=2.0**log2_lr, seed=seed)
+    result = train(config, corpus(), method=RECIPES[recipe].at(log2_lr, second, steps))
+    losses = {"val_loss": result.val_loss, "train_loss": result.train_loss, "seconds": round(result.seconds, 1)}
+    record = {"log2_lr": log2_lr, "second": second, "seed": seed, **losses}
+    path = _path(recipe, width, steps)
+    path.parent.mkdir(exist_ok=True)
+    with Log(path) as log:
+        log.append(record)
+    print(recipe, width, steps, record, flush=True)
+    return record
+
+
+def loss_of(record: Mapping[str, Any]) -> float:
+    """What a search minimises: the mean of both losses, of which either alone is twice as noisy."""
+    losses = record["val_loss"], record["train_loss"]
+    return WORST if None in losses or not all(map(math.isfinite, losses)) else sum(losses) / 2
+
+
+def search(recipe: str, width: int, steps: int) -> None:
+    """Run what is missing of a search."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    centre = RECIPES[recipe].rate, RECIPES[recipe].total
+    space = {
+        name: optuna.distributions.FloatDistribution(middle - reach, middle + reach)
+        for name, middle, reach in (("rate", centre[0], 3.0), ("second", centre[1], 4.0))
+    }
+    while len(done := [r for r in records(recipe, width, steps) if r["seed"] == SEED]) < RUNS:
+        if len(done) < len(FIRST):
+            point = tuple(middle + octaves for middle, octaves in zip(centre, FIRST[len(done)], strict=True))
+        else:
+            sampler = optuna.samplers.GPSampler(seed=len(done), n_startup_trials=0, deterministic_objective=False)
+            study = optuna.create_study(sampler=sampler)
+            for record in done:
+                params = {"rate": record["log2_lr"], "second": record["second"]}
+                value = min(loss_of(record), min(map(loss_of, done)) + 1)
+                study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
+            asked = study.ask(space).params
+            point = round(4 * asked["rate"]) / 4, round(4 * asked["second"]) / 4
+            tried = {(record["log2_lr"], record["second"]) for record in done}
+            point = next(p for p in _around(point) if p not in tried)
+        measure(recipe, width, steps, point, SEED)
+
+
+def _around(point: tuple[float, float]) -> Iterator[tuple[float, float]]:
+    """The points of the quarter octaves, nearest first."""
+    steps = sorted(itertools.product(range(-8, 9), repeat=2), key=lambda step: (step[0] ** 2 + step[1] ** 2, step))
+    for rate, second in steps:
+        yield point[0] + rate / 4, point[1] + second / 4
+
+
+def best(recipe: str, width: int, steps: int) -> tuple[float, float]:
+    """The vertex of a paraboloid through a search's runs within .15 nats of the best, not outside of them."""
+    done = [r for r in records(recipe, width, steps) if r["seed"] == SEED]
+    lowest = min(map(loss_of, done))
+    near = np.array([(r["log2_lr"], r["second"], loss_of(r)) for r in done if loss_of(r) < lowest + 0.15])
+    first = min(done, key=loss_of)
+    if len(near) < 7:
+        return first["log2_lr"], first["second"]
+    x, y = near[:, :2] - (first["log2_lr"], first["second"]), near[:, 2]
+    columns = np.stack([np.ones(len(x)), x[:, 0], x[:, 1], x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
+    _, a, b, aa, ab, bb = np.linalg.lstsq(columns, y, rcond=None)[0]
+    bowl = np.array([[2 * aa, ab], [ab, 2 * bb]])
+    if np.linalg.eigvalsh(bowl)[0] <= 0:
+        return first["log2_lr"], first["second"]
+    vertex = np.clip(np.linalg.solve(bowl, [-a, -b]), x.min(axis=0), x.max(axis=0))
+    rate, second = (round(16 * float(v)) / 16 for v in vertex)
+    return first["log2_lr"] + rate, first["second"] + second
+
+
+def extrapolated(recipe: str, steps: int) -> tuple[float, float]:
+    """Both numbers at a length: on the line, in log2 of the steps, through those of width 32 at both lengths."""
+    (short, low), (long, high) = [(steps, best(recipe, 32, steps)) for steps in (481, 1926)]
+    part = math.log2(steps / short) / math.log2(long / short)
+    return tuple(round(16 * (a + part * (b - a))) / 16 for a, b in zip(low, high, strict=True))
+
+
+def final(recipe: str, width: int, steps: int) -> None:
+    """Run what is missing of the fresh seeds."""
+    for seed in SEEDS:
+        measure(recipe, width, steps, extrapolated(recipe, steps), seed)
+
+
+@functools.cache
+def corpus() -> Corpus:
+    """Open the tokens, once per process."""
+    return load(f"bin:{os.environ['SUREFOOT_LENGTHS_TOKENS']}")
+
+
+def work(stage: str, names: list[str], steps: list[int]) -> None:
+    """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
+    torch.set_num_threads(1)
+    Decoder.hidden = torch.compile(Decoder.hidden)  # a tenth less time; needs a C++ compiler
+    jobs = [(32, *job) for job in SEARCHES] if stage == "search" else [(*j, name) for j in FINALS for name in RECIPES]
+    for width, length, name in jobs:
+        if name in names and length in steps:
+            path = _path(name, width, length).with_suffix(".lock")
+            path.parent.mkdir(exist_ok=True)
+            try:
+                with filelock.FileLock(path, timeout=0):
+                    {"search": search, "final": final}[stage](name, width, length)
+            except filelock.Timeout:
+                continue
+
+
+def main() -> None:
+    """Run what is missing, in as many processes as there are workers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("search", "final"))
+    parser.add_argument("--data", required=True, help="folder of tokens")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--steps", type=int, nargs="+", default=[481, 1926, 7680, 7700, 7702])
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    # glibc gives large blocks back to the system at every step and takes them again, page by page: a third of the time.
+    os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "OMP_NUM_THREADS": "1"}
+    os.environ["SUREFOOT_LENGTHS_TOKENS"] = str(Path(options.data).resolve())
+    if os.environ.pop("SUREFOOT_LENGTHS_WORKER", None):
+        work(options.stage, options.recipes, options.steps)
+        return
+    os.environ["SUREFOOT_LENGTHS_WORKER"] = "1"  # settings of malloc are read when a process starts
+    workers = [subprocess.Popen([sys.executable, *sys.argv]) for _ in range(options.workers)]
+    sys.exit(max(worker.wait() for worker in workers))
+
+
+if __name__ == "__main__":
+    main()
