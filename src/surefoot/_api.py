@@ -7,6 +7,7 @@ from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, Initial, LinearNormal, Orthogonal
+from surefoot.length import Run
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
@@ -25,7 +26,7 @@ __all__ = [
     "Geometry", "HeadRMS", "Hyperball", "Identity", "Initial", "LinearNormal", "LogitControl", "MasterWeights",
     "MaxNorm", "MeanOperator", "Momentum", "Moonlight", "Normalise", "NormalisedRows", "Orthogonal", "Plan", "PostClip",
     "PreDecay", "Precision", "RMSScaled", "Recipe", "Rescale", "Role", "RoundToNearest", "RowAdam", "RowRMS",
-    "RowSphere", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
+    "RowSphere", "Run", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "WeightDecay",
     "Whitened", "check", "compiled", "contrib", "convert", "from_adamw", "geometry", "layers", "mclip", "measure",
     "msign", "per_head", "recipes", "scale_attention_", "views",

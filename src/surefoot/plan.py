@@ -15,6 +15,7 @@ from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
+from surefoot.length import LAWS, Run
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Placement
 from surefoot.scaling import Constant
@@ -33,6 +34,8 @@ class Plan:
     Args:
         recipe: the recipe's name.
         placements: parameter name -> placement.
+        run: the length of the run that it was made for, if that was said.
+        rate: the peak learning rate for that run, if the recipe has a law.
 
     >>> print(Plan.of(nn.Linear(4, 2, bias=False))["weight"].why)
     weight of Linear(4, 2)
@@ -40,6 +43,8 @@ class Plan:
 
     recipe: str
     placements: dict[str, Placement] = field(hash=False)
+    run: Run | None = field(default=None, compare=False)
+    rate: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -47,6 +52,7 @@ class Plan:
         model: nn.Module,
         recipe: Recipe | None = None,
         *,
+        run: Run | None = None,
         stabiliser: Stabiliser | None = None,
         overrides: Sequence[Override] = (),
         head: str | Sequence[str] | None = None,
@@ -60,6 +66,7 @@ class Plan:
         Args:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.steady()`.
+            run: its length, which decay follows, and the learning rate if the recipe has a law, see `Recipe.rate`.
             stabiliser: for every role but an override's Role or function; its radius in the role's unit (log V: head).
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
@@ -80,6 +87,7 @@ class Plan:
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
         recipe, changes = recipe or steady(), match(model, overrides)
+        recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():
             try:
@@ -89,7 +97,8 @@ class Plan:
                     raise
         if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        return cls(recipe.name, {name: placed for name, placed in found.items() if placed})
+        rate = recipe.rate(run) if run and recipe.name in LAWS else None
+        return cls(recipe.name, {name: placed for name, placed in found.items() if placed}, run, rate)
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""
@@ -107,6 +116,14 @@ class Plan:
     def hash(self) -> str:
         """A digest of all roles and shapes in order, whatever the names."""
         return digest([placement.digest for placement in self.placements.values()])
+
+    @property
+    def lr_reason(self) -> str:
+        """Where the learning rate comes from."""
+        law = (
+            f"lr {self.rate:.4g}, 2^{math.log2(self.rate):.2f}, by the law of {self.recipe}" if self.rate else "no law"
+        )
+        return f"{law}, for {self.run.steps:,} steps of {self.run.tokens:,} tokens" if self.run else "lr as given"
 
     def smoothness(self) -> dict[str, float]:
         """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
@@ -127,6 +144,7 @@ class Plan:
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
         total = f"{len(self)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
+        total += f"\n{self.lr_reason}" if self.run else ""
         growth = ((name, f"grows as width**{a:g}" if a else "does not grow") for name, a in self.smoothness().items())
         facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth]
         return "\n".join([lines[0], rule, *lines[1:], rule, *facts, total])
@@ -166,7 +184,7 @@ class Plan:
                 require_positive(f"{name}'s norm", norm, 1)
                 placement = placement.with_roles(partial(replace, radius_unit=Constant(float(f"{norm:.4g}"))))
             placements[name] = placement
-        return Plan(f"{self.recipe}, relative", placements)
+        return replace(self, recipe=f"{self.recipe}, relative", placements=placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The plan's parameters in a model."""

@@ -37,7 +37,7 @@ from surefoot.experiment.sweep.worker import unchanged
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Method, Steepest, method
-from surefoot.experiment.training.names import METHODS, log2_lr
+from surefoot.experiment.training.names import LOG2_LR, METHODS
 from surefoot.recipes import steady
 
 HERE = Path(__file__).parent
@@ -98,7 +98,7 @@ class Part:
     def config(self, recipe: str, settings: dict[str, Any]) -> Extrapolation:
         """The sweeps of a recipe."""
         shared = {name: value for name, value in settings.items() if name != AXES[self.axis].setting}
-        search = Bracket({recipe: log2_lr(recipe.removesuffix("_flat"))}, BUDGET)
+        search = Bracket({recipe: LOG2_LR["steady"]}, BUDGET)
         return Extrapolation((recipe,), self.axis, self.values, self.width, self.seeds, search, shared)
 
     def measure(self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor) -> None:

@@ -151,13 +151,14 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 def _elsewhere(words: Sequence[str], arguments: argparse.Namespace | None, diverged: bool) -> list[str] | None:
     """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
-    from surefoot.experiment.training.config import Optimisation
+    from surefoot.cli.options import settings
+    from surefoot.experiment.training.config import TrainConfig
 
     out: Path | None = getattr(arguments, "out", None)
     if arguments is None or out is None:
         return None
     if diverged:
-        words = _with(words, "--lr", f"{Optimisation(arguments.method, lr=arguments.lr).lr / 4:.3g}")
+        words = _with(words, "--lr", f"{TrainConfig.of(**settings(arguments)).lr / 4:.3g}")
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
     if arguments.command == "tokens":
         return [fresh if Path(word) == out else word for word in words]

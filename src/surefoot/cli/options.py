@@ -15,7 +15,7 @@ from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
 from surefoot.experiment.training import config
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, TrainConfig
-from surefoot.experiment.training.names import COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
+from surefoot.experiment.training.names import AUTO, COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 from surefoot.experiment.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -180,7 +180,14 @@ def require_size(model: str, arguments: argparse.Namespace) -> None:
 
 def add_rate(parser: argparse.ArgumentParser) -> None:
     """Add the learning rate, which a run takes above 0 from the command line."""
-    add(parser, Optimisation, "lr", type=positive)
+    add(parser, Optimisation, "lr", type=_rate)
+
+
+def _rate(text: str) -> float | str:
+    return text if text == AUTO else positive(text)
+
+
+_rate.__name__ = "rate"
 
 
 def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:

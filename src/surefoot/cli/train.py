@@ -18,6 +18,8 @@ from surefoot.cli import options, train_options
 from surefoot.cli.exit_codes import DIVERGED
 from surefoot.cli.report import write_page
 from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.names import AUTO
+from surefoot.length import LAWS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,6 +97,12 @@ def _run_first(
         evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
         print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
         options.note_epochs(config, corpus)
+        if arguments.lr == AUTO:
+            law = (
+                f"the law of {arguments.method}" if arguments.method in LAWS else f"the usual one of {arguments.method}"
+            )
+            length = f"{config.run.steps:,} steps of {config.run.tokens:,} tokens"
+            print(f"surefoot: learning rate {config.lr:.4g}, {law}, for {length}", file=sys.stderr)
         try:
             compute = _compute(arguments, config, corpus, layout)
             result = _train(arguments, config, corpus, layout, boards, compute)

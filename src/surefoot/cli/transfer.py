@@ -12,7 +12,8 @@ from surefoot.cli.report import show, write_page
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
-from surefoot.experiment.training.names import log2_lr
+from surefoot.experiment.training.names import centre
+from surefoot.length import Run
 
 if TYPE_CHECKING:
     from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
@@ -154,7 +155,8 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
 
     axis, recipes, seeds = axis_of(arguments), tuple(arguments.recipes), tuple(range(arguments.seeds))
     # The search extends by itself: where it starts saves time and decides nothing.
-    centres = {name: log2_lr(name) for name in recipes}
+    run = Run(arguments.steps, arguments.batch_size * arguments.context)
+    centres = {name: centre(name, run) for name in recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     if axis is None:
         widths = tuple(arguments.widths or _widths(published_name(arguments.model)))

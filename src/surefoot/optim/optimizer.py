@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.length import Run
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.finite import refuse_overflowing
@@ -44,8 +45,10 @@ class SteepestDescent(Optimizer):
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
             `{"params": [...], "role": "linear"}` (a role's name, with natural scale and no bound, or a `Role`).
-        plan: roles of the parameters; default for a model: `Plan.of(model)`.
-        lr: learning rate in natural units, one number for every layer and width. Schedulers act on it.
+        plan: roles of the parameters; default for a model: `Plan.of(model, run=run)`.
+        lr: learning rate in natural units, one number for every layer and width. Schedulers act on it. Default: that of
+            the plan's run, `plan.rate`.
+        run: the length of the run, `Run(steps, tokens)`, for a model without a plan: decay and rate follow from it.
         precision: in which numbers momentum and half-precision weights are stored; default: float32, to nearest.
         step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
@@ -53,10 +56,10 @@ class SteepestDescent(Optimizer):
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
-            plan lacks, a `DTensor` that is neither copied nor cut, a negative lr. List errors are torch's own.
+            plan lacks, a `DTensor` that is neither copied nor cut, a negative lr, or neither lr nor a run with a law.
 
     >>> model = nn.Linear(2, 2, bias=False)
-    >>> optimizer = SteepestDescent(model, lr=0.1)
+    >>> optimizer = SteepestDescent(model, run=Run(steps=100, tokens=1024))
     >>> model(torch.ones(1, 2)).sum().backward()
     >>> optimizer.step()
     >>> optimizer.param_groups[0]["role"]
@@ -68,7 +71,8 @@ class SteepestDescent(Optimizer):
         params: nn.Module | Iterable[Any],
         plan: Plan | None = None,
         *,
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
+        run: Run | None = None,
         precision: Precision | None = None,
         step: Step = plain_step,
         maximize: bool = False,
@@ -84,8 +88,9 @@ class SteepestDescent(Optimizer):
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._replicas = replicas
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
-        groups, self._refuse_late = grouped(params, plan)
-        super().__init__(groups, {"lr": lr, "maximize": maximize})
+        groups, self._refuse_late, plan = grouped(params, plan, run)
+        defaults = {"lr": param_groups.rate(plan) if lr is None else lr, "maximize": maximize}
+        super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""

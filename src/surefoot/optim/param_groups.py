@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name, digest
+from surefoot.length import Run
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import ADDED, Precision
@@ -30,21 +31,26 @@ FORMAT = 3
 _ANEW = "the model's weights alone and start with a new optimizer"
 
 
-def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Iterable[Any], Callable[[], None]]:
+def grouped(
+    params: nn.Module | Iterable[Any], plan: Plan | None, run: Run | None
+) -> tuple[Iterable[Any], Callable[[], None], Plan | None]:
     """What torch's constructor takes: with a plan one group per role name, its placements beside it; else the groups.
 
-    And what raises ValueError when a frozen parameter without a role, which is in no group, has a gradient.
+    And what raises ValueError when a frozen parameter without a role, which is in no group, has a gradient. And the
+    plan, if there is one.
     """
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
+    if run is not None and (plan is not None or not isinstance(params, nn.Module)):
+        raise ValueError("run=... is for a model without a plan: say it to the plan, Plan.of(model, recipe, run=run)")
     if isinstance(params, nn.Module):
-        plan = plan or Plan.of(params)
+        plan = plan or Plan.of(params, run=run)
         params = params.named_parameters()
     groups: dict[str, dict[str, Any]] = {}
     unplaced: dict[Tensor, str] = {}
     refuse_late = partial(_refuse_late, unplaced)
     if plan is None:
-        return params, refuse_late
+        return params, refuse_late, None
     for named in params:
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[0], str)):
             raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
@@ -58,7 +64,16 @@ def grouped(params: nn.Module | Iterable[Any], plan: Plan | None) -> tuple[Itera
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(named)
         group["placements"].append(placement)
-    return list(groups.values()), refuse_late
+    return list(groups.values()), refuse_late, plan
+
+
+def rate(plan: Plan | None) -> float:
+    """The learning rate of a plan's run; ValueError where none follows from it."""
+    if plan is not None and plan.rate is not None:
+        return plan.rate
+    reason = f"recipe {plan.recipe} has no law" if plan is not None and plan.run else "no run is known"
+    remedy = "give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or a plan made by Plan.of(model, run=run)"
+    raise ValueError(f"the learning rate is missing and {reason}: {remedy}")
 
 
 def _refuse_late(unplaced: Mapping[Tensor, str]) -> None:

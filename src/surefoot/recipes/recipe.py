@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from surefoot.length import LAWS, Run
 from surefoot.momentum import Smoothing
 from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role, derive
@@ -29,17 +30,17 @@ class Recipe:
     depth: DepthRule | None = None
     horizon: HorizonRule | None = None
 
-    def over(self, steps: int) -> Recipe:
-        """The recipe for a run of so many optimizer steps: its decay follows `horizon`, all else stays.
+    def over(self, run: Run | int) -> Recipe:
+        """The recipe for a run of this length: its decay follows `horizon`, all else stays.
 
         Args:
-            steps: number of optimizer steps of the whole run.
+            run: the run, or its number of optimizer steps.
 
         Returns:
             A recipe that `over` changes no more; this one where it has no rule.
 
         Raises:
-            ValueError: there is a rule, and steps is no positive whole number.
+            ValueError: there is a rule, and the steps are no positive whole number.
 
         >>> from surefoot.recipes import steady
         >>> steady().over(4000).role("linear").stabiliser.rate
@@ -47,8 +48,30 @@ class Recipe:
         """
         if self.horizon is None:
             return self
+        steps = run.steps if isinstance(run, Run) else run
         table = {kind: self.horizon.of(role, steps) for kind, role in self.table.items()}
         return replace(self, table=table, horizon=None)
+
+    def rate(self, run: Run) -> float:
+        """The peak learning rate for a run of this length under `Run.schedule`, at every width and depth.
+
+        Args:
+            run: the run.
+
+        Returns:
+            The rate, in natural units.
+
+        Raises:
+            ValueError: no law is known for this recipe.
+
+        >>> from surefoot.recipes import steady
+        >>> round(steady().rate(Run(steps=600, tokens=4096)), 3)
+        0.107
+        """
+        if self.name not in LAWS:
+            known = f"a sweep finds the rate (surefoot transfer), or take one of {', '.join(LAWS)}"
+            raise ValueError(f"recipe {self.name} has no law for its learning rate: give lr=...; {known}")
+        return LAWS[self.name](run)
 
     def role(self, kind: str) -> Role:
         """The role of a kind; ValueError if there is none."""

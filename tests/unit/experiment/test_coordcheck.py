@@ -15,7 +15,6 @@ from surefoot.experiment.data.corpus import Corpus, load
 from surefoot.experiment.reports import coordcheck as coordcheck_report
 from surefoot.experiment.training import methods
 from surefoot.experiment.training.config import TrainConfig
-from surefoot.experiment.training.names import log2_lr
 from surefoot.initialise import HeadNormal, UnitNormal
 from surefoot.scaling import FanIn
 
@@ -39,7 +38,7 @@ def slopes_of(
         assert isinstance(method, methods.Steepest)
         table = {role: replace(old, **changes.get(role, {})) for role, old in method.recipe.table.items()}
         method = methods.Steepest(recipes.Recipe("changed", table))
-    config = TrainConfig.of(depth=depth, lr=2.0 ** log2_lr(name), steps=10, warmup=0.0, decay=0.0)
+    config = TrainConfig.of(depth=depth, steps=10, warmup=0.0, decay=0.0)
     configs = [config.replace(width=width, seed=seed) for width in widths for seed in range(seeds)]
     summary = evaluate([measure(one, corpus, method) for one in configs])
     return {layer["layer"]: (layer["start"]["slope"], layer["change"]["slope"]) for layer in summary["layers"]}

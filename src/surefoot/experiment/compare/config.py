@@ -6,7 +6,8 @@ from typing import Any
 
 from surefoot.experiment.sweep.config import SweepConfig
 from surefoot.experiment.sweep.search import Exact, Own, check_list
-from surefoot.experiment.training.names import log2_lr, parse_at
+from surefoot.experiment.training.names import centre, parse_at
+from surefoot.length import Run
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class Comparison:
 
     def tuning(self) -> SweepConfig:
         """The sweep of the first stage."""
-        # Where a search starts is the same choice for all: each method's own usual rate.
-        search = Exact({recipe: log2_lr(recipe) for recipe in self.recipes}, self.rates_per_recipe)
+        # Where a search starts is the same choice for all: the method's own usual rate, or that of its law.
+        run = Run(self.steps, self.settings.get("batch_size", 16) * self.settings.get("context", 64))
+        search = Exact({recipe: centre(recipe, run) for recipe in self.recipes}, self.rates_per_recipe)
         seeds = tuple(range(self.tuning_seeds))
         return SweepConfig(self.recipes, (self.width,), seeds, self.steps, search, self.settings)
 

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, final, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import AVERAGE, COUNT, NATURAL, NOT_NEGATIVE, DataOrder, Settings, log2_lr
+from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, NATURAL, RATE, DataOrder, Settings, log2_lr
 from surefoot.experiment.training.schedule import Schedule
+from surefoot.length import Run
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
 
 _RESOLVED: Any = None
-"""Default of a size: a published model's, else that of `_SIZE`; and of the learning rate: the method's."""
+"""Default of a size: a published model's, else that of `_SIZE`."""
 
 _SIZE = {"width": 64, "depth": 2, "head_dim": 16}
 
@@ -58,7 +59,7 @@ _STABILISER = {
     "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
     "metavar": "NAME:VALUE",
 }
-_RATE = {"help": "peak learning rate (default: the method's own)", "number": NOT_NEGATIVE}
+_RATE = {"help": "peak learning rate, or auto: by the length of the run, or the method's own", "number": RATE}
 _AVERAGE = {
     "help": "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps "
     "(last:0.2), and evaluate the average; 0: no average",
@@ -77,12 +78,8 @@ class Optimisation(Settings):
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
-    lr: float = field(default=_RESOLVED, metadata=_RATE)
+    lr: float | str = field(default=AUTO, metadata=_RATE)
     average: float | str = field(default=0.0, metadata=_AVERAGE)
-
-    def __post_init__(self) -> None:
-        self._resolve(lr=2.0 ** log2_lr(self.method))
-        super().__post_init__()
 
 
 @final
@@ -132,6 +129,23 @@ class TrainConfig(Settings):
     batches: Batches = Batches()
     execution: Execution = Execution()
     seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": NATURAL})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimisation.lr == AUTO:
+            rate = 2.0 ** log2_lr(self.optimisation.method, self.run)
+            object.__setattr__(self, "optimisation", dataclasses.replace(self.optimisation, lr=rate))
+
+    @property
+    def run(self) -> Run:
+        """The length of the run."""
+        return Run(self.schedule.steps, self.batches.batch_size * self.batches.context)
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate, a number."""
+        assert not isinstance(self.optimisation.lr, str)
+        return self.optimisation.lr
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:

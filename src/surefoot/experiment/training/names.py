@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, final
 
 from surefoot.experiment.errors import Respell, with_remedy
+from surefoot.length import LAWS, Run
 
 DataOrder = Literal["documents", "random"]
 
@@ -39,7 +40,7 @@ LOG2_LR = {
     "adamw": -6.0,
     "mup_adamw": -6.0,
 }
-"""Every method, and a sensible log2 of its learning rate: where a search starts, and `train`'s default."""
+"""Every method, and a sensible log2 of its learning rate, for those that have no law of `surefoot.length`."""
 
 METHODS = tuple(LOG2_LR)
 BASELINES = ("adamw", "mup_adamw")
@@ -106,13 +107,23 @@ def parse_at(text: str) -> tuple[str, float]:
     return method, math.log2(value)
 
 
-def log2_lr(text: str) -> float:
-    """The log2 of the learning rate of `LOG2_LR`, that of the name for a method with a value.
+AUTO = "auto"
+"""The learning rate that the length of a run gives."""
 
-    >>> log2_lr("moga_row:1.5")
-    -4.0
+
+def log2_lr(text: str, run: Run) -> float:
+    """The log2 of a method's learning rate in a run: by its law, else that of `LOG2_LR`.
+
+    >>> log2_lr("moga_row:1.5", Run(150, 1024)), round(log2_lr("steady", Run(150, 1024)), 2)
+    (-4.0, -3.2)
     """
-    return LOG2_LR[parse(text)[0]]
+    name = parse(text)[0]
+    return math.log2(LAWS[name](run)) if name in LAWS else LOG2_LR[name]
+
+
+def centre(text: str, run: Run) -> float:
+    """The same to a quarter of an octave: where a search starts."""
+    return round(4 * log2_lr(text, run)) / 4
 
 
 LAST = "last:"
@@ -175,6 +186,13 @@ def _averages(value: float | str) -> bool:
         return False
     return 0 <= float(value) < 1 if part is None else 0 < part <= 1
 
+
+RATE = Number(
+    "rate",
+    lambda text: text if text == AUTO else float(text),
+    "must be finite and not negative, or auto",
+    lambda value: value == AUTO or NOT_NEGATIVE.allows(value),
+)
 
 AVERAGE = Number(
     "average",

@@ -155,7 +155,7 @@ def _line(run: Run, measured: Norms) -> Record:
     numbers = measured.measure()
     norms = {name: _pair(row, "forward") for name, row in numbers.items()}
     dependency = {name: _pair(row, "dependency") for name, row in numbers.items()}
-    lr = run.config.optimisation.lr * run.config.schedule.factor(run.step)
+    lr = run.config.lr * run.config.schedule.factor(run.step)
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing

@@ -88,7 +88,7 @@ class Run:
         bfloat16 = config.execution.autocast == "bfloat16"
         self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, bfloat16)
-        self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.optimisation.lr)
+        self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.lr)
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
@@ -266,7 +266,7 @@ class Run:
         """The line of the log after the last step: step, loss, learning rate, tokens and seconds."""
         config = self.config
         tokens = self.step * config.batches.batch_size * config.batches.context
-        lr = config.optimisation.lr * config.schedule.factor(self.step - 1)
+        lr = config.lr * config.schedule.factor(self.step - 1)
         loss = finite_or_none(float(self.losses[self.step - 1]))
         return {"step": self.step, "loss": loss, "lr": lr, "tokens": tokens, "seconds": round(self.seconds, 3)}
 
