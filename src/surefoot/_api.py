@@ -7,7 +7,6 @@ from surefoot.conversion import Setting, convert, from_adamw
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, Initial, LinearNormal, Orthogonal
-from surefoot.length import Run
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
@@ -17,7 +16,7 @@ from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, S
 from surefoot.plan import Plan
 from surefoot.recipes import Recipe
 from surefoot.roles import Role
-from surefoot.scaling import Constant, Moonlight, Scale
+from surefoot.scaling import Constant, Moonlight, Run, Scale
 from surefoot.stabilise import *
 from surefoot.step import compiled
 

@@ -15,10 +15,9 @@ from surefoot.discovery.find import describe_unplaced, find_kinds
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
-from surefoot.length import LAWS, Run
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Placement
-from surefoot.scaling import Constant
+from surefoot.scaling import LAWS, Constant, Run
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import require_positive
 
@@ -61,7 +60,7 @@ class Plan:
         """Find every parameter's role: by module type, by the model's wiring, then by overrides.
 
         `surefoot.discovery.find` says how the LM head is found, and why a tied table has these choices. A frozen
-        parameter (`requires_grad=False`) has the role, if any, that it has once all are trained; its reason says so.
+        parameter has the role, if any, that it has once all are trained; its reason says so.
 
         Args:
             model: any module, on any device, the meta device included.
@@ -86,7 +85,7 @@ class Plan:
         """
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
-        recipe, changes = recipe or steady(), match(model, overrides)
+        recipe, changes = (recipe or steady()), match(model, overrides)
         recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():
@@ -97,8 +96,8 @@ class Plan:
                     raise
         if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        rate = recipe.rate(run) if run and recipe.name in LAWS else None
-        return cls(recipe.name, {name: placed for name, placed in found.items() if placed}, run, rate)
+        placed = {name: placement for name, placement in found.items() if placement}
+        return cls(recipe.name, placed, run, recipe.rate(run) if run and recipe.name in LAWS else None)
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""

@@ -1,4 +1,4 @@
-"""Named functions of a block's shape: learning-rate scales and radius units.
+"""How learning rates scale: with a block's shape (and radii likewise), and with the length of a training run.
 
 The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other conventions multiply it by a factor.
 """
@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 
 class Scale(ABC):
@@ -224,3 +230,65 @@ class LogRows(Scale):
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`log V`, at least log 2."""
         return math.log(max(2, shape[-2]))
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """The length of a training run, which gives decay, and the learning rate of a recipe with a law.
+
+    Args:
+        steps: optimizer steps of the whole run.
+        tokens: tokens (pictures, rows) whose losses a step averages, of all processes and accumulated passes together.
+
+    Raises:
+        ValueError: a number that is no positive whole number.
+    """
+
+    steps: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} of a run is a positive whole number, not {value!r}")
+
+    def factor(self, step: int) -> float:
+        """Factor on the peak rate at a step, 0 for the first: up over a tenth of the steps, then down to 0, linearly.
+
+        >>> [round(Run(10, 1).factor(step), 2) for step in (0, 1, 5, 10)]
+        [1.0, 1.0, 0.56, 0.0]
+        """
+        rise = round(0.1 * self.steps)
+        return (step + 1) / rise if step < rise else max(0.0, (self.steps - step) / max(1, self.steps - rise))
+
+    def schedule(self, optimizer: Optimizer) -> LambdaLR:
+        """torch's scheduler of `factor`, under which the laws were fitted: `step()` it after the optimizer's."""
+        from torch.optim.lr_scheduler import LambdaLR
+
+        return LambdaLR(optimizer, self.factor)
+
+
+@final
+@dataclass(frozen=True)
+class RateLaw:
+    """The best peak rate of a run: `2^log2_rate (steps / 150)^by_steps (tokens / 1024)^by_tokens`.
+
+    Source: fitted to the best rates of studies/sizes, see docs/transfer.md.
+
+    >>> round(RateLaw(-3.0, -0.5, 0.5)(Run(600, 1024)), 4)
+    0.0625
+    """
+
+    log2_rate: float
+    by_steps: float
+    by_tokens: float
+
+    def __call__(self, run: Run) -> float:
+        """The rate for a run."""
+        octaves = self.by_steps * math.log2(run.steps / 150) + self.by_tokens * math.log2(run.tokens / 1024)
+        return float(2.0 ** (self.log2_rate + octaves))
+
+
+LAWS: Mapping[str, RateLaw] = dict.fromkeys(("steady", "steady_bounded"), RateLaw(-3.2, -0.28, 0.27))
+"""Of the recipes that have one, by name."""

@@ -33,7 +33,6 @@ from torch import nn
 
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus, load
-from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -45,8 +44,7 @@ from surefoot.experiment.training.methods import Method, Steepest, method, moonl
 from surefoot.stabilise import DecoupledWeightDecay
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "search")]  # pretrain.loss; families and winners
-from pretrain.loss import cross_entropy  # noqa: E402
+sys.path += [str(HERE.parent), str(HERE.parent / "search")]
 
 DEPTH, BATCH, CONTEXT, VOCAB = 4, 16, 128, 4096
 RATIOS = (20, 80)
@@ -188,7 +186,9 @@ def run_trial(trial: Trial) -> TrialResult:
     text = corpus()
     if settings.pop("corpus") != text.sha256:
         raise ValueError(f"{text.name} is not the text that the study was started with")
-    config = TrainConfig.of(width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings)
+    config = TrainConfig.of(
+        data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
+    )
     curve: dict[str, float] = {}
 
     def keep(record: dict[str, Any]) -> None:
@@ -197,8 +197,7 @@ def run_trial(trial: Trial) -> TrialResult:
 
     every = max(1, trial.steps // CURVE)
     method = chosen(trial.recipe, trial.steps)
-    layout = Layout(loss=cross_entropy)
-    result = train(config, text, method=method, layout=layout, on_step=keep, log_every=every, eval_every=every)
+    result = train(config, text, method=method, on_step=keep, log_every=every, eval_every=every)
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, curve)
 
 

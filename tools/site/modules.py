@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "surefoot"
 
 LAYERS = (
-    ("length", "linalg", "mesh"),
+    ("linalg", "mesh"),
     ("geometry",),
     ("stabilise", "momentum", "scaling", "views"),
     ("conversion", "identity", "initialise", "roles", "recipes"),

@@ -19,7 +19,7 @@ from surefoot.cli.exit_codes import DIVERGED
 from surefoot.cli.report import write_page
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import AUTO
-from surefoot.length import LAWS
+from surefoot.scaling import LAWS
 
 if TYPE_CHECKING:
     from torch import nn

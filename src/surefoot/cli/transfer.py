@@ -13,7 +13,7 @@ from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_na
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import centre
-from surefoot.length import Run
+from surefoot.scaling import Run
 
 if TYPE_CHECKING:
     from surefoot.experiment.sweep.config import Extrapolation, SweepConfig

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.experiment.errors import Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import dumps, locked, write_json
@@ -13,6 +13,8 @@ from surefoot.experiment.files import dumps, locked, write_json
 CONFIG = "config.json"
 KINDS = ("transfer", "extrapolate", "compare", "train", "coordcheck")
 """Of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
+
+DataOrder = Literal["documents", "random"]
 
 _MISSING = object()
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.length import Run
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.finite import refuse_overflowing
@@ -22,6 +21,7 @@ from surefoot.optim.precision import Precision
 from surefoot.optim.ways import HERE, shared
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
+from surefoot.scaling import Run
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import Step
 from surefoot.step import step as plain_step

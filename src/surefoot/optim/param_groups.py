@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name, digest
-from surefoot.length import Run
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import ADDED, Precision
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
-from surefoot.scaling import FanRatio, HeadScale
+from surefoot.scaling import FanRatio, HeadScale, Run
 from surefoot.stabilise import DecoupledWeightDecay
 from surefoot.views import PerHead
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from surefoot.length import LAWS, Run
 from surefoot.momentum import Smoothing
 from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role, derive
+from surefoot.scaling import LAWS, Run
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Recipe:
     depth: DepthRule | None = None
     horizon: HorizonRule | None = None
 
-    def over(self, run: Run | int) -> Recipe:
+    def over(self, steps: Run | int) -> Recipe:
         """The recipe for a run of this length: its decay follows `horizon`, all else stays.
 
         Args:
-            run: the run, or its number of optimizer steps.
+            steps: the run, or its number of optimizer steps.
 
         Returns:
             A recipe that `over` changes no more; this one where it has no rule.
@@ -48,8 +48,8 @@ class Recipe:
         """
         if self.horizon is None:
             return self
-        steps = run.steps if isinstance(run, Run) else run
-        table = {kind: self.horizon.of(role, steps) for kind, role in self.table.items()}
+        count = steps.steps if isinstance(steps, Run) else steps
+        table = {kind: self.horizon.of(role, count) for kind, role in self.table.items()}
         return replace(self, table=table, horizon=None)
 
     def rate(self, run: Run) -> float:

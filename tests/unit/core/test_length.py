@@ -13,7 +13,7 @@ from surefoot.cli import main
 from surefoot.experiment.configs import read
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import LOG2_LR
-from surefoot.length import LAWS, RateLaw
+from surefoot.scaling import LAWS, RateLaw
 
 RUN = sf.Run(steps=1000, tokens=4096)
 
@@ -61,7 +61,7 @@ def test_without_a_rate_or_a_law_the_error_says_both_ways():
     both = r"give lr=\.\.\., or SteepestDescent\(model, run=Run\(steps, tokens\)\)"
     with pytest.raises(ValueError, match=rf"learning rate is missing and no run is known: {both}"):
         sf.SteepestDescent(model())
-    with pytest.raises(ValueError, match="missing and recipe .* has no law"):
+    with pytest.raises(ValueError, match=r"missing and recipe .* has no law"):
         sf.SteepestDescent(net := model(), sf.Plan.of(net, recipes.muon(), run=RUN))
     with pytest.raises(ValueError, match=r"recipe .* has no law for its learning rate: give lr=\.\.\.; a sweep"):
         recipes.muon().rate(RUN)

@@ -7,7 +7,7 @@ from typing import Any
 from surefoot.experiment.sweep.config import SweepConfig
 from surefoot.experiment.sweep.search import Exact, Own, check_list
 from surefoot.experiment.training.names import centre, parse_at
-from surefoot.length import Run
+from surefoot.scaling import Run
 
 
 @dataclass(frozen=True)

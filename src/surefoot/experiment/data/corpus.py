@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from surefoot.experiment.configs import DataOrder
 from surefoot.experiment.data import bpe, documents, markov, shards
-from surefoot.experiment.data.epochs import Epochs, Positions
+from surefoot.experiment.data.epochs import Epochs, Positions, at_random
 from surefoot.experiment.errors import DataError, Locate, with_remedy
-from surefoot.experiment.training.names import DataOrder
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -94,8 +94,7 @@ class Corpus:
     ) -> tuple[Tensor, Tensor]:
         """Read windows of a split as inputs, and the windows one token later as targets. A pure function.
 
-        At random, the starts are draws of the Philox counter generator with key (seed, split) and counter (step), and
-        row `i` does not depend on the batch size. By documents, row `i` of a step is window `step * batch_size + i` of
+        At random they are those of `at_random`; by documents row `i` of a step is window `step * batch_size + i` of
         `Epochs`: every document of the training split is read once before one is read again.
 
         Args:
@@ -128,20 +127,12 @@ class Corpus:
         self.require(context)
         if order == "documents":
             assert split == "train", "evaluations compare runs on the same windows of many documents"
-            epochs, first = self.epochs(context), step * batch_size
-            spans = [epochs.spans(seed, number) for number in range(first, first + batch_size)[rows]]
-            windows = np.stack(
-                [
-                    np.concatenate([_windows(text, np.array([start]), length)[0] for start, length in each])
-                    for each in spans
-                ]
-            )
+            spans = self.epochs(context).batch(seed, step, batch_size, rows)
+            parts = ((_windows(text, np.array([start]), length)[0] for start, length in each) for each in spans)
+            windows = np.stack([np.concatenate([*each]) for each in parts])
         else:
-            key = np.array([seed, SPLITS.index(split)], dtype=np.uint64)
-            counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
-            # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
-            draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
-            windows = _windows(text, (draws % np.uint64(text.size - context)).astype(np.int64), context + 1)
+            starts = at_random(seed, SPLITS.index(split), step, batch_size, rows, text.size - context)
+            windows = _windows(text, starts, context + 1)
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
 
     def epochs(self, context: int) -> Epochs:
@@ -269,8 +260,7 @@ def _in_validation(name: str) -> bool:
 
 
 def _load_stdlib(root: Path) -> Corpus:
-    names = _names(root, _EXCLUDED) if root.is_dir() else []
-    texts = {name: (root / name).read_bytes() for name in names if name.endswith(".py")}
+    texts = _texts(root, _EXCLUDED, ".py") if root.is_dir() else {}
     if not texts:
         raise DataError(
             f"the standard library's source is not in {root} (a frozen or stripped Python); "
@@ -285,16 +275,17 @@ def _load_path(path: Path) -> Corpus:
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
-    texts = {name: (path / name).read_bytes() for name in _names(path)}
-    texts = {name: text for name, text in texts.items() if text and b"\0" not in text}
+    texts = _texts(path)
     if not texts:
         raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
     return _from_files(texts, str(path))
 
 
-def _names(root: Path, excluded: frozenset[str] = frozenset()) -> list[str]:
-    """The sorted names of a folder's files, relative to it."""
-    return sorted(file.relative_to(root).as_posix() for file in documents.visible(root, excluded))
+def _texts(root: Path, excluded: frozenset[str] = frozenset(), end: str = "") -> dict[str, bytes]:
+    """A folder's texts whose names end so, by their names, relative to it and sorted."""
+    files = {f.relative_to(root).as_posix(): f for f in documents.visible(root, excluded) if f.name.endswith(end)}
+    texts = {name: files[name].read_bytes() for name in sorted(files)}
+    return {name: text for name, text in texts.items() if text and b"\0" not in text}
 
 
 def _from_files(texts: dict[str, bytes], name: str) -> Corpus:

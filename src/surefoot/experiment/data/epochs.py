@@ -1,4 +1,4 @@
-"""Documents read once an epoch, in a new order each time: which window of the training split a step reads."""
+"""Which windows of a split a step reads: every document once an epoch, or windows at random."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy.typing as npt
 Positions = npt.NDArray[np.int64]
 
 LANES = 256
-"""Documents that are read side by side. In runs of 150 steps on files of 16 kB (the standard library, width 64), 16
-cost .16 nats against windows at random and 256 cost .01: the same few documents, step after step, are a poor sample."""
+"""Documents that are read side by side; docs/data.md has measured others."""
 
 
 @final
@@ -36,6 +35,11 @@ class Epochs:
         self._context = context
         self.windows: int = (int(ends[-1]) - 1) // context
         self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
+
+    def batch(self, seed: int, step: int, batch_size: int, rows: slice) -> list[list[tuple[int, int]]]:
+        """The spans of some rows of a step's batch, whose windows follow those of the step before."""
+        first = step * batch_size
+        return [self.spans(seed, number) for number in range(first, first + batch_size)[rows]]
 
     def spans(self, seed: int, number: int) -> list[tuple[int, int]]:
         """Where the tokens of a window lie.
@@ -76,3 +80,15 @@ class Epochs:
             order = draws.argsort(kind="stable")
             self._order = (seed, epoch), order, self._lengths[order].cumsum()
         return self._order[1], self._order[2]
+
+
+def at_random(seed: int, split: int, step: int, batch_size: int, rows: slice, positions: int) -> Positions:
+    """Starts of some rows of a step's batch below `positions`, by the Philox counter generator.
+
+    Its key is (seed, split), its counter the step. Row `i` does not depend on the batch size.
+    """
+    key = np.array([seed, split], dtype=np.uint64)
+    counter = np.array([0, 0, 0, step], dtype=np.uint64)  # the low words count the draws of one step
+    # Raw draws: unlike numpy's Generator methods, their stream never changes between releases.
+    draws = np.random.Philox(key=key, counter=counter).random_raw(batch_size)[rows]
+    return (draws % np.uint64(positions)).astype(np.int64)

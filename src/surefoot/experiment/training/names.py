@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, final
+from typing import Any, final
 
 from surefoot.experiment.errors import Respell, with_remedy
-from surefoot.length import LAWS, Run
-
-DataOrder = Literal["documents", "random"]
+from surefoot.scaling import LAWS, Run
 
 LOG2_LR = {
     "steady": -3.25,
@@ -40,7 +38,7 @@ LOG2_LR = {
     "adamw": -6.0,
     "mup_adamw": -6.0,
 }
-"""Every method, and a sensible log2 of its learning rate, for those that have no law of `surefoot.length`."""
+"""Every method, and a sensible log2 of its learning rate, for those that have no law of `surefoot.scaling`."""
 
 METHODS = tuple(LOG2_LR)
 BASELINES = ("adamw", "mup_adamw")
