@@ -69,23 +69,22 @@ class Plan:
             stabiliser: for every role but an override's Role or function; its radius in the role's unit (log V: head).
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` if there is none.
-            tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule, right
-                for every model; "embedding", the embedding's, for models with an `output_multiplier` (1/d); "error":
-                refuse. Default: embedding where the model has that attribute.
+            tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule;
+                "embedding", the embedding's, default of models with an `output_multiplier` (1/d); "error": refuse.
 
         Returns:
             The plan, in the model's order.
 
         Raises:
-            ValueError: a trainable parameter that no rule places, two roles for one parameter, an override that matches
-                nothing, a view that does not fit; the message names the parameter and the remedy.
+            ValueError: a trainable parameter that no rule places or two do, an override that matches nothing, a view
+                that does not fit; the message names the parameter and the remedy.
 
         >>> [each.role.name for each in Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).placements.values()]
         ['linear', 'bias']
         """
         if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
             raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
-        recipe, changes = (recipe or steady()), match(model, overrides)
+        recipe, changes = recipe or steady(), match(model, overrides)
         recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():

@@ -243,6 +243,9 @@ class Run:
 
     Raises:
         ValueError: a number that is no positive whole number.
+
+    >>> Run(steps=1000, tokens=32 * 1024)
+    Run(steps=1000, tokens=32768)
     """
 
     steps: int
