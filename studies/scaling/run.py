@@ -5,7 +5,7 @@
 
 Nothing is trained and nothing is timed: models on the meta device, their plans, each parameter's slabs on a mesh, and
 `surefoot.mesh.schedule.schedule` of the works that an exchange would have. tests/sharded/test_schedule.py compares
-counted collectives with the same function, to the byte.
+counted collectives with the same schedule, to the byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
 from surefoot.experiment.models.layers import Mixture
 from surefoot.experiment.reports.style import markdown
 from surefoot.mesh.groups import Cut
-from surefoot.mesh.schedule import Schedule, Work, cost, schedule
+from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import slabs
 from surefoot.optim import ways
 from surefoot.optim.batching import init_state
@@ -77,7 +77,7 @@ def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Wo
         boxes = tuple(slabs(tuple(p.shape), mesh, placements))
         way, here = ways.chosen(placement, boxes, boxes[0].size)
         entries += p.numel()
-        if not way.owner:
+        if not way.take:
             matrices = placement.role.geometry.couples == {-1, -2}
             local += matrices and sum(cost(*block) for block in here.blocks)
         else:
@@ -88,13 +88,27 @@ def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Wo
     return works, entries, local
 
 
+def sent_bytes(buckets: list[Bucket], ranks: int) -> list[int]:
+    """Bytes that each process sends to others in a step."""
+    sent = [0] * ranks
+    for owner, work in ((owner, work) for bucket in buckets for owner, works in enumerate(bucket) for work in works):
+        for rank in range(ranks):
+            if rank != owner:
+                sent[rank] += work.sent * work.parts[rank].numel * work.itemsize
+                sent[owner] += (work.returned * work.parts[rank].numel + work.numbers) * work.itemsize
+    return sent
+
+
 def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> dict[str, Any]:
     """The counts of a model on so many processes."""
     group = min(ranks, GROUP)
     with torch.device("meta"):
         model = Llama(MODELS[name]())
     works, entries, local = works_of(model, sf.Plan.of(model, recipes.steady(), stabiliser=bound), group)
-    found: Schedule = schedule(works)
+    buckets = schedule(works)
+    sent = sent_bytes(buckets, group)
+    costs = [sum(work.cost for bucket in buckets for work in bucket[rank]) for rank in range(group)]
+    held = [sum(work.box.numel for work in own) * ENTRY for bucket in buckets for own in bucket]
     exchanged = sum(work.box.numel for work in works)
     return {
         "model": name,
@@ -102,14 +116,14 @@ def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> dict[str, Any]:
         "processes": ranks,
         "group": group,
         "exchanged": exchanged / entries,
-        "collectives": found.collectives,
-        "sent": sum(found.sent_bytes) / group / 1e9,
-        "sent_most": max(found.sent_bytes) / 1e9,
+        "collectives": 2 * len(buckets),
+        "sent": sum(sent) / group / 1e9,
+        "sent_most": max(sent) / 1e9,
         "gathered": (1 - 1 / group) * exchanged * ENTRY / 1e9,
-        "tflop": 2 * (sum(found.costs) / group + local) / 1e12,
-        "imbalance": (max(found.costs) + local) / (sum(found.costs) / group + local),
+        "tflop": 2 * (sum(costs) / group + local) / 1e12,
+        "imbalance": (max(costs) + local) / (sum(costs) / group + local),
         "shards": 3 * ENTRY * entries / group / 1e9,
-        "buffers": 2 * (works[0].sent + works[0].returned) * found.buffer_bytes / 1e9,
+        "buffers": 2 * (works[0].sent + works[0].returned) * max(works[0].sent, works[0].returned) * max(held) / 1e9,
     }
 
 

@@ -73,7 +73,7 @@ def test_a_step_has_two_buckets_and_the_workspace_of_one(stabiliser, tensors, bu
             params, optimizer = built(plan, (RANKS,), fsdp, torch.float32)
             most = peak(params, optimizer)
             (exchange,) = optimizer._sharding.exchanges
-            return most, len(exchange.schedule.buckets)
+            return most, len(exchange.buckets)
 
     for most, buckets in run(RANKS, work):
         assert buckets == COUNT // RANKS // owned

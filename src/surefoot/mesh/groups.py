@@ -62,20 +62,20 @@ class Groups:
         mesh = p.device_mesh
         try:
             axes = [axis for axis in cutting(p.placements) if mesh.shape[axis] > 1]
-            everybody = slabs(tuple(p.shape), tuple(mesh.shape), p.placements)
+            slab_of_rank = _slabs(p)
         except ValueError as error:
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
         assert mesh.get_coordinate() is not None, f"{name} is on a mesh that this process is not part of"
-        ranks, (own,) = self.along(mesh, axes), _along(mesh, mesh.mesh, ())
-        slab_of_rank = dict(zip(_along(mesh, mesh.mesh, axes), _along(mesh, _numbers(mesh), axes), strict=True))
-        kept = tuple(everybody[slab_of_rank[rank]] for rank in ranks)
-        found = Cut(kept, ranks.index(own), ranks, self.of[ranks] if axes else None)
+        ranks = self.along(mesh, axes)
+        kept = tuple(slab_of_rank[rank] for rank in ranks)
+        found = Cut(kept, ranks.index(dist.get_rank()), ranks, self.of[ranks] if axes else None)
         assert tuple(p.to_local().shape) == found.slab.size, f"{name}: {tuple(p.to_local().shape)} is not {found.slab}"
         return found
 
     def along(self, mesh: Any, axes: Collection[int]) -> tuple[int, ...]:
         """The ranks that differ from this one along some axes of the mesh; their group is in `of` from here on."""
-        ranks = tuple(sorted(_along(mesh, mesh.mesh, axes)))
+        places = tuple(slice(None) if axis in axes else i for axis, i in enumerate(mesh.get_coordinate()))
+        ranks = tuple(sorted(mesh.mesh[places].flatten().tolist()))
         if ranks not in self.of:
             self.of[ranks] = _group(mesh, ranks, axes)
         return ranks
@@ -93,22 +93,15 @@ def _group(mesh: Any, ranks: tuple[int, ...], axes: Collection[int]) -> Any:
     return dist.new_group(list(ranks), use_local_synchronization=True) if axes else None
 
 
-def _along(mesh: Any, grid: Tensor, axes: Collection[int]) -> list[int]:
-    """The entries of a grid of the mesh's shape that differ from this process's own along these axes only."""
-    own = enumerate(mesh.get_coordinate() or ())
-    entries: list[int] = grid[tuple(slice(None) if axis in axes else i for axis, i in own)].flatten().tolist()
-    return entries
-
-
-def _numbers(mesh: Any) -> Tensor:
-    """The row-major number of each place of a mesh."""
-    return torch.arange(mesh.mesh.numel(), device="cpu").reshape(mesh.mesh.shape)
+def _slabs(x: Any) -> dict[int, Slab]:
+    """Rank -> which entries of a `DTensor` that process holds."""
+    mesh = x.device_mesh
+    return dict(zip(mesh.mesh.flatten().tolist(), slabs(tuple(x.shape), tuple(mesh.shape), x.placements), strict=True))
 
 
 def slab_of(x: Any) -> Slab:
     """Which entries of a `DTensor` this process holds."""
-    mesh = x.device_mesh
-    return slabs(tuple(x.shape), tuple(mesh.shape), x.placements)[_along(mesh, _numbers(mesh), ())[0]]
+    return _slabs(x)[dist.get_rank()]
 
 
 def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
@@ -153,8 +146,8 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
         cut = groups.cut(p, "a parameter")
         found[cut.ranks].append((p, cut))
     for like in found.values():
-        drawn_by = owners([p.numel() for p, _ in like], len(like[0][1].slabs))
-        for (p, cut), owner in zip(like, drawn_by, strict=True):
+        for i, owner in owners([p.numel() for p, _ in like], len(like[0][1].slabs)).items():
+            p, cut = like[i]
             local: Tensor = p.to_local().detach()  # type: ignore[attr-defined]
             parts = [local.new_empty(0)] * len(cut.slabs)
             if owner == cut.mine:

@@ -1,11 +1,16 @@
-"""Who computes which step, in which order, and how many bytes that sends: a pure function of shapes and slabs."""
+"""Steps that need whole tensors: who computes which, in which order, and how tensors travel to owners and back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
 
 from surefoot.mesh.slabs import Slab, owners
 
@@ -36,101 +41,29 @@ class Work:
     itemsize: int = 4
 
     @cached_property
-    def parts(self) -> tuple[Slab, ...]:
+    def parts(self) -> list[Slab]:
         """What each process holds of the box."""
-        return tuple(self.box.overlap(slab) for slab in self.holders)
-
-    def out(self, rank: int) -> int:
-        """Numbers that a process sends to the owner before its step."""
-        return self.sent * self.parts[rank].numel
-
-    def back(self, rank: int) -> int:
-        """Numbers that the owner sends to a process after its step."""
-        return self.returned * self.parts[rank].numel + self.numbers
+        return [self.box.overlap(slab) for slab in self.holders]
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Works that are exchanged by one collective each way.
+Bucket = list[list[Any]]
+"""Of each process the `Work`s that it owns, which are exchanged by one collective each way."""
 
-    Args:
-        works: with their owners.
-    """
+Prepare = Callable[[Any], Sequence[Tensor]]
+"""From a `Work` to this process's parts of what its owner is sent."""
 
-    works: tuple[tuple[Work, int], ...]
+Compute = Callable[[dict[Any, list[Tensor]]], dict[Any, list[Tensor]]]
+"""From the whole tensors of the works that this process owns, which it may take out, to results: `Work.returned`
+tensors of the work's box, then one of further numbers for everybody."""
 
-    @property
-    def copied(self) -> bool:
-        """Whether everybody has all entries already, and owners are sent nothing."""
-        return not self.works[0][0].sent
+Finalize = Callable[[Any, list[Tensor], Tensor], None]
+"""Take this process's parts of a work's results, and the numbers."""
 
-    def owned_by(self, rank: int) -> list[Work]:
-        """The works of one owner."""
-        return [work for work, owner in self.works if owner == rank]
-
-    def counts(self, rank: int, numbers: Callable[[Work, int], int]) -> tuple[list[int], list[int]]:
-        """Of each process: numbers of rank's parts of what it owns, and of its parts of what rank owns."""
-        mine, others = self.owned_by(rank), range(len(self.works[0][0].holders))
-        theirs = [sum(numbers(work, rank) for work in self.owned_by(other)) for other in others]
-        return theirs, [sum(numbers(work, other) for work in mine) for other in others]
+Coming = tuple[Any, Tensor, list[int]]
+"""A collective under way with what it sends, what it fills, and how much of that comes from each process."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The buckets of a step, for one group of processes.
-
-    Args:
-        buckets: in order.
-        ranks: number of processes.
-    """
-
-    buckets: tuple[Bucket, ...] = field(repr=False)
-    ranks: int
-
-    @property
-    def collectives(self) -> int:
-        """All-to-alls of a step, or all-gathers where owners are sent nothing."""
-        return sum(1 if bucket.copied else 2 for bucket in self.buckets)
-
-    @cached_property
-    def costs(self) -> list[int]:
-        """What each process computes."""
-        costs = [0] * self.ranks
-        for bucket in self.buckets:
-            for work, owner in bucket.works:
-                costs[owner] += work.cost
-        return costs
-
-    @property
-    def imbalance(self) -> float:
-        """The busiest process's cost over the mean."""
-        return max(self.costs) * self.ranks / max(1, sum(self.costs))
-
-    @cached_property
-    def sent_bytes(self) -> list[int]:
-        """Bytes that each process sends to others in a step."""
-        sent = [0] * self.ranks
-        for bucket in self.buckets:
-            for work, owner in bucket.works:
-                for rank in range(self.ranks):
-                    if rank != owner:
-                        sent[rank] += work.out(rank) * work.itemsize
-                        sent[owner] += work.back(rank) * work.itemsize
-        return sent
-
-    @cached_property
-    def buffer_bytes(self) -> int:
-        """The most bytes that whole tensors of one bucket take on one process."""
-        most = 0
-        for bucket in self.buckets:
-            held = [0] * self.ranks
-            for work, owner in bucket.works:
-                held[owner] += max(work.sent, work.returned) * work.box.numel * work.itemsize
-            most = max(most, *held)
-        return most
-
-
-def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> Schedule:
+def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> list[Bucket]:
     """Owners and buckets: the longest works first, each to the process that has the least.
 
     Every prefix of this order is balanced, so every bucket is about as long on each process. A bucket ends where one
@@ -141,28 +74,24 @@ def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> Schedule:
         budget: bytes of one tensor of each work that a process may hold at once.
 
     Returns:
-        The schedule, the same on every process.
+        The buckets in order, the same on every process.
 
     >>> halves = (Slab((0, 0), (2, 4)), Slab((2, 0), (2, 4)))
     >>> works = [Work(Slab((0, 0), (4, 4)), halves, cost(4, 4)) for _ in range(2)]
-    >>> plan = schedule(works)
-    >>> plan.collectives, plan.costs, plan.sent_bytes  # half a matrix out, half a matrix home
-    (2, [960, 960], [64, 64])
+    >>> schedule(works) == [[[works[0]], [works[1]]]], len(schedule(works * 2, budget=64))
+    (True, 2)
     """
     ranks = len(works[0].holders)
-    chosen = owners([work.cost for work in works], ranks)
-    order = sorted(range(len(works)), key=lambda i: (-works[i].cost, i))
-    buckets: list[list[tuple[Work, int]]] = [[]]
-    held = [0] * ranks
-    for index in order:
-        work, owner = works[index], chosen[index]
-        size = work.box.numel * work.itemsize
-        if held[owner] and held[owner] + size > budget:
-            buckets.append([])
+    buckets: list[Bucket] = []
+    held: list[int] = []
+    for index, owner in owners([work.cost for work in works], ranks).items():
+        size = works[index].box.numel * works[index].itemsize
+        if not held or (held[owner] and held[owner] + size > budget):
+            buckets.append([[] for _ in range(ranks)])
             held = [0] * ranks
         held[owner] += size
-        buckets[-1].append((work, owner))
-    return Schedule(tuple(Bucket(tuple(bucket)) for bucket in buckets), ranks)
+        buckets[-1][owner].append(works[index])
+    return buckets
 
 
 def cost(*sizes: int) -> int:
@@ -177,7 +106,96 @@ def cost(*sizes: int) -> int:
     """
     if len(sizes) < 2:
         return math.prod(sizes)
-    *batch, d_out, d_in = sizes
-    m, longer = min(d_out, d_in), max(d_out, d_in)
+    *batch, m, longer = *sizes[:-2], *sorted(sizes[-2:])
     each = 4 * m**2 * longer + 14 * m**3 if longer >= 1.5 * m else 10 * m**2 * longer + 5 * m**3
     return math.prod(batch) * each
+
+
+class Transport:
+    """The exchange of one group of processes, a bucket at a time, under way while others compute.
+
+    Args:
+        buckets: what is computed where.
+        group: the processes.
+        rank: this one's index in the group.
+        like: an empty tensor of the dtype and the device of what is sent.
+        copied: whether everybody has all entries already, and owners are sent nothing.
+    """
+
+    def __init__(
+        self, buckets: list[Bucket], group: dist.ProcessGroup | None, rank: int, like: Tensor, copied: bool
+    ) -> None:
+        self._buckets, self._group, self._rank, self._like, self._copied = buckets, group, rank, like, copied
+
+    def run(self, prepare: Prepare, compute: Compute, finalize: Finalize) -> None:
+        """Send, compute and return one bucket after the other; the next one is on its way while one is computed."""
+        going = None
+        coming = self._send(self._buckets[0], prepare)
+        for bucket, following in zip(self._buckets, [*self._buckets[1:], None], strict=True):
+            whole = self._whole(bucket[self._rank], coming)
+            coming = self._send(following, prepare) if following else None
+            results = compute(whole)
+            if going is not None:
+                self._finish(*going, finalize)
+            going = bucket, self._return(bucket, results)
+            del results
+        if going is not None:
+            self._finish(*going, finalize)
+
+    def _send(self, bucket: Bucket, prepare: Prepare) -> Coming | None:
+        pieces = [[x.reshape(-1) for work in works for x in prepare(work)] for works in bucket]
+        mine = bucket[self._rank]
+        sizes = [sum(work.sent * work.parts[rank].numel for work in mine) for rank in range(len(bucket))]
+        return None if self._copied else self._start(pieces, sizes)
+
+    def _return(self, bucket: Bucket, results: dict[Any, list[Tensor]]) -> Coming:
+        pieces: list[list[Tensor]] = []
+        for rank in range(1 if self._copied else len(bucket)):
+            pieces.append([])
+            for work in bucket[self._rank]:
+                *tensors, numbers = results[work]
+                part = work.parts[rank].within(work.box)
+                pieces[rank] += [*(x[part].reshape(-1) for x in tensors), numbers]
+        return self._start(pieces, [sum(map(sum, map(self._sizes, works))) for works in bucket])
+
+    def _sizes(self, work: Work) -> list[int]:
+        """Numbers that this process is sent of each tensor of a work's results, then the further ones."""
+        return [*[work.parts[self._rank].numel] * work.returned, work.numbers]
+
+    def _start(self, pieces: list[list[Tensor]], received: list[int]) -> Coming:
+        """One all-to-all of pieces for each process; of copies an all-gather, padded to the longest."""
+        outgoing = torch.cat([self._like, *(x for own in pieces for x in own)])
+        if self._copied:
+            received = [max(received)] * len(received)
+            outgoing = torch.nn.functional.pad(outgoing, (0, received[0] - len(outgoing)))
+        incoming = self._like.new_empty(sum(received))
+        if self._copied:
+            handle = dist.all_gather(list(torch.split(incoming, received)), outgoing, self._group, async_op=True)
+        else:
+            sent = [sum(map(len, own)) for own in pieces]
+            handle = dist.all_to_all_single(incoming, outgoing, received, sent, self._group, async_op=True)
+        return (handle, outgoing), incoming, received
+
+    def _whole(self, mine: list[Work], coming: Coming | None) -> dict[Work, list[Tensor]]:
+        """The whole tensors of the works that this process owns, from everybody's parts; none where it has all."""
+        whole = {work: [self._like.new_empty(work.box.size) for _ in range(work.sent)] for work in mine}
+        for rank, numbers in enumerate(_arrived(coming) if coming else ()):
+            parts = [(x, work.parts[rank], work.box) for work in mine for x in whole[work]]
+            sizes = [part.numel for _, part, _ in parts]
+            for (x, part, box), own in zip(parts, torch.split(numbers, sizes), strict=True):
+                x[part.within(box)] = own.reshape(part.size)
+        return whole
+
+    def _finish(self, bucket: Bucket, coming: Coming, finalize: Finalize) -> None:
+        for works, numbers in zip(bucket, _arrived(coming), strict=True):
+            for work in works:
+                sizes = self._sizes(work)
+                *tensors, own, numbers = torch.split(numbers, [*sizes, len(numbers) - sum(sizes)])
+                finalize(work, [x.reshape(work.parts[self._rank].size) for x in tensors], own)
+
+
+def _arrived(coming: Coming) -> Sequence[Tensor]:
+    """What has come from each process, flat."""
+    (handle, _), incoming, received = coming
+    handle.wait()
+    return torch.split(incoming, received)

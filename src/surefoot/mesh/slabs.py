@@ -69,11 +69,8 @@ def slabs(shape: Shape, mesh: Shape, placements: Sequence[Any]) -> list[Slab]:
     """
     orders = [_order(dim, mesh, placements) for dim in range(len(shape))]
     found = []
-    for coordinate in itertools.product(*map(range, mesh)):
-        cuts = [
-            _cut(length, [(coordinate[axis], mesh[axis]) for axis in order])
-            for length, order in zip(shape, orders, strict=True)
-        ]
+    for at in itertools.product(*map(range, mesh)):
+        cuts = [_cut(n, [(at[axis], mesh[axis]) for axis in order]) for n, order in zip(shape, orders, strict=True)]
         found.append(Slab(tuple(start for start, _ in cuts), tuple(size for _, size in cuts)))
     return found
 
@@ -91,7 +88,7 @@ def cutting(placements: Sequence[Any]) -> tuple[int, ...]:
     return tuple(axis for axis, placement in enumerate(placements) if type(placement).__name__ != "Replicate")
 
 
-def owners(costs: Sequence[int], ranks: int) -> list[int]:
+def owners(costs: Sequence[int], ranks: int) -> dict[int, int]:
     """An owner for each of several pieces of work: the longest first, each to the rank with the least so far.
 
     Args:
@@ -99,19 +96,19 @@ def owners(costs: Sequence[int], ranks: int) -> list[int]:
         ranks: number of owners.
 
     Returns:
-        The rank of each piece. The busiest has at most 4/3 of the least possible.
+        Piece -> its rank, the longest first. The busiest has at most 4/3 of the least possible.
 
     Source: R. Graham, "Bounds on multiprocessing timing anomalies", 1969, theorem 2.
 
     >>> owners([3, 1, 2], 2)
-    [0, 1, 1]
+    {0: 0, 2: 1, 1: 1}
     """
     loads = [(0, rank) for rank in range(ranks)]
-    chosen = [0] * len(costs)
-    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        load, rank = heapq.heappop(loads)
+    chosen = {}
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        load, rank = loads[0]
         chosen[index] = rank
-        heapq.heappush(loads, (load + costs[index], rank))
+        heapq.heapreplace(loads, (load + costs[index], rank))
     return chosen
 
 
@@ -120,12 +117,10 @@ def _order(dim: int, mesh: Shape, placements: Sequence[Any]) -> list[int]:
     order = [axis for axis in cutting(placements) if placements[axis].dim == dim]
     late = [axis for axis in order if getattr(placements[axis], "split_factor", 1) > 1]
     if late:
-        right = order[order.index(late[0]) + 1 :]
+        left, right = order[: order.index(late[0])], order[order.index(late[0]) + 1 :]
         if len(late) > 1 or math.prod(mesh[axis] for axis in right) != placements[late[0]].split_factor:
-            raise ValueError(
-                f"{placements[late[0]]!r} of {tuple(placements)} on a mesh of {mesh} is no contiguous part"
-            )
-        order = [*order[: order.index(late[0])], *right, late[0]]
+            raise ValueError(f"{placements[late[0]]!r} of {placements} on a mesh of {mesh} is no contiguous part")
+        order = [*left, *right, late[0]]
     return order
 
 

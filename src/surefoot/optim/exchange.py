@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.mesh.schedule import Schedule, Work, cost, schedule
+from surefoot.mesh.schedule import Transport, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
-from surefoot.mesh.transport import Transport
 from surefoot.momentum import State
 from surefoot.optim.batching import Batch, Leaf, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
@@ -128,8 +127,8 @@ class Exchange:
         self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
         like = shards[0].local.new_empty(0, dtype=self._dtype)
         self._jobs = {shard: jobs_of(shard, self._dtype) for shard in shards}
-        self.schedule: Schedule = schedule([job for jobs in self._jobs.values() for job in jobs])
-        self._transport = Transport(self.schedule, cut.group, cut.mine, like)
+        self.buckets = schedule([job for jobs in self._jobs.values() for job in jobs])
+        self._transport = Transport(self.buckets, cut.group, cut.mine, like, shards[0].way is REPLICAS)
         self._prepared: dict[Shard, Prepared] = {}
 
     def step(self) -> None:
@@ -139,7 +138,7 @@ class Exchange:
     @property
     def owners(self) -> list[tuple[Any, int]]:
         """Every job with its owner's index in the group."""
-        return [both for bucket in self.schedule.buckets for both in bucket.works]
+        return [(job, owner) for bucket in self.buckets for owner, jobs in enumerate(bucket) for job in jobs]
 
     def _prepare(self, job: Job) -> list[Tensor]:
         """This process's parts of what the owner of a job is sent."""
