@@ -293,7 +293,7 @@ def test_a_plain_model_needs_none_of_this():
         "import sys, torch, surefoot as sf\n"
         "layer = torch.nn.Linear(4, 4); optimizer = sf.SteepestDescent(layer, lr=0.1)\n"
         "layer(torch.ones(1, 4)).sum().backward(); optimizer.step(); optimizer.state_dict()\n"
-        "names = ('optim.sharding', 'optim.exchange', 'mesh.groups', 'mesh.transport')\n"
+        "names = ('optim.sharding', 'optim.exchange', 'mesh.groups', 'mesh.schedule')\n"
         "print([m for m in names if 'surefoot.' + m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

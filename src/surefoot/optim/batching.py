@@ -6,6 +6,7 @@ Parameters of one process, parts of sharded ones and the matrices of an owner ta
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 from surefoot.linalg import device
 from surefoot.momentum import State, is_finite
 from surefoot.optim.param_groups import learning_rate
-from surefoot.optim.precision import ADDED, Index, Precision
+from surefoot.optim.precision import ADDED, Leaf, Precision
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
@@ -36,47 +37,6 @@ Rule = tuple[Role, Stabiliser, float]
 """Of a block its role, its stabiliser with its radius in plain numbers, and the factor on its learning rate."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What all processes that hold a parameter have agreed on about its gradient.
-
-    Args:
-        there: whether there is one, on any process.
-        finite: whether it is there, and finite on all.
-        moves: whether any entry takes a step.
-        masks: of each block, which independent problems take a step, bool: `(n, 1, 1)` of matrices; where that is not
-            agreed on, `(1, 1, 1)`, whether the gradient is finite.
-    """
-
-    there: Tensor
-    finite: Tensor
-    moves: Tensor
-    masks: list[Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A parameter as a step sees it: tensors of this process that hold all that its rule couples.
-
-    Args:
-        value: the weights, which are written to.
-        grad: their gradient.
-        placement: their role and shape.
-        state: the optimizer's state of them, which is written to.
-        group: their parameter group.
-        agreed: what other processes, that hold parts or copies, know of the gradient; they count those not finite, too.
-        index: where the entries lie in the whole parameter, for the noise of stochastic rounding.
-    """
-
-    value: Tensor
-    grad: Tensor
-    placement: Placement
-    state: State
-    group: dict[str, Any]
-    agreed: Agreed | None = None
-    index: Index = 0
 
 
 @dataclass(eq=False)
@@ -136,18 +96,11 @@ class Batch:
 
     def results(self) -> Iterator[tuple[Tensor, State]]:
         """What `step` returns."""
-        placement, view = self.placement, self.placement.role.view
-        states: list[State] = [{} for _ in self.keys]
-        for name in self.states[0]:
-            stacks = [block[name] for block in self.states]
-            if name in self.shaped:
-                wholes = [{name: x} for x in split_blocks(stacks, view, placement.shape)]
-            else:
-                parts = zip(*(x.unbind() for x in stacks), strict=True)
-                wholes = [join_blocks([{name: x} for x in blocks], placement.role.owned) for blocks in parts]
-            for state, whole in zip(states, wholes, strict=True):
-                state |= whole
-        return zip(split_blocks(self.weights, view, placement.shape), states, strict=True)
+        view, shape = self.placement.role.view, self.placement.shape
+        shaped = {n: split_blocks([own[n] for own in self.states], view, shape) for n in self.shaped}
+        for i, w in enumerate(split_blocks(self.weights, view, shape)):
+            parts = [{n: x[i] for n, x in own.items() if n not in shaped} for own in self.states]
+            yield w, join_blocks(parts, self.placement.role.owned) | {n: x[i] for n, x in shaped.items()}
 
 
 def rules(placement: Placement) -> list[Rule]:
@@ -166,21 +119,18 @@ def init_state(placement: Placement, w: Tensor) -> State:
     return {**state, "skipped": torch.zeros((), dtype=torch.int32, device=w.device)}
 
 
-def alike(leaf: Leaf) -> Any:
+def alike(leaf: Leaf) -> tuple[Any, ...]:
     """Equal for parameters that are stacked together."""
     value, placement = leaf.value, leaf.placement
-    return placement.roles, placement.shape, value.dtype, value.device, leaf.agreed is None, id(leaf.group)
+    return value.device, placement.shape, placement.roles, value.dtype, leaf.agreed is None, id(leaf.group)
 
 
-def batches(
-    items: Iterable[T], alike: Callable[[T], Any], size: Callable[[T], tuple[torch.device, int]]
-) -> Iterator[list[T]]:
+def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
     """Like things together, cut to `BATCH_BYTES`.
 
     Args:
         items: the things.
-        alike: a key, equal for those that go together.
-        size: the device and number of entries of one.
+        alike: equal for those that go together: the device and the shape of one, and more.
 
     Yields:
         Lists, in the order of their first things.
@@ -188,9 +138,8 @@ def batches(
     buckets: dict[Any, list[T]] = defaultdict(list)
     for item in items:
         buckets[alike(item)].append(item)
-    for bucket in buckets.values():
-        where, numel = size(bucket[0])
-        count = max(1, BATCH_BYTES.get(where.type, ELSEWHERE) // (4 * max(1, numel)))
+    for (where, shape, *_), bucket in buckets.items():
+        count = max(1, BATCH_BYTES.get(where.type, ELSEWHERE) // (4 * max(1, math.prod(shape))))
         for start in range(0, len(bucket), count):
             yield bucket[start : start + count]
 
@@ -214,7 +163,7 @@ def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
     """Like parameters, stacked; one alone is not copied."""
     first, placement = leaves[0], leaves[0].placement
     view, dtype = placement.role.view, torch.promote_types(first.value.dtype, torch.float32)
-    weights = stack_blocks([precision.read(leaf.value, leaf.state, dtype) for leaf in leaves], view)
+    weights = stack_blocks([precision.read(leaf) for leaf in leaves], view)
     gradients = stack_blocks([leaf.grad.to(dtype) for leaf in leaves], view)
     if first.group["maximize"]:
         gradients = [-g for g in gradients]
@@ -232,11 +181,9 @@ def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
 
 def store(results: Iterable[tuple[Tensor, State]], batch: Batch, leaves: Sequence[Leaf], precision: Precision) -> None:
     """Write stepped weights and states back, rounded as precision says; count the gradients that were not finite."""
-    averages = batch.placement.role.momentum.averages
     for leaf, (w, new) in zip(leaves, results, strict=True):
-        there = leaf.agreed.there if leaf.agreed else None
-        precision.write_state_(leaf.state, new, averages, leaf.index, there)
-        precision.write_(leaf.value, w, leaf.state, leaf.index, there)
+        precision.write_state_(leaf, new)
+        precision.write_(leaf, w)
     finite = batch.masks[0].flatten()
     if not (leaves[0].agreed or (device.on_cpu(finite) and bool(finite.all()))):
         for leaf, own in zip(leaves, finite, strict=True):

@@ -14,9 +14,9 @@ from surefoot.linalg import device
 from surefoot.mesh.schedule import Transport, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
-from surefoot.optim.batching import Batch, Leaf, batches, by_block, stack_blocks
+from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
-from surefoot.optim.precision import Precision
+from surefoot.optim.precision import Leaf, Precision
 from surefoot.optim.shard import Shard
 from surefoot.optim.ways import REPLICAS, of_any_size
 from surefoot.plan import Placement
@@ -149,34 +149,30 @@ class Exchange:
     def _smoothed(self, shard: Shard) -> Prepared:
         """What this process has of a parameter at the start of a step, smoothed unless the owner does it."""
         leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
-        w, g = self._precision.read(leaf.value, leaf.state, dtype), leaf.grad.to(dtype)
+        w, g = self._precision.read(leaf), leaf.grad.to(dtype)
         x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
         x |= {name: leaf.state[name].to(dtype) for name in shard.shaped}
         if "m" in shard.sent:
             before = {name: x.get(name, y)[None] for name, y in leaf.state.items() if name in role.smoothed}
             finite = shard.agreed.finite.reshape((1,) * (w.ndim + 1))
             after, (x["m"],), x["active"] = smooth(role, x["g"][None], before, finite, shard.mask(dtype))
-            self._write_state(shard, leaf, {name: y[0] for name, y in after.items()})
+            self._precision.write_state_(leaf, {name: y[0] for name, y in after.items()})
         if isinstance(x["active"], Tensor) or "active" in shard.sent:
             x["active"] = device.scalar_like(x["active"], w, dtype).expand(1, *w.shape)[0]
         jobs = self._jobs[shard]
         parts = {job: [x[name][job.region] for name in shard.sent] for job in jobs}
         return Prepared(leaf, parts, w, x["active"], len(jobs))
 
-    def _write_state(self, shard: Shard, leaf: Leaf, new: State) -> None:
-        averages = shard.placement.role.momentum.averages
-        self._precision.write_state_(leaf.state, new, averages, leaf.index, shard.agreed.there)
-
     def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
         """The owned jobs' results, like ones in batches."""
         results: dict[Job, list[Tensor]] = {}
-        for jobs in batches([*whole], self._alike, lambda job: (job.key.device, job.box.numel)):
+        for jobs in batches([*whole], self._alike):
             results |= self._batch(jobs, [whole.pop(job) or self._prepared[job.shard].sent.pop(job) for job in jobs])
         return results
 
     def _alike(self, job: Job) -> Any:
         """Equal for jobs that are stepped together."""
-        return job.placement.roles, job.placement.shape, job.shard.way, id(job.shard.group)
+        return job.key.device, job.placement.shape, job.placement.roles, job.shard.way, id(job.shard.group)
 
     def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Job, list[Tensor]]:
         """Take the owner's part of the step of like jobs."""
@@ -214,11 +210,10 @@ class Exchange:
         w = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
         prepared.w[job.region] = w
         if x:
-            self._write_state(shard, prepared.leaf, x)
+            self._precision.write_state_(prepared.leaf, x)
         prepared.left -= 1
         if not prepared.left:
-            leaf = prepared.leaf
-            self._precision.write_(leaf.value, prepared.w, leaf.state, leaf.index, shard.agreed.there)
+            self._precision.write_(prepared.leaf, prepared.w)
             del self._prepared[shard]
 
     def _moved(self, job: Job, prepared: Prepared, d: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.finite import refuse_overflowing
 from surefoot.optim import param_groups
-from surefoot.optim.batching import STEPS, Leaf, advance, alike, batches, init_state
+from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
-from surefoot.optim.precision import Precision
+from surefoot.optim.precision import Leaf, Precision
 from surefoot.optim.ways import HERE, shared
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
@@ -159,7 +159,7 @@ class SteepestDescent(Optimizer):
         if self._sharding:
             self._sharding.agree(self.param_groups)
         leaves = (leaf for group in self.param_groups for leaf in self._leaves(group))
-        for some in batches(leaves, alike, lambda leaf: (leaf.value.device, leaf.value.numel())):
+        for some in batches(leaves, alike):
             advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
             group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
@@ -192,10 +192,10 @@ class SteepestDescent(Optimizer):
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        averages, self._dtypes[p] = self._placements[p].role.momentum.averages, p.dtype
-        converted = self._precision.convert(p, self.state[p], averages, self._names[p], partial(self._new_state, p))
+        placement, self._dtypes[p] = self._placements[p], p.dtype
+        new = self._precision.convert(p, placement, self.state[p], self._names[p], partial(self._new_state, p))
         self.state[p].clear()
-        self.state[p].update(converted)
+        self.state[p].update(new)
         if self._sharding and p in self._sharding.shards:
             self._sharding.shards[p].kept = self.state[p]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from surefoot.identity import plain_name
 from surefoot.linalg import device
 from surefoot.momentum import State
+from surefoot.plan import Placement
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -22,6 +23,47 @@ ADDED = ("master", "rounds")
 
 Index = int | Tensor
 """Where entries lie in the whole parameter, flattened: the first one's position if they follow each other, or all."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all processes that hold a parameter have agreed on about its gradient.
+
+    Args:
+        there: whether there is one, on any process.
+        finite: whether it is there, and finite on all.
+        moves: whether any entry takes a step.
+        masks: of each block, which independent problems take a step, bool: `(n, 1, 1)` of matrices; where that is not
+            agreed on, `(1, 1, 1)`, whether the gradient is finite.
+    """
+
+    there: Tensor
+    finite: Tensor
+    moves: Tensor
+    masks: list[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A parameter as a step sees it: tensors of this process that hold all that its rule couples.
+
+    Args:
+        value: the weights, which are written to.
+        grad: their gradient.
+        placement: their role and shape.
+        state: the optimizer's state of them, which is written to.
+        group: their parameter group.
+        agreed: what other processes, that hold parts or copies, know of the gradient; they count those not finite, too.
+        index: where the entries lie in the whole parameter, for the noise of stochastic rounding.
+    """
+
+    value: Tensor
+    grad: Tensor
+    placement: Placement
+    state: State
+    group: dict[str, Any]
+    agreed: Agreed | None = None
+    index: Index = 0
 
 
 class Rounding(ABC):
@@ -124,7 +166,7 @@ class Precision:
             raise ValueError(f"momentum is kept in torch.float32 or torch.bfloat16, not {self.momentum!r}")
         if not isinstance(self.weights, Rounding):
             raise ValueError(
-                f"weights takes RoundToNearest(), StochasticRounding() or MasterWeights(), not {self.weights!r}"
+                f"weights is RoundToNearest(), StochasticRounding() or MasterWeights(), not {self.weights!r}"
             )
 
     def rounding(self, p: Tensor) -> Rounding:
@@ -136,29 +178,26 @@ class Precision:
         if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64, *HALF):
             raise ValueError(f"parameters of {p.dtype} cannot be stepped: keep them in bfloat16 or float32")
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
-            raise ValueError(
-                f"{self.weights} cannot round weights to {p.dtype}; take MasterWeights() or RoundToNearest()"
-            )
+            raise ValueError(f"{self.weights} cannot round to {p.dtype}; take MasterWeights() or RoundToNearest()")
 
     def convert(
-        self, p: Tensor, state: State, averages: Collection[str], name: str, new: Callable[[], State] = dict
+        self, p: Tensor, placement: Placement, state: State, name: str, new: Callable[[], State] = dict
     ) -> State:
         """A parameter's state in the dtypes asked for: a new one, or one from a checkpoint of another precision.
 
         Args:
             p: the parameter.
+            placement: its role, which says what is stored in `momentum`'s dtype.
             state: of momentum and stabiliser.
-            averages: the entries of it that are stored in `momentum`'s dtype.
             name: the parameter's, from which its rounding noise is drawn.
-            new: gives a state whose other entries have the dtypes that those of this one should have; it is asked for
-                where any has another dtype than the steps.
+            new: a state whose other entries have the dtypes wanted, asked for where any here is not of the steps'.
 
         Returns:
             The state, with "master" and "rounds" where they are needed.
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
-        small = self.momentum if self.momentum == torch.bfloat16 and dtype == torch.float32 else dtype
-        kept = {key: x for key, x in state.items() if key not in ADDED}
+        small = self.momentum if dtype == torch.float32 else dtype
+        kept, averages = {key: x for key, x in state.items() if key not in ADDED}, placement.role.momentum.averages
         others = [x for key, x in kept.items() if key not in averages and x.is_floating_point()]
         like = new() if any(x.dtype != dtype for x in others) else kept
         converted = {key: x.to(small if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
@@ -167,37 +206,32 @@ class Precision:
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
 
-    def read(self, p: Tensor, state: State, dtype: torch.dtype) -> Tensor:
-        """The weight that a step in this dtype starts from."""
-        return self.rounding(p).read(p, state, dtype)
+    def read(self, leaf: Leaf) -> Tensor:
+        """The weight that a step starts from."""
+        dtype = torch.promote_types(leaf.value.dtype, torch.float32)
+        return self.rounding(leaf.value).read(leaf.value, leaf.state, dtype)
 
-    def write_state_(
-        self, state: State, new: State, averages: Collection[str], index: Index = 0, there: Tensor | None = None
-    ) -> None:
-        """Write changed entries of a parameter's state; averages in bfloat16 by stochastic rounding.
+    def write_state_(self, leaf: Leaf, new: State) -> None:
+        """Write new entries, in the dtype of the step, of a parameter's state; averages in bfloat16 are rounded.
 
-        Args:
-            state: written to.
-            new: entries of it, in the dtype of the step.
-            averages: names of those that masks keep where the parameter rests.
-            index: where the entries lie in the whole parameter.
-            there: whether there is a gradient on any process; without one, counts and what schemes refine stay, too.
+        Averages are kept by masks where the parameter rests; without a gradient on any process counts and what schemes
+        refine stay, too.
         """
         for name, x in new.items():
-            place = state[name]
-            if there is not None and name not in averages:
-                x = torch.where(there, x, place.to(x.dtype))
+            place = leaf.state[name]
+            if leaf.agreed and name not in leaf.placement.role.momentum.averages:
+                x = torch.where(leaf.agreed.there, x, place.to(x.dtype))
             rounded = place.dtype == torch.bfloat16 != x.dtype
-            write_(place, stochastic(x, noise_seed(state["rounds"]), index) if rounded else x)
+            write_(place, stochastic(x, noise_seed(leaf.state["rounds"]), leaf.index) if rounded else x)
 
-    def write_(self, p: Tensor, w: Tensor, state: State, index: Index = 0, there: Tensor | None = None) -> None:
-        """Write a parameter's next weights w, rounded: the end of its step; arguments as of `write_state_`."""
-        value, added = self.rounding(p).write(w, p.dtype, state, index)
-        write_(p, value)
+    def write_(self, leaf: Leaf, w: Tensor) -> None:
+        """Write a parameter's next weights w, rounded: the end of its step."""
+        value, added = self.rounding(leaf.value).write(w, leaf.value.dtype, leaf.state, leaf.index)
+        write_(leaf.value, value)
         for name, x in added.items():
-            write_(state[name], x)
-        if "rounds" in state:
-            state["rounds"] += 1 if there is None else there
+            write_(leaf.state[name], x)
+        if "rounds" in leaf.state:
+            leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
 def write_(tensor: Tensor, value: Tensor) -> None:

@@ -18,8 +18,8 @@ from surefoot.linalg import device
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, is_finite
-from surefoot.optim.batching import Agreed, Leaf, Rule, rules
-from surefoot.optim.precision import ADDED, Index
+from surefoot.optim.batching import Rule, rules
+from surefoot.optim.precision import ADDED, Agreed, Index, Leaf
 from surefoot.optim.ways import ALL, DIRECTION, ROWS, WEIGHT, Way
 from surefoot.plan import Placement
 from surefoot.views import Shape

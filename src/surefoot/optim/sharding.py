@@ -95,8 +95,7 @@ class Sharding:
             )
         else:
             state = init_state(shard.here, shard.local)
-        averages = shard.placement.role.momentum.averages
-        state = self._precision.convert(shard.local, state, averages, name)
+        state = self._precision.convert(shard.local, shard.placement, state, name)
         return {key: _wrapped(shard, key, x) for key, x in state.items()}
 
     def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor:
