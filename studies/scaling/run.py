@@ -27,10 +27,10 @@ from surefoot.experiment.reports.style import markdown
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import slabs
-from surefoot.optim import ways
 from surefoot.optim.batching import init_state
 from surefoot.optim.exchange import jobs_of
 from surefoot.optim.shard import Shard as Part
+from surefoot.optim.shard import chosen
 
 COUNTS = Path(__file__).parent / "counts.json"
 MODELS = {
@@ -75,9 +75,9 @@ def works_of(model: torch.nn.Module, plan: sf.Plan, group: int) -> tuple[list[Wo
         placement = plan[name]
         mesh, placements = placements_of(tuple(p.shape), group)
         boxes = tuple(slabs(tuple(p.shape), mesh, placements))
-        way, here = ways.chosen(placement, boxes, boxes[0].size)
+        way, here = chosen(placement, boxes, boxes[0].size)
         entries += p.numel()
-        if not way.take:
+        if not way.back:
             matrices = placement.role.geometry.couples == {-1, -2}
             local += matrices and sum(cost(*block) for block in here.blocks)
         else:

@@ -19,7 +19,7 @@ from surefoot import recipes
 from surefoot.geometry.base import Extent
 from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
-from surefoot.optim import ways
+from surefoot.optim import shard as ways
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
 CUTS = [

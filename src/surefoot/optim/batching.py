@@ -97,7 +97,8 @@ class Batch:
     def results(self) -> Iterator[tuple[Tensor, State]]:
         """What `step` returns."""
         view, shape = self.placement.role.view, self.placement.shape
-        shaped = {n: split_blocks([own[n] for own in self.states], view, shape) for n in self.shaped}
+        names = self.shaped & self.states[0].keys()
+        shaped = {n: split_blocks([own[n] for own in self.states], view, shape) for n in names}
         for i, w in enumerate(split_blocks(self.weights, view, shape)):
             parts = [{n: x[i] for n, x in own.items() if n not in shaped} for own in self.states]
             yield w, join_blocks(parts, self.placement.role.owned) | {n: x[i] for n, x in shaped.items()}

@@ -17,12 +17,10 @@ from surefoot.momentum import State
 from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Leaf, Precision
-from surefoot.optim.shard import Shard
-from surefoot.optim.ways import REPLICAS, of_any_size
+from surefoot.optim.shard import REPLICAS, Shard, of_any_size
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import move, smooth
-from surefoot.views.state import entry
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,27 +44,17 @@ class Job(Work):
         """Where this process's part of the entries lies in its slab."""
         return self.parts[self.shard.cut.mine].within(self.shard.cut.slab)
 
-    def everybodys(self) -> State:
-        """What the owner changes of the state beside tensors of the parameter's shape: the same on every process."""
-        return self._own(self.shard.small)
-
-    def owned(self) -> State:
-        """What the owner alone keeps."""
-        names = self.shard.placement.role.owned
-        return self._own(name for name in self.shard.state if entry(name) in names)
-
-    def _own(self, names: Iterable[str]) -> State:
+    def entries(self, names: Iterable[str]) -> State:
+        """Entries of the state, as far as they are this job's."""
         state = self.shard.state
-        return {name: self._part(state[name]) if state[name].ndim else state[name] for name in names}
+        return {name: self.own(state[name]) for name in names}
 
-    def _part(self, x: Tensor) -> Tensor:
-        """What is this expert's of a tensor with a row for each matrix of the stack."""
+    def own(self, x: Tensor) -> Tensor:
+        """What is this expert's of a tensor with a row for each matrix of the stack, or with one for all."""
+        if self.only is None or not x.ndim or len(x) == 1:
+            return x
         each = self.placement.blocks[0][0]
-        return x if self.only is None else x[each * self.only : each * (self.only + 1)]
-
-    def masks(self) -> list[Tensor]:
-        """What is agreed on of each block."""
-        return [self._part(mask) if len(mask) > 1 else mask for mask in self.shard.agreed.masks]
+        return x[each * self.only : each * (self.only + 1)]
 
 
 def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
@@ -179,23 +167,21 @@ class Exchange:
         shard, placement = jobs[0].shard, jobs[0].placement
         x = {n: stack_blocks(own, placement.role.view) for n, *own in zip(shard.sent, *tensors, strict=True)}
         tensors.clear()
-        masks: list[Any] = x.get("active") or [
-            torch.stack(own) for own in zip(*(job.masks() for job in jobs), strict=True)
-        ]
+        agreed = ([job.own(mask) for mask in job.shard.agreed.masks] for job in jobs)
+        masks: list[Any] = x.get("active") or [torch.stack(own) for own in zip(*agreed, strict=True)]
         if "m" in x:  # these are active masks, those of gradients only say which are finite
             masks = [1.0 if device.on_cpu(mask) and bool(mask.all()) else mask.to(x["m"][0].dtype) for mask in masks]
-        kept = [job.everybodys() | job.owned() for job in jobs]
+        kept = [job.entries([*job.shard.small, *job.shard.owned]) for job in jobs]
         states = by_block(kept, placement, {name: x[name] for name in shard.shaped if name in x})
         m = x.get("m") or x["g"]
         w = x.get("w") or m  # it is not read where it is not sent
         batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
-        assert shard.way.take is not None
         stepped = batch.step(shard.way.take, self._bounds, foreign=True)
         results = {}
         for job, places, (out, new) in zip(jobs, kept, stepped, strict=True):
             for name, place in places.items():
                 place.copy_(torch.where(job.shard.agreed.there, new[name], place))
-            numbers = [place.reshape(-1).to(out.dtype) for place in job.everybodys().values()]
+            numbers = [places[name].reshape(-1).to(out.dtype) for name in job.shard.small]
             back = [new[name] for name in shard.back[1:]]
             results[job] = [out, *back, torch.cat([out.new_empty(0), *numbers])]
         return results
@@ -203,7 +189,7 @@ class Exchange:
     def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
         """Take what has come home of a job; when the parameter's last part has come, write it back."""
         shard, prepared = job.shard, self._prepared[job.shard]
-        places = list(job.everybodys().values())
+        places = list(job.entries(shard.small).values())
         for place, own in zip(places, torch.split(numbers, [place.numel() for place in places]), strict=True):
             place.copy_(own.reshape(place.shape))
         x = dict(zip(shard.back, tensors, strict=True))

@@ -18,7 +18,6 @@ from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import Measuring
 from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
 from surefoot.optim.precision import Leaf, Precision
-from surefoot.optim.ways import HERE, shared
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role
 from surefoot.scaling import Run
@@ -118,7 +117,8 @@ class SteepestDescent(Optimizer):
     def _prepare(self, params: list[Tensor]) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
         self._frozen |= dict.fromkeys(p for p in params if not p.requires_grad)
-        copied = {p for p in params if self._replicas and shared(self._placements[p])}
+        roles = {p: self._placements[p].role for p in params}  # signs are shared where all can go on from each one's
+        copied = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
         split = [p for p in params if p.requires_grad and (is_dtensor(p) or p in copied)]
         if split and not self._sharding:
             from surefoot.optim.sharding import Sharding
@@ -171,7 +171,7 @@ class SteepestDescent(Optimizer):
         """Those parameters of a group that this process steps by itself."""
         for p in group["params"]:
             if self._sharding and (shard := self._sharding.shards.get(p)):
-                if shard.way is HERE and p.numel():
+                if shard.way.name == "here" and p.numel():
                     yield shard.leaf()
             elif p.grad is not None:
                 if p.grad.is_sparse:

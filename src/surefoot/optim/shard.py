@@ -1,11 +1,11 @@
-"""A parameter that several processes hold: this process's part, and how its step is taken."""
+"""A parameter that several processes hold: this process's part, and where the three parts of its step run."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,19 +14,46 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from surefoot.geometry.adaptive import Adaptive
+from surefoot.geometry.base import Extent
 from surefoot.linalg import device
 from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, is_finite
 from surefoot.optim.batching import Rule, rules
 from surefoot.optim.precision import ADDED, Agreed, Index, Leaf
-from surefoot.optim.ways import ALL, DIRECTION, ROWS, WEIGHT, Way
 from surefoot.plan import Placement
-from surefoot.views import Shape
+from surefoot.roles import Role
+from surefoot.scaling import Constant
+from surefoot.step import Step, descend, direct, step, turned_by_row
+from surefoot.views import OneBlock, Shape, Stack, Vector, View
 from surefoot.views.state import entry
 
-FLAGS = 4
-"""Of each parameter: its gradient is not finite, is there, is missing, is not zero."""
+
+@dataclass(frozen=True)
+class Way:
+    """How a part takes its step. Parts of the step that no owner takes run where the part lies.
+
+    Args:
+        name: of the way.
+        sent: what the owner of a matrix is sent: gradient g, smoothed gradient m, weight w.
+        back: what it returns: direction d, weight w; nothing where there is no owner.
+        take: what it runs of the step: all of it where it is sent g, else the last two parts, or the second alone.
+    """
+
+    name: str
+    sent: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    take: Step = step
+
+
+HERE = Way("here")
+ROWS = Way("rows")  # the norms of all rows are reduced before the move
+DIRECTION = Way(
+    "direction", ("m",), ("d",), lambda role, how, w, m, kept, _, active: direct(role, how, w, m, kept, active)
+)
+WEIGHT = Way("weight", ("m", "w"), ("w",), descend)
+ALL = Way("all", ("g", "w"), ("w",))  # and the state of momentum, both ways
+REPLICAS = Way("replicas", ("m", "w"), ("w",), descend)  # the owner has its own copies of m and w: nothing is sent
 
 
 @dataclass(eq=False)
@@ -115,7 +142,10 @@ class Shard:
         return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index)
 
     def flags(self) -> Tensor:
-        """What this process knows of the gradient, uint8; of all processes' flags the largest hold."""
+        """What this process knows of the gradient, uint8; of all processes' flags the largest hold.
+
+        Whether it is not finite, is there, is missing, is not zero; then of each problem whether it is not zero.
+        """
         g, there = self.gradient(), self.p.grad is not None
         known = torch.tensor([False, there, not there, False], device=g.device)
         if there and g.numel():
@@ -133,13 +163,13 @@ class Shard:
 
     def agree(self, flags: Tensor) -> None:
         """Take what all processes know, and count a gradient that is not finite."""
-        infinite, there, missing, some, *seen = torch.split(flags.bool(), [*[1] * FLAGS, len(flags) - FLAGS])
+        infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
         there &= ~(missing & self.copies)
         finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
         if self.problems:
             shapes, _ = self.problems
-            parts = torch.split((seen[0] | (not by_problem)) & finite, [math.prod(shape) for shape in shapes])
+            parts = torch.split((seen | (not by_problem)) & finite, [math.prod(shape) for shape in shapes])
             masks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
         self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks)
         self.kept["skipped"] += (infinite & there)[0]
@@ -177,6 +207,11 @@ class Shard:
         others = {"skipped", *ADDED, *self.shaped, *role.owned, *(() if self.way is ALL else role.smoothed)}
         return sorted(name for name in self.state if entry(name) not in others)
 
+    @property
+    def owned(self) -> list[str]:
+        """Names of what the owner alone keeps."""
+        return [name for name in self.state if entry(name) in self.placement.role.owned]
+
     @cached_property
     def kinds(self) -> tuple[list[Rule], Tensor]:
         """The rules of its blocks, each once; and of each entry of the slab, by which of them it moves."""
@@ -184,3 +219,58 @@ class Shard:
         kinds = [*dict.fromkeys(own)]
         labels = self._labels([torch.tensor(kinds.index(rule)) for rule in own]) if len(kinds) > 1 else torch.tensor(0)
         return kinds, labels.to(self.local.device).expand(self.cut.slab.size)
+
+
+def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[Way, Placement]:
+    """The way of a parameter cut into slabs, and the own slab's placement where it takes its step here."""
+    cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
+    role, shape, block = placement.role, placement.shape, placement.blocks[0]
+    view, momentum, ball = role.view, role.momentum, role.weight_geometry
+
+    def here(view: View) -> Placement:
+        return Placement(replace(of_any_size(placement), view=view), placement.why, local)
+
+    if not cut:
+        return HERE, placement
+    even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
+    if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
+        return HERE, here(Stack())
+    if cut == {0} and view.stacked and (block[0] == shape[0] or even):
+        return HERE, here(view)
+    if isinstance(view, OneBlock):
+        columns = block[-1] if len(block) == 3 else 1
+        first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
+        rows = all(d < first for d in cut) and turned_by_row(role.geometry)
+        table = len(block) == 3 and block[0] == 1 and cut == {0}  # a vector is one row
+        if rows and momentum.extent <= (Extent.ROW if table else Extent.ENTRY):
+            extent, lines = placement.stabilisers[0].extent, AsRows(columns) if len(block) == 3 else Vector()
+            if extent == Extent.ENTRY:
+                return HERE, here(lines)
+            if extent <= Extent.NORM and -ball.ndim not in ball.couples and block[0] == 1:
+                return ROWS, here(lines)
+    if momentum.extent > Extent.ENTRY:
+        return ALL, placement
+    reads = isinstance(role.geometry, Adaptive) and any("w" in change.reads for change in role.geometry.changes)
+    entrywise = all(scheme.extent == Extent.ENTRY for scheme in placement.stabilisers)
+    return (DIRECTION if entrywise and not reads else WEIGHT), placement
+
+
+def of_any_size(placement: Placement) -> Role:
+    """A placement's role with the scale and the radius that it has there, whatever size a part is."""
+    scale = Constant(placement.lr_scales[0])
+    return replace(placement.role, lr_scale=scale, stabiliser=placement.stabilisers[0], radius_unit=Constant())
+
+
+@dataclass(frozen=True)
+class AsRows(OneBlock):
+    """All rows of a part of a table, `(..., columns)` flattened, as one matrix.
+
+    Args:
+        columns: entries of a row.
+    """
+
+    columns: int
+
+    def block(self, shape: Shape) -> Shape:
+        """`(1, rows, columns)`."""
+        return (1, math.prod(shape) // max(1, self.columns), self.columns)

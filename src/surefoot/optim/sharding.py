@@ -21,8 +21,7 @@ from surefoot.optim.batching import init_state, load, rules, store
 from surefoot.optim.exchange import Exchange
 from surefoot.optim.param_groups import learning_rate, whole_of
 from surefoot.optim.precision import Precision
-from surefoot.optim.shard import Shard
-from surefoot.optim.ways import HERE, REPLICAS, ROWS, chosen
+from surefoot.optim.shard import HERE, REPLICAS, ROWS, Shard, chosen
 from surefoot.plan import Placement
 from surefoot.stabilise.base import where_moved
 from surefoot.stabilise.running_bound import RunningBound
@@ -88,7 +87,7 @@ class Sharding:
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
-        if shard.way.take and isinstance(shard.p, DTensor):
+        if shard.way.back and isinstance(shard.p, DTensor):
             state = init_state(shard.placement, gather(shard.p, shard.cut))
             state |= shard.placement.role.momentum.init_state(
                 torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
@@ -143,7 +142,7 @@ class Sharding:
         """Give every process what only owners of matrices keep, for a checkpoint."""
         for exchange in self.exchanges:
             for job, owner in exchange.owners:
-                for _, x in sorted(job.owned().items()):
+                for _, x in sorted(job.entries(job.shard.owned).items()):
                     dist.broadcast(x, group=job.shard.cut.group, group_src=owner)
 
     @property
@@ -152,7 +151,7 @@ class Sharding:
         if self._exchanges is None:
             found: dict[Any, list[Shard]] = {}
             for shard in self.shards.values():
-                if shard.way.take and shard.p.numel():
+                if shard.way.back and shard.p.numel():
                     like = shard.cut.ranks, shard.way is REPLICAS, shard.local.dtype, shard.local.device
                     found.setdefault(like, []).append(shard)
             self._exchanges = [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
@@ -255,11 +254,11 @@ class Reduced(Completed):
 
 def _step_by_rows(steps: Sequence[Iterator[list[Tensor]]], group: dist.ProcessGroup | None) -> None:
     """Take the steps of tables, with one all-reduce for the norms of all."""
-    if asked := [(norms, i) for norms in map(next, steps) for i in range(len(norms))]:
-        numbers = torch.cat([norms[i].to(torch.float64).flatten() for norms, i in asked])
+    if asked := [x for norms in map(next, steps) for x in norms]:
+        numbers = torch.cat([x.to(torch.float64).flatten() for x in asked])
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
-        for (norms, i), x in zip(asked, torch.split(numbers, [norms[i].numel() for norms, i in asked]), strict=True):
-            norms[i] = x.to(norms[i].dtype).reshape(norms[i].shape)
+        for x, most in zip(asked, torch.split(numbers, [x.numel() for x in asked]), strict=True):
+            x.copy_(most.reshape(x.shape))
     for step in steps:
         next(step, None)
 
