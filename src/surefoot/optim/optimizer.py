@@ -87,7 +87,7 @@ class SteepestDescent(Optimizer):
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._replicas = replicas
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
-        groups, self._refuse_late, plan = grouped(params, plan, run)
+        groups, self._unplaced, plan = grouped(params, plan, run)
         defaults = {"lr": param_groups.rate(plan) if lr is None else lr, "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 
@@ -155,7 +155,7 @@ class SteepestDescent(Optimizer):
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
-        self._refuse_late()
+        param_groups.refuse_late(self._unplaced)
         if self._sharding:
             self._sharding.agree(self.param_groups)
         leaves = (leaf for group in self.param_groups for leaf in self._leaves(group))
@@ -292,7 +292,7 @@ class SteepestDescent(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
-        names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_refuse_late")
+        names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced")
         own = {name: vars(self)[name] for name in names}
         empty = {"_bounds": (bounds := RunningBound()), "_measuring": Measuring(bounds)}
         return {**pickled, **own, **empty, "_sharding": None, "_replicas": None}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -27,16 +26,16 @@ from surefoot.views import PerHead
 FORMAT = 3
 """Version of the state dictionary: in 2, which is read, values that are fused with queries had no role of their own."""
 
-_ANEW = "the model's weights alone and start with a new optimizer"
+_ANEW = "load the model's weights alone and start with a new optimizer"
+_THEN = "continue it with the version of surefoot that saved it"
 
 
 def grouped(
     params: nn.Module | Iterable[Any], plan: Plan | None, run: Run | None
-) -> tuple[Iterable[Any], Callable[[], None], Plan | None]:
+) -> tuple[Iterable[Any], dict[Tensor, str], Plan | None]:
     """What torch's constructor takes: with a plan one group per role name, its placements beside it; else the groups.
 
-    And what raises ValueError when a frozen parameter without a role, which is in no group, has a gradient. And the
-    plan, if there is one.
+    Then the names of frozen parameters without a role, which are in no group, and the plan, if there is one.
     """
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
@@ -47,9 +46,8 @@ def grouped(
         params = params.named_parameters()
     groups: dict[str, dict[str, Any]] = {}
     unplaced: dict[Tensor, str] = {}
-    refuse_late = partial(_refuse_late, unplaced)
     if plan is None:
-        return params, refuse_late, None
+        return params, unplaced, None
     for named in params:
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[0], str)):
             raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
@@ -63,7 +61,7 @@ def grouped(
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(named)
         group["placements"].append(placement)
-    return list(groups.values()), refuse_late, plan
+    return list(groups.values()), unplaced, plan
 
 
 def rate(plan: Plan | None) -> float:
@@ -75,22 +73,20 @@ def rate(plan: Plan | None) -> float:
     raise ValueError(f"the learning rate is missing and {reason}: {remedy}")
 
 
-def _refuse_late(unplaced: Mapping[Tensor, str]) -> None:
+def refuse_late(unplaced: Mapping[Tensor, str]) -> None:
     """Raise ValueError for a parameter that was frozen when the optimizer was made, has no role, and a gradient."""
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         raise ValueError(
-            f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: no rule places it, so "
-            f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')]), or another role, or freeze "
-            "it again and set its grad to None"
+            f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "
+            f"with Plan.of(model, overrides=[({late[0]!r}, 'linear')]), or freeze it again and set its grad to None"
         )
 
 
 def with_names(params: Any, number: int) -> Any:
     """torch wants names in every group or in none; unnamed parameters get `group1.0` and so on."""
-    if isinstance(params, Tensor):
-        params = [params]
     if isinstance(params, set):
         return params
+    params = [params] if isinstance(params, Tensor) else params
     return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
 
 
@@ -167,9 +163,8 @@ def replaced(
         old = before.get(own[i]) if i < len(own) else None  # no name: appended
         if old is None or states.get(old):
             raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: "
-                "wrap the model before its first step, and make the optimizer from its named_parameters(); "
-                "a new parameter needs add_param_group"
+                f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: wrap the "
+                "model before its first step, make the optimizer from named_parameters(); a new one: add_param_group"
             )
         found[p] = old
     return found
@@ -178,12 +173,8 @@ def replaced(
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
-        raise ValueError(
-            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model itself, "
-            "SteepestDescent(model, lr=...), and every role is found"
-        )
-    rule = by_name(role)
-    placements = []
+        raise ValueError("a parameter group needs a role, as {'params': [...], 'role': 'linear'}; or pass the model")
+    rule, placements = by_name(role), []
     for p in params:
         try:
             placements.append(Placement(rule, "as given", tuple(p.shape)))
@@ -213,10 +204,10 @@ def check_saved(
     _check_kinds("", {"state": None, "param_groups": None, **saved})
     parameters: dict[Any, Tensor] = {}
     for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
+        where = f"parameter group {index} ({ours['role']})"
         if (version := theirs.get("format")) not in (2, FORMAT):
             raise ValueError(
-                f"parameter group {index} of the checkpoint is not SteepestDescent's format {FORMAT} but {version}: "
-                f"continue it with the version of surefoot that saved it, or load {_ANEW}"
+                f"{where} of the checkpoint is not SteepestDescent's format {FORMAT} but {version}: {_THEN}, or {_ANEW}"
             )
         _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
         refuse_rate({**ours, **theirs})
@@ -224,28 +215,33 @@ def check_saved(
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
             raise ValueError(
-                f"parameter group {index} ({ours['role']}) has {then} parameters in the checkpoint and {now} in the "
-                f"optimizer{which}: saved for another model, or by 0.2.0, without frozen parameters; load {_ANEW}"
+                f"{where} has {then} parameters in the checkpoint and {now} in the optimizer{which}: saved for another "
+                f"model, or by 0.2.0, without frozen parameters; {_ANEW}"
             )
         for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
             if then != now and not (version == 2 and then == _digest_2(placements[p])):
                 raise ValueError(
-                    f"{names[p]} in parameter group {index} ({ours['role']}) was saved under another plan: "
-                    f"{then}, now {now}; build the optimizer with the recipe and overrides of the checkpoint"
-                    + (", or continue it with the version of surefoot that saved it" if version == 2 else "")
+                    f"{names[p]} in {where} was saved under another plan: {then}, now {now}; "
+                    f"build the optimizer with the recipe and overrides of the checkpoint, or {_THEN}"
                 )
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
             raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
         if problem := "" if entries == {} else _unfit(entries, new(p), p):
-            raise ValueError(f"{names[p]}: {problem}; nothing was changed. Load a checkpoint of this model, or {_ANEW}")
+            raise ValueError(f"{names[p]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry of a saved dictionary that is of another kind; where says of which one."""
-    lists = dict.fromkeys(("param_groups", "params", "plan"), list)
-    kinds = {"state": dict, "maximize": bool, "steps_on_device": int, **lists}
+    kinds = {
+        "state": dict,
+        "maximize": bool,
+        "steps_on_device": int,
+        "param_groups": list,
+        "params": list,
+        "plan": list,
+    }
     for key in kinds.keys() & entries.keys():
         if not isinstance(entries[key], kinds[key]):
             raise ValueError(f"{key!r} of the checkpoint{where} is no {kinds[key].__name__} but {entries[key]!r}")
@@ -301,7 +297,5 @@ def all_or_nothing(owners: Mapping[Any, Sequence[str]]) -> Iterator[None]:
 
 def own_memory(state: State) -> State:
     """The state with tensors that are part of a larger memory copied out of it."""
-    return {
-        name: x.clone() if not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes else x
-        for name, x in state.items()
-    }
+    part = {name: not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
+    return {name: x.clone() if part[name] else x for name, x in state.items()}
