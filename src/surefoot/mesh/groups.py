@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.mesh.slabs import Slab, cutting, owners, slabs
+from surefoot.mesh.slabs import Slab, cutting, slabs
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Groups:
             slab_of_rank = _slabs(p)
         except ValueError as error:
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
-        assert mesh.get_coordinate() is not None, f"{name} is on a mesh that this process is not part of"
         ranks = self.along(mesh, axes)
         kept = tuple(slab_of_rank[rank] for rank in ranks)
         found = Cut(kept, ranks.index(dist.get_rank()), ranks, self.of[ranks] if axes else None)
@@ -140,23 +139,20 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
     Args:
         parameters: `DTensor` -> what writes all of its values to a tensor on the CPU.
     """
-    groups = Groups()
-    found: dict[tuple[int, ...], list[tuple[Tensor, Cut]]] = defaultdict(list)
-    for p in parameters:
-        cut = groups.cut(p, "a parameter")
-        found[cut.ranks].append((p, cut))
-    for like in found.values():
-        for i, owner in owners([p.numel() for p, _ in like], len(like[0][1].slabs)).items():
-            p, cut = like[i]
-            local: Tensor = p.to_local().detach()  # type: ignore[attr-defined]
-            parts = [local.new_empty(0)] * len(cut.slabs)
-            if owner == cut.mine:
-                parameters[p](whole := torch.empty(p.shape, dtype=p.dtype))
-                whole = whole.to(local.device)
-                parts = [whole[slab.within(Slab.of(p.shape))].reshape(-1) for slab in cut.slabs]
-            sizes = [local.numel() * (rank == owner) for rank in range(len(parts))]
-            received = parts if cut.group is None else _exchanged(parts, sizes, cut.group)
-            local.copy_(received[owner].reshape(local.shape))
+    groups, loads = Groups(), defaultdict[tuple[int, ...], Counter[int]](Counter)
+    for p, draw_ in parameters.items():
+        cut, local = groups.cut(p, "a parameter"), p.to_local().detach()  # type: ignore[attr-defined]
+        load = loads[cut.ranks]
+        owner = min(range(len(cut.slabs)), key=load.__getitem__)
+        load[owner] += p.numel()
+        parts = [local.new_empty(0)] * len(cut.slabs)
+        if owner == cut.mine:
+            draw_(whole := torch.empty(p.shape, dtype=p.dtype))
+            whole = whole.to(local.device)
+            parts = [whole[slab.within(Slab.of(p.shape))].reshape(-1) for slab in cut.slabs]
+        sizes = [local.numel() * (rank == owner) for rank in range(len(parts))]
+        received = parts if cut.group is None else _exchanged(parts, sizes, cut.group)
+        local.copy_(received[owner].reshape(local.shape))
 
 
 def _exchanged(parts: Sequence[Tensor], sizes: list[int], group: dist.ProcessGroup) -> Sequence[Tensor]:

@@ -22,64 +22,54 @@ if TYPE_CHECKING:
 Numbers = dict[str, dict[str, float]]
 
 
-class Measuring:
-    """Measures parameters, with singular vectors remembered from one time to the next; they are no part of the state.
+def report(
+    parameters: Mapping[str, tuple[Tensor, Placement, float, State]],
+    before: Mapping[str, Tensor],
+    bounds: RunningBound,
+    vectors: dict[Tensor, State],
+    sharding: Sharding | None,
+) -> Numbers:
+    """The numbers of all parameters, with sharded ones a collective: each is sent whole to one process.
 
     Args:
+        parameters: by name, each with its placement, learning rate and state; the next step leaves frozen ones.
+        before: weights before the last step, of some of them, by these names or without what wrappers add; others
+            are left out.
         bounds: the optimizer's running bounds.
+        vectors: singular vectors, remembered here from one time to the next; they are no part of the state.
+        sharding: of those that are `DTensor`.
+
+    Returns:
+        See `SteepestDescent.stability`; the same on every process.
+
+    Raises:
+        ValueError: weights before of which none is one of the parameters, or one has another shape.
     """
-
-    def __init__(self, bounds: RunningBound) -> None:
-        self._bounds = bounds
-        self._vectors: dict[Tensor, State] = {}
-
-    def report(
-        self,
-        parameters: Mapping[str, tuple[Tensor, Placement, float, State]],
-        before: Mapping[str, Tensor],
-        sharding: Sharding | None,
-    ) -> Numbers:
-        """The numbers of all parameters, with sharded ones a collective: each is sent whole to one process.
-
-        Args:
-            parameters: by name, each with its placement, learning rate and state; the next step leaves frozen ones.
-            before: weights before the last step, of some of them, by these names or without what wrappers add; others
-                are left out.
-            sharding: of those that are `DTensor`.
-
-        Returns:
-            See `SteepestDescent.stability`; the same on every process.
-
-        Raises:
-            ValueError: weights before of which none is one of the parameters, or one has another shape.
-        """
-        before = _by_parameter(before, {name: p for name, (p, *_) in parameters.items()})
-        found: dict[str, Numbers] = {}
-        for name, (p, placement, lr, state) in parameters.items():
-            then = before.get(name)
-            if sharding and p in sharding.shards and is_dtensor(p):
-                whole = sharding.at_owner(p, then)
-                if whole is None:
-                    continue
-                weight, kept, then = whole
-            else:
-                weight, kept = whole_of(p), _kept_norms(p, placement, state, self._bounds)
-                then = None if then is None else whole_of(then)
-            numbers, cache = stability(weight, placement, lr * p.requires_grad, self._vectors.get(p), kept)
-            self._vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
-            found[name] = by_name(name, numbers)
-            if then is not None:
-                found[name][name]["update_measured"] = measured_change(then, weight, placement)
-        if sharding:
-            found = sharding.together(found)
-        return {key: numbers for name in parameters for key, numbers in found[name].items()}
+    before = _by_parameter(before, {name: p for name, (p, *_) in parameters.items()})
+    found: dict[str, Numbers] = {}
+    for name, (p, placement, lr, state) in parameters.items():
+        then = before.get(name)
+        if sharding and p in sharding.shards and is_dtensor(p):
+            if (whole := sharding.at_owner(p, then)) is None:
+                continue
+            weight, kept, then = whole
+        else:
+            weight, kept = whole_of(p), _kept_norms(p, placement, state, bounds)
+            then = None if then is None else whole_of(then)
+        numbers, cache = stability(weight, placement, lr * p.requires_grad, vectors.get(p), kept)
+        vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
+        found[name] = by_name(name, numbers)
+        if then is not None:
+            found[name][name]["update_measured"] = measured_change(then, weight, placement)
+    found = sharding.together(found) if sharding else found
+    return {key: numbers for name in parameters for key, numbers in found[name].items()}
 
 
 def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights before by the parameters' own names; buffers and frozen parameters may be among them."""
     plain = {plain_name(name): w for name, w in before.items()} | {**before}
-    found = {name: plain.get(name, plain.get(plain_name(name))) for name in parameters}
-    known = {name: w for name, w in found.items() if w is not None}
+    names = {name: name if name in plain else plain_name(name) for name in parameters}
+    known = {name: plain[key] for name, key in names.items() if key in plain}
     if before and not known:
         raise ValueError(f"before has no parameter of this optimizer, but {', '.join([*before][:3])}")
     for name, w in known.items():

@@ -15,7 +15,7 @@ from surefoot.momentum import State
 from surefoot.momentum.finite import refuse_overflowing
 from surefoot.optim import param_groups
 from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
-from surefoot.optim.measuring import Measuring
+from surefoot.optim.measuring import report
 from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
 from surefoot.optim.precision import Leaf, Precision
 from surefoot.plan import Placement, Plan
@@ -83,7 +83,7 @@ class SteepestDescent(Optimizer):
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds = RunningBound()
-        self._measuring = Measuring(self._bounds)
+        self._vectors: dict[Tensor, State] = {}  # singular vectors of what was measured, which are no part of the state
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._replicas = replicas
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
@@ -283,7 +283,7 @@ class SteepestDescent(Optimizer):
             parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
         """
         parameters = {n: (p, self._placements[p], float(g["lr"]), self.state.get(p, {})) for n, p, g in self._named()}
-        return self._measuring.report(parameters, before or {}, self._sharding)
+        return report(parameters, before or {}, self._bounds, self._vectors, self._sharding)
 
     def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         self._adopt()
@@ -294,8 +294,7 @@ class SteepestDescent(Optimizer):
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
         names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced")
         own = {name: vars(self)[name] for name in names}
-        empty = {"_bounds": (bounds := RunningBound()), "_measuring": Measuring(bounds)}
-        return {**pickled, **own, **empty, "_sharding": None, "_replicas": None}
+        return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_replicas": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,10 +45,8 @@ class Sharding:
         self, precision: Precision, bounds: RunningBound, plain: bool, replicas: dist.ProcessGroup | None
     ) -> None:
         self._precision, self._bounds, self._plain, self._replicas = precision, bounds, plain, replicas
-        self._exchanges: list[Exchange] | None = None
         self.shards: dict[Tensor, Shard] = {}
         self._groups = Groups()
-        self._agreements: dict[tuple[int, ...], list[Shard]] | None = None
 
     def add(self, p: Tensor, name: str, placement: Placement, state: State) -> State:
         """Find a parameter's slabs, and how its step is taken.
@@ -74,7 +73,8 @@ class Sharding:
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
-        self._agreements, self._exchanges = None, None
+        for derived in ("exchanges", "_agreements"):
+            vars(self).pop(derived, None)
         shard.kept = state or self._init_state(shard, name)
         return shard.kept
 
@@ -145,26 +145,27 @@ class Sharding:
                 for _, x in sorted(job.entries(job.shard.owned).items()):
                     dist.broadcast(x, group=job.shard.cut.group, group_src=owner)
 
-    @property
+    @cached_property
     def exchanges(self) -> list[Exchange]:
         """One for each group of processes, dtype and device."""
-        if self._exchanges is None:
-            found: dict[Any, list[Shard]] = {}
-            for shard in self.shards.values():
-                if shard.way.back and shard.p.numel():
-                    like = shard.cut.ranks, shard.way is REPLICAS, shard.local.dtype, shard.local.device
-                    found.setdefault(like, []).append(shard)
-            self._exchanges = [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
-        return self._exchanges
+        found = defaultdict[Any, list[Shard]](list)
+        for shard in self.shards.values():
+            if shard.way.back and shard.p.numel():
+                found[shard.cut.ranks, shard.way is REPLICAS, shard.local.dtype, shard.local.device].append(shard)
+        return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
+
+    @cached_property
+    def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
+        return self._largest_groups(self.shards.values())
 
     def step(self) -> None:
         """Take the step of all parameters that need other processes for it."""
-        tables: dict[tuple[int, ...], list[Shard]] = defaultdict(list)
+        tables = defaultdict[Any, list[Iterator[list[Tensor]]]](list)
         for shard in self.shards.values():
             if shard.way is ROWS and shard.p.numel():
-                tables[shard.cut.ranks].append(shard)
-        for shards in tables.values():
-            _step_by_rows([self._step_of_rows(shard) for shard in shards], shards[0].cut.group)
+                tables[shard.cut.group].append(self._step_of_rows(shard))
+        for group, steps in tables.items():
+            _step_by_rows(steps, group)
         for exchange in self.exchanges:
             exchange.step()
 
@@ -197,8 +198,6 @@ class Sharding:
         Args:
             groups: the parameter groups of the step.
         """
-        if self._agreements is None:
-            self._agreements = self._largest_groups(self.shards.values())
         of = {p: group for group in groups for p in group["params"]}
         for p, shard in self.shards.items():
             shard.group = of[p]
@@ -219,11 +218,10 @@ class Sharding:
         for shard in shards:
             mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
             ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
-        found: dict[tuple[int, ...], list[Shard]] = {}
+        found = defaultdict[tuple[int, ...], list[Shard]](list)
         everyone = sorted({*ranks.values()}, key=lambda these: (-len(these), these))
         for shard, own in ranks.items():
-            largest = next(these for these in everyone if {*own} <= {*these})
-            found.setdefault(largest, []).append(shard)
+            found[next(these for these in everyone if {*own} <= {*these})].append(shard)
         return found
 
 
