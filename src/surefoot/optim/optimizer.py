@@ -231,9 +231,9 @@ class SteepestDescent(Optimizer):
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
-        shards = self._sharding.shards.values() if self._sharding else ()
-        changed: dict[Any, Any] = {self: ("state", "param_groups", "_dtypes"), **dict.fromkeys(shards, ("kept",))}
-        with param_groups.all_or_nothing(changed), first, self.register_load_state_dict_pre_hook(checked):
+        own = [(self, name) for name in ("state", "param_groups", "_dtypes")]
+        kept = [(shard, "kept") for shard in self._sharding.shards.values()] if self._sharding else []
+        with param_groups.all_or_nothing(*own, *kept), first, self.register_load_state_dict_pre_hook(checked):
             super().load_state_dict(state_dict)
 
     def _restore(self, loaded: dict[str, Any]) -> None:

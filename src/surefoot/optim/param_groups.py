@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -234,14 +234,8 @@ def check_saved(
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
     """Raise ValueError for an entry of a saved dictionary that is of another kind; where says of which one."""
-    kinds = {
-        "state": dict,
-        "maximize": bool,
-        "steps_on_device": int,
-        "param_groups": list,
-        "params": list,
-        "plan": list,
-    }
+    lists = dict.fromkeys(("param_groups", "params", "plan"), list)
+    kinds = {"state": dict, "maximize": bool, "steps_on_device": int, **lists}
     for key in kinds.keys() & entries.keys():
         if not isinstance(entries[key], kinds[key]):
             raise ValueError(f"{key!r} of the checkpoint{where} is no {kinds[key].__name__} but {entries[key]!r}")
@@ -282,16 +276,16 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
 
 
 @contextmanager
-def all_or_nothing(owners: Mapping[Any, Sequence[str]]) -> Iterator[None]:
-    """Let a block work on copies of attributes, owner -> their names, which an error that leaves it takes back."""
-    before = [(vars(owner), {name: vars(owner)[name] for name in names}) for owner, names in owners.items()]
+def all_or_nothing(*attributes: tuple[object, str]) -> Iterator[None]:
+    """Let a block work on copies of attributes, by owner and name, which an error that leaves it takes back."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in attributes]
     try:
-        for attributes, values in before:
-            attributes.update({name: copy(value) for name, value in values.items()})
+        for owner, name, value in before:
+            setattr(owner, name, copy(value))
         yield
     except BaseException:
-        for attributes, values in before:
-            attributes.update(values)
+        for owner, name, value in before:
+            setattr(owner, name, value)
         raise
 
 

@@ -165,9 +165,7 @@ class Precision:
         if self.momentum not in (torch.float32, torch.bfloat16):
             raise ValueError(f"momentum is kept in torch.float32 or torch.bfloat16, not {self.momentum!r}")
         if not isinstance(self.weights, Rounding):
-            raise ValueError(
-                f"weights is RoundToNearest(), StochasticRounding() or MasterWeights(), not {self.weights!r}"
-            )
+            raise ValueError(f"weights is a rounding such as MasterWeights() or RoundToNearest(), not {self.weights!r}")
 
     def rounding(self, p: Tensor) -> Rounding:
         """How a parameter is rounded: as asked for in half precision; others need none."""
@@ -180,14 +178,12 @@ class Precision:
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
             raise ValueError(f"{self.weights} cannot round to {p.dtype}; take MasterWeights() or RoundToNearest()")
 
-    def convert(
-        self, p: Tensor, placement: Placement, state: State, name: str, new: Callable[[], State] = dict
-    ) -> State:
+    def convert(self, p: Tensor, place: Placement, state: State, name: str, new: Callable[[], State] = dict) -> State:
         """A parameter's state in the dtypes asked for: a new one, or one from a checkpoint of another precision.
 
         Args:
             p: the parameter.
-            placement: its role, which says what is stored in `momentum`'s dtype.
+            place: its role, which says what is stored in `momentum`'s dtype.
             state: of momentum and stabiliser.
             name: the parameter's, from which its rounding noise is drawn.
             new: a state whose other entries have the dtypes wanted, asked for where any here is not of the steps'.
@@ -197,7 +193,7 @@ class Precision:
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
         small = self.momentum if dtype == torch.float32 else dtype
-        kept, averages = {key: x for key, x in state.items() if key not in ADDED}, placement.role.momentum.averages
+        kept, averages = {key: x for key, x in state.items() if key not in ADDED}, place.role.momentum.averages
         others = [x for key, x in kept.items() if key not in averages and x.is_floating_point()]
         like = new() if any(x.dtype != dtype for x in others) else kept
         converted = {key: x.to(small if key in averages else like.get(key, x).dtype) for key, x in kept.items()}

@@ -89,9 +89,8 @@ class Sharding:
         """The state of a parameter before its first step, as the optimizer keeps it."""
         if shard.way.back and isinstance(shard.p, DTensor):
             state = init_state(shard.placement, gather(shard.p, shard.cut))
-            state |= shard.placement.role.momentum.init_state(
-                torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
-            )
+            slab = torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
+            state |= shard.placement.role.momentum.init_state(slab)
         else:
             state = init_state(shard.here, shard.local)
         state = self._precision.convert(shard.local, shard.placement, state, name)
