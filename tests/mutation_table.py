@@ -244,8 +244,8 @@ MUTATIONS = (
     Mutation(
         "writes from outside not noticed",
         "stabilise/running_bound.py",
-        "if not bool(changed.any()):",
-        "if True:",
+        "elif not bool((changed := self._changed(params, fingerprint(weights))).any()):",
+        "elif True:",
         GUARANTEE,
     ),
     Mutation(

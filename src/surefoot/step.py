@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.adaptive import Adaptive
-from surefoot.geometry.base import ChangeBounds, Eta, Extent, Geometry
+from surefoot.geometry.base import ChangeBounds, Eta, Extent, Geometry, Taken
 from surefoot.linalg import device
 from surefoot.linalg.device import full_precision
 from surefoot.momentum import State, where_finite
@@ -19,7 +19,7 @@ from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import where_moved
 
-Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Any], tuple[Tensor, State]]
+Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Any], Taken]
 """The type of `step`, and of what `compiled` returns."""
 
 PIECE_BYTES = {"cpu": 3 << 19}
@@ -35,9 +35,7 @@ GRAPHS = 512
 """How many graphs `compiled` keeps: one for each role and shape of a batch; torch would stop after 8."""
 
 
-def step(
-    role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
-) -> tuple[Tensor, State]:
+def step(role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor) -> Taken:
     """Gradient -> momentum -> direction -> step -> stabilised weight.
 
     Momentum may precondition the gradient (`momentum`, `preconditioning`), and an adaptive direction be rescaled by
@@ -66,17 +64,13 @@ def step(
     return w, {**smoothed, **kept}
 
 
-def descend(
-    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, eta: Eta, active: Tensor | float
-) -> tuple[Tensor, State]:
+def descend(role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, eta: Eta, active: Eta) -> Taken:
     """`step` from the smoothed gradient on: `direct`, then `move`."""
     d, kept = direct(role, stabiliser, w, m, kept, active)
     return move(role, stabiliser, w, d, kept, eta * active)
 
 
-def smooth(
-    role: Role, g: Tensor, state: State, finite: Tensor, active: Tensor | float | None = None
-) -> tuple[State, Tensor, Tensor | float]:
+def smooth(role: Role, g: Tensor, state: State, finite: Tensor, active: Eta | None = None) -> tuple[State, Tensor, Eta]:
     """Gradient -> momentum: the first part of `step`.
 
     Args:
@@ -96,9 +90,7 @@ def smooth(
     return smoothed, m, active
 
 
-def direct(
-    role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, active: Tensor | float
-) -> tuple[Tensor, State]:
+def direct(role: Role, stabiliser: Stabiliser, w: Tensor, m: Tensor, kept: State, active: Eta) -> Taken:
     """Momentum -> direction: the second part of `step`.
 
     Args:
@@ -122,7 +114,7 @@ def direct(
     return d, {**kept, **(cache or {})}
 
 
-def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, eta: Eta) -> tuple[Tensor, State]:
+def move(role: Role, stabiliser: Stabiliser, w: Tensor, d: Tensor, kept: State, eta: Eta) -> Taken:
     """Direction -> step -> stabilised weight: the last part of `step`.
 
     Args:
@@ -160,9 +152,7 @@ def in_pieces(take: Step) -> Step:
         A function with the arguments and results of `surefoot.step.step`.
     """
 
-    def run(
-        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
-    ) -> tuple[Tensor, State]:
+    def run(role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor) -> Taken:
         rows = -role.weight_geometry.ndim
         pieces = math.ceil(w.numel() * w.element_size() / PIECE_BYTES.get(w.device.type, ELSEWHERE))
         apart = turned_by_row(role.geometry) and role.momentum.extent == stabiliser.extent == Extent.ENTRY
@@ -208,9 +198,7 @@ def compiled(**options: Any) -> Step:
     """
     graph = torch.compile(step, **{"fullgraph": True, "dynamic": False, **options})
 
-    def run(
-        role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
-    ) -> tuple[Tensor, State]:
+    def run(role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor) -> Taken:
         assert not role.smoothed & role.remembered  # both are cached here: their lock cannot be part of a graph
         with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
             return graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)

@@ -85,6 +85,6 @@ def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBo
         wide = p.to(torch.promote_types(p.dtype, torch.float32))
         weights = [block[None] for block in placement.role.view.split(wide)]
         uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
-        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry)
+        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry, False)
         cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
     return cache

@@ -104,9 +104,9 @@ class Stabiliser(ABC):
             `(next weight, cache)`.
         """
 
-    @abstractmethod
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """The same scheme for blocks of this shape, its radius multiplied by unit (a rate divided by it)."""
+        return self
 
     @abstractmethod
     def describe(self, norm: str, longest: float = 1.0) -> str:
@@ -207,10 +207,6 @@ class Free(Stabiliser):
         """The step alone, written to w."""
         return along(w, d, eta, into=w), cache
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Free:
-        """Itself: it has neither radius nor rate."""
-        return self
-
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step."""
         return torch.full_like(known.upper, eta * known.longest(ball))
@@ -263,8 +259,7 @@ def require_positive(name: str, value: float, power: int = 0) -> None:
         raise ValueError(f"{name} must be positive and finite, not {value}")
     if value**power > LARGEST:
         raise ValueError(
-            f"{name}, {value:g}, stands for norms of {value**power:g}; squares of norms above {LARGEST:g} overflow: "
-            "scale it, or take Free(), which has no bound"
+            f"{name}, {value:g}, means norms above {LARGEST:g}, whose squares overflow: scale it or take Free()"
         )
 
 

@@ -61,22 +61,17 @@ class _Lengths(Stabiliser):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, orthogonal to the vectors, and the way back: by their factors, or by the lengths that they lose."""
         now, target = _lengths(w, self.dim).flatten(-2), self._target(w, ball).flatten(-2)
-        shape, rows = tuple(w.shape[-2:]), self.dim == -1
-        if rows:
+        shape = tuple(w.shape[-2:])
+        if self.dim == -1:
             one, step = Sizes(row=1.0), eta * known.longest(RowRMS()) * math.sqrt(shape[1])
         else:
-            one, step = (
-                Sizes(column=1.0),
-                eta * known.longest(MeanOperator(1, 2)) * math.sqrt(shape[0]) / max(1, shape[1]),
-            )
+            one, step = Sizes(column=1.0), eta * known.longest(MeanOperator(1, 2)) * math.sqrt(shape[0])
+            step /= max(1, shape[1])
         ends = torch.stack([now, torch.where(now > 0, now.hypot(torch.full_like(now, step)), 0)])
         gap, factor = (ends - target).abs().amax(0), torch.where(ends > 0, (target / ends - 1).abs(), 0).amax(0)
         reach = eta * known.longest(ball)
-        ways = (
-            _largest(factor) * (known.upper + reach),
-            _largest(gap) * ChangeBounds.of(ball).norm_bound(one.within(shape), shape),
-            gap.square().sum(-1).sqrt() * ChangeBounds.of(ball).norm_bound(Sizes(whole=1.0).within(shape), shape),
-        )
+        each, whole = (ChangeBounds.of(ball).norm_bound(x.within(shape), shape) for x in (one, Sizes(whole=1.0)))
+        ways = _largest(factor) * (known.upper + reach), _largest(gap) * each, gap.square().sum(-1).sqrt() * whole
         return reach + torch.stack(ways).amin(0)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:

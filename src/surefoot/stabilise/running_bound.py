@@ -113,12 +113,7 @@ class RunningBound:
         return torch.where(reach.isfinite(), reach * (steps - 1), 0).clamp(max=most * radius)
 
     def revalidate(
-        self,
-        params: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        states: list[State],
-        geometry: Geometry,
-        due: bool = False,
+        self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], norm: Geometry, due: bool
     ) -> list[State]:
         """States whose "upper" bounds these weights: kept where it still does, reset or certified anew elsewhere.
 
@@ -126,7 +121,7 @@ class RunningBound:
             params: k like parameters.
             weights: their blocks, each `(k, n, out, in)`.
             states: of each block, as the last step returned it.
-            geometry: whose norm.
+            norm: the norm.
             due: on an accelerator, whether the last certificates have served their steps.
 
         Returns:
@@ -134,36 +129,32 @@ class RunningBound:
         """
         if "upper" not in states[0]:
             return states
+        blocks = [(w, state["upper"]) for w, state in zip(weights, states, strict=True)]
         if not device.on_cpu(weights[0]):
-            return self._revalidate_on_device(params, weights, states, geometry, due)
-        changed = self._changed(params, fingerprint(weights))
-        if not bool(changed.any()):
+            uppers = self._on_device(params, blocks, norm, due)
+        elif not bool((changed := self._changed(params, fingerprint(weights))).any()):
             return states
-        blocks = zip(weights, states, strict=True)
-        uppers = [_proven(w[changed], state["upper"][changed], geometry) for w, state in blocks]
-        return [
-            state | {"upper": state["upper"].index_put((changed,), upper)}
-            for state, upper in zip(states, uppers, strict=True)
-        ]
+        else:
+            uppers = [upper.index_put((changed,), _proven(w[changed], upper[changed], norm)) for w, upper in blocks]
+        return [state | {"upper": upper} for state, upper in zip(states, uppers, strict=True)]
 
-    def _revalidate_on_device(
-        self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], geometry: Geometry, due: bool
-    ) -> list[State]:
+    def _on_device(
+        self, params: Sequence[Tensor], blocks: list[tuple[Tensor, Tensor]], norm: Geometry, due: bool
+    ) -> list[Tensor]:
+        """The next bounds of blocks of weights with their present ones, on an accelerator."""
         if not self._announced:
             log.warning(
-                "PostClip on %s: matrices are scaled down by a proven bound on their norm, where a CPU clips singular "
-                "values, so that no step waits for the device",
+                "PostClip on %s: matrices are scaled down by a proven bound on their norm, so that no step waits for "
+                "the device; a CPU clips singular values",
                 params[0].device.type,
             )
             self._announced = True
         if due or (params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            uppers = [NormBounds.of(geometry).certificate(w) for w in weights]
-        elif any(self._versions.get(p) != p._version for p in params):
-            uppers = [_proven(w, state["upper"], geometry) for w, state in zip(weights, states, strict=True)]
-        else:
-            changed = self._changed(params, fingerprint(weights))
-            uppers = [state["upper"].masked_fill(changed[:, None], math.inf) for state in states]
-        return [state | {"upper": upper} for state, upper in zip(states, uppers, strict=True)]
+            return [NormBounds.of(norm).certificate(w) for w, _ in blocks]
+        if any(self._versions.get(p) != p._version for p in params):
+            return [_proven(w, upper, norm) for w, upper in blocks]
+        changed = self._changed(params, fingerprint([w for w, _ in blocks]))
+        return [upper.masked_fill(changed[:, None], math.inf) for _, upper in blocks]
 
     def record(self, params: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Remember that these parameters are now as this optimizer wrote them; weights are their blocks."""

@@ -105,10 +105,6 @@ class Hyperball(Stabiliser):
         stepped = w - eta * (d * share).to(w.dtype)
         return scaled_to(stepped, w, _length(stepped, ball), _length(w, ball)), cache
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Hyperball:
-        """Itself: it has neither radius nor rate."""
-        return self
-
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The chord of the largest angle, `asin(eta)`, which may be of rank one; at most both weights."""
         now = _length(w, ball).flatten(-ball.ndim)[..., 0].to(known.upper.dtype)
