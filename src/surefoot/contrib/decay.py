@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import ClassVar
 
 import torch
@@ -118,6 +117,6 @@ class IndependentDecay(WeightDecay):
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest eta / rate)`."""
-        if not math.isfinite(longest):
+        if not isfinite(longest):
             return f"decay by {self.rate:.4g} a step, no bound: steps of unknown norm"
         return f"{norm} <= max(initial, {longest / self.rate:.4g} eta) by decay"

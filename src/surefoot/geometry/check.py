@@ -44,22 +44,15 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     before = [x.clone() for x in (g, w, z)]
     if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
         raise ValueError(f"{geometry} couples dimension {foreign[0]}; its norm is over {-geometry.ndim} to -1")
-    violations = {"shapes": _shapes(geometry, g, w)}
-    if not violations["shapes"]:
+    results = geometry.norm(w), geometry.direction(g), geometry.project(w, 1.0)[0]
+    right = [x.shape for x in results] == [w.shape[: -geometry.ndim], g.shape, w.shape]
+    violations = {"shapes": float(not right)}
+    if right:
         violations |= _direction_laws(geometry, g, w) | _ball_laws(geometry, w, z) | _problem_laws(geometry, g)
-    same = all(torch.equal(x, y) for x, y in zip(before, (g, w, z), strict=True))
-    violations["untouched"] = 0.0 if same else 1.0
-    broken = {law: size for law, size in violations.items() if not size <= tolerance}
-    if broken:
+    violations["untouched"] = float(not all(map(torch.equal, before, (g, w, z))))
+    if broken := {law: size for law, size in violations.items() if not size <= tolerance}:
         raise ValueError(f"{geometry} breaks " + ", ".join(f"{law} by {size:.2g}" for law, size in broken.items()))
     return violations
-
-
-def _shapes(geometry: Geometry, g: Tensor, w: Tensor) -> float:
-    """0 if results have the shapes that they should, else 1."""
-    norm, direction, projected = geometry.norm(w), geometry.direction(g), geometry.project(w, 1.0)[0]
-    right = norm.shape == w.shape[: -geometry.ndim] and direction.shape == g.shape and projected.shape == w.shape
-    return 0.0 if right else 1.0
 
 
 def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
@@ -103,7 +96,7 @@ def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float
         "maximal": max(0.0, excess),
         "scale-free": max(float((geometry.direction(c * g) - d).abs().max() / d.abs().max()) for c in scales),
         "zero-safe": float(geometry.direction(torch.zeros_like(g)).abs().max()),
-        "own": 0.0 if _is_own(geometry, g) else 1.0,
+        "own": float(not _is_own(geometry, g)),
         "batch": float((torch.stack([geometry.direction(x) for x in g]) - d).abs().max() / d.abs().max()),
     }
 
@@ -139,14 +132,12 @@ def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
     stays, _ = geometry.project(w, 2 * float(norm.max()))
     bounds = NormBounds.of(geometry)
     lower, upper, _ = bounds.bounds(w)
-    certificate = bounds.certificate(w)
+    ratios = torch.stack([lower / norm, norm / upper, norm / bounds.certificate(w)])
     certain = bounds.is_below(w, 2 * norm).all() and not bounds.is_below(w, norm / 2).any()
     return {
         "feasible": max(0.0, float(geometry.norm(nearest).max()) / radius - 1),
         "nearest": max(0.0, *gains),
-        "inside": 0.0 if torch.equal(stays, w) else 1.0,
+        "inside": float(not torch.equal(stays, w)),
         "homogeneous": float((geometry.norm(3 * w) / (3 * norm) - 1).abs().max()),
-        "bounds": max(0.0, *((float(x.max()) - 1) for x in (lower / norm, norm / upper, norm / certificate)))
-        if certain
-        else 1.0,
+        "bounds": max(0.0, float(ratios.max()) - 1) if certain else 1.0,
     }

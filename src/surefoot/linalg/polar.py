@@ -100,13 +100,9 @@ def apply_iteration(x: Tensor, iteration: Iteration, dtype: torch.dtype) -> Tens
 
 def require_method(method: str) -> None:
     """Raise ValueError, listing the methods of `msign`, unless `method` is one of them."""
-    if method == "streaming":
-        raise ValueError(
-            "the streaming matrix sign keeps singular vectors from step to step: give a role the geometry "
-            "surefoot.StreamingSpectral(), or call surefoot.linalg.power_iteration.streaming_msign(x, basis)"
-        )
     if method != "auto" and method not in METHODS:
-        raise ValueError(f"unknown msign method {method!r}; choose auto or one of {', '.join(METHODS)}")
+        known = f"choose auto or one of {', '.join(METHODS)}; streaming is the geometry surefoot.StreamingSpectral()"
+        raise ValueError(f"unknown msign method {method!r}: {known}")
 
 
 _constant: Any = torch.compiler.assume_constant_result

@@ -34,6 +34,11 @@ class _Moments(Smoothing):
         ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
         return max(1.0, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - ratio))) if ratio < 1 else math.inf
 
+    def init_state(self, w: Tensor) -> State:
+        """Zero averages and a step count, one per leading index of w."""
+        count = torch.zeros((), dtype=torch.float32, device=w.device)
+        return {**{name: torch.zeros_like(w) for name in self.averages}, "step": count}
+
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""
         return finite.to(g.dtype)
@@ -61,14 +66,6 @@ class Adam(_Moments):
     averages: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     eps: float = 1e-8
-
-    def init_state(self, w: Tensor) -> State:
-        """Two zero moments and a step count, one per leading index of w."""
-        return {
-            "exp_avg": torch.zeros_like(w),
-            "exp_avg_sq": torch.zeros_like(w),
-            "step": torch.zeros((), dtype=torch.float32, device=w.device),
-        }
 
     def sizes(self, shape: tuple[int, ...]) -> Sizes:
         """Entries of at most `largest`."""
@@ -106,10 +103,6 @@ class RowAdam(_Moments):
 
     averages: ClassVar[tuple[str, ...]] = ("exp_avg",)
     extent: ClassVar[Extent] = Extent.ROW
-
-    def init_state(self, w: Tensor) -> State:
-        """A zero mean and a step count."""
-        return {"exp_avg": torch.zeros_like(w), "step": torch.zeros((), dtype=torch.float32, device=w.device)}
 
     def init_memory(self, block: Tensor) -> State:
         """A zero mean square for each row."""

@@ -242,12 +242,6 @@ def where_moved(eta: Eta, dims: tuple[int, ...], new: Tensor, old: Tensor) -> Te
     return torch.where(moved, new, old) if new.numel() else old.clone()
 
 
-def largest_step(eta: Eta, geometry: Geometry) -> Eta:
-    """The largest eta in each of the geometry's problems; steps of another norm may differ between its rows."""
-    dims = tuple(geometry.couples)
-    return eta.amax(dims, keepdim=True) if isinstance(eta, Tensor) and eta.ndim and dims else eta
-
-
 def remaining(eta: Eta, rate: float) -> Tensor | float:
     """`1 - min(1, eta * rate)`."""
     return 1 - (eta * rate).clamp(max=1) if isinstance(eta, Tensor) else 1 - min(1.0, eta * rate)
@@ -261,9 +255,3 @@ def require_positive(name: str, value: float, power: int = 0) -> None:
         raise ValueError(
             f"{name}, {value:g}, means norms above {LARGEST:g}, whose squares overflow: scale it or take Free()"
         )
-
-
-def require_count(name: str, value: int) -> None:
-    """Raise ValueError naming a number that is below 1."""
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, NormEstimates, State, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_count, require_positive
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_positive
 from surefoot.stabilise.decay import DecoupledWeightDecay
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
@@ -49,7 +49,7 @@ class PostClip(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("PostClip's period", 1 if self.period is None else self.period)
+        require_positive("PostClip's period", 1 if self.period is None else self.period)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """The running bound, where the weight's norm is costly."""
@@ -212,7 +212,7 @@ class StreamingPostClip(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("StreamingPostClip's vectors", self.vectors)
+        require_positive("StreamingPostClip's vectors", self.vectors)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""

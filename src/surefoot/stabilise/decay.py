@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import ClassVar
 
 import torch
@@ -13,18 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import (
-    Decay,
-    Known,
-    Limit,
-    Moved,
-    Stabiliser,
-    along,
-    largest_step,
-    remaining,
-    require_count,
-    require_positive,
-)
+from surefoot.stabilise.base import Decay, Known, Limit, Moved, Stabiliser, along, remaining, require_positive
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -186,7 +174,7 @@ class StreamingPreDecay(Decay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("StreamingPreDecay's vectors", self.vectors)
+        require_positive("StreamingPreDecay's vectors", self.vectors)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""
@@ -213,9 +201,15 @@ class StreamingPreDecay(Decay):
         return f"{norm} near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"
 
 
+def largest_step(eta: Eta, geometry: Geometry) -> Eta:
+    """The largest eta in each of the geometry's problems; steps of another norm may differ between its rows."""
+    dims = tuple(geometry.couples)
+    return eta.amax(dims, keepdim=True) if isinstance(eta, Tensor) and eta.ndim and dims else eta
+
+
 def _decayed(norm: str, longest: float, unit: float, rate: str, largest: float) -> str:
     """The promise of a decay, `norm <= longest * unit`; a step's excess over 1 by rounding is not shown."""
-    if not math.isfinite(longest):
+    if not isfinite(longest):
         return f"decay by {1 / largest:.4g} {rate}, no bound: steps of unknown norm"
     bound = unit if longest <= TOLERANCE[torch.float32] else longest * unit
     return f"{norm} <= max(initial, {bound:.4g}) by decay while {rate} <= {largest:.4g}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 import torch
@@ -81,7 +80,7 @@ class Normalise(Stabiliser):
     @property
     def bound(self) -> float:
         """The radius, if it is of the weight's own norm; else inf."""
-        return inf if self.radius is None or self.norm is not None else self.radius
+        return math.inf if self.radius is None or self.norm is not None else self.radius
 
 
 @dataclass(frozen=True)
