@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -68,8 +68,11 @@ class Sharding:
             cut, local = self._groups.cut(p, name), p.to_local().detach()
             way, here = chosen(placement, cut.slabs, tuple(local.shape))
         else:
-            cut, local = self._copied(p), p.detach()
-            way, here = REPLICAS, placement
+            assert self._replicas is not None
+            ranks = tuple(dist.get_process_group_ranks(self._replicas))
+            self._groups.of[ranks] = self._replicas
+            cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
+            way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
@@ -77,13 +80,6 @@ class Sharding:
             vars(self).pop(derived, None)
         shard.kept = state or self._init_state(shard, name)
         return shard.kept
-
-    def _copied(self, p: Tensor) -> Cut:
-        """Of a parameter of which each of the processes that share has a copy."""
-        assert self._replicas is not None
-        ranks, everything = tuple(dist.get_process_group_ranks(self._replicas)), Slab.of(p.shape)
-        self._groups.of[ranks] = self._replicas
-        return Cut((everything,) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
@@ -111,10 +107,8 @@ class Sharding:
     def scale_(self, p: Tensor, factor: Tensor) -> None:
         """Multiply a parameter by a factor that is cut like it, or whole."""
         if isinstance(p, DTensor) and not isinstance(factor, DTensor):
-            own = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))]
-            p.to_local().mul_(own)
-        else:
-            p.mul_(factor)
+            factor, p = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))], p.to_local()
+        p.mul_(factor)
 
     def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, State, Tensor | None] | None:
         """A parameter, its singular-vector estimates and its weights before, whole at one process; None at the others.
@@ -130,8 +124,9 @@ class Sharding:
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
-        for ranks in self._largest_groups(x for x in self.shards.values() if isinstance(x.p, DTensor)):
-            if (group := self._groups.of[ranks]) is not None:
+        for ranks, shards in self._agreements.items():
+            group = self._groups.of[ranks]
+            if group is not None and any(isinstance(shard.p, DTensor) for shard in shards):
                 everybody: list[Any] = [None] * len(ranks)
                 dist.all_gather_object(everybody, found, group)
                 found = {name: numbers for own in everybody for name, numbers in own.items()}
@@ -152,10 +147,6 @@ class Sharding:
             if shard.way.back and shard.p.numel():
                 found[shard.cut.ranks, shard.way is REPLICAS, shard.local.dtype, shard.local.device].append(shard)
         return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
-
-    @cached_property
-    def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
-        return self._largest_groups(self.shards.values())
 
     def step(self) -> None:
         """Take the step of all parameters that need other processes for it."""
@@ -200,7 +191,7 @@ class Sharding:
         of = {p: group for group in groups for p in group["params"]}
         for p, shard in self.shards.items():
             shard.group = of[p]
-            now = shard.p.to_local() if isinstance(shard.p, DTensor) else shard.p
+            now = p.to_local() if isinstance(p, DTensor) else p
             if now.data_ptr() != shard.local.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it
         for ranks, shards in self._agreements.items():
@@ -211,10 +202,11 @@ class Sharding:
             for shard, own in zip(shards, torch.split(flags, [len(x) for x in known]), strict=True):
                 shard.agree(own)
 
-    def _largest_groups(self, shards: Iterable[Shard]) -> dict[tuple[int, ...], list[Shard]]:
+    @cached_property
+    def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
         """The parameters by the largest group of processes that hold all of them: usually one."""
         ranks = {}
-        for shard in shards:
+        for shard in self.shards.values():
             mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
             ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
         found = defaultdict[tuple[int, ...], list[Shard]](list)
