@@ -65,11 +65,8 @@ class ScheduledMomentum(Smoothing):
         """Both averages from the old momentum, with the fractions of the present step."""
         count, old = state["step"], state["momentum"]
         now = count.to(g.dtype).reshape(-1, *(1,) * (g.ndim - 1))
-        pairs = [
-            (step, pair.beta, pair.beta if pair.lookahead is None else pair.lookahead) for step, pair in self.points
-        ]
-        keep = _between([(step, beta) for step, beta, _ in pairs], now)
-        ahead = _between([(step, lookahead) for step, _, lookahead in pairs], now)
+        keep = _between([(step, pair.beta) for step, pair in self.points], now)
+        ahead = _between([(n, x.beta if x.lookahead is None else x.lookahead) for n, x in self.points], now)
         look = torch.lerp(old, g, 1 - ahead)
         return {"momentum": torch.lerp(old, g, (1 - keep) * active), "step": count + 1}, look
 

@@ -69,12 +69,10 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
         laws["independent"] = max(laws["independent"], float(change))
     laws["coupled"] = 0.0
     for dim in geometry.couples:
-        first, second = (g.shape[dim] + 1) // 2, g.shape[dim] // 2
-        larger, smaller = g.clone(), g.clone()
-        larger.narrow(dim, 0, first).mul_(1e3)
-        smaller.narrow(dim, 0, first).mul_(1e-3)
-        changes = [(geometry.direction(x) - d).narrow(dim, first, second).abs() for x in (larger, smaller)]
-        if second and not max(float(change.max()) for change in changes) > 1e-9 * size:
+        start, rest = g.tensor_split(2, dim)
+        others = [geometry.direction(torch.cat([factor * start, rest], dim)) for factor in (1e3, 1e-3)]
+        changes = torch.stack([(other - d).tensor_split(2, dim)[1] for other in others]).abs()
+        if rest.numel() and not changes.max() > 1e-9 * size:
             laws["coupled"] = 1.0
     rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2
     if half and rows not in geometry.couples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -162,7 +162,7 @@ class Exchange:
         """Equal for jobs that are stepped together."""
         return job.key.device, job.placement.shape, job.placement.roles, job.shard.way, id(job.shard.group)
 
-    def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> dict[Job, list[Tensor]]:
+    def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> Iterator[tuple[Job, list[Tensor]]]:
         """Take the owner's part of the step of like jobs."""
         shard, placement = jobs[0].shard, jobs[0].placement
         x = {n: stack_blocks(own, placement.role.view) for n, *own in zip(shard.sent, *tensors, strict=True)}
@@ -177,14 +177,12 @@ class Exchange:
         w = x.get("w") or m  # it is not read where it is not sent
         batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
         stepped = batch.step(shard.way.take, self._bounds, foreign=True)
-        results = {}
         for job, places, (out, new) in zip(jobs, kept, stepped, strict=True):
             for name, place in places.items():
                 place.copy_(torch.where(job.shard.agreed.there, new[name], place))
             numbers = [places[name].reshape(-1).to(out.dtype) for name in job.shard.small]
             back = [new[name] for name in shard.back[1:]]
-            results[job] = [out, *back, torch.cat([out.new_empty(0), *numbers])]
-        return results
+            yield job, [out, *back, torch.cat([out.new_empty(0), *numbers])]
 
     def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
         """Take what has come home of a job; when the parameter's last part has come, write it back."""
