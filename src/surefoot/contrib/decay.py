@@ -37,6 +37,7 @@ class CautiousDecay(Decay):
     tensor([0.2500, 1.5000])
     """
 
+    told: ClassVar[str] = "decay by {rate:.4g} eta of entries that the step shrinks, no bound"
     extent: ClassVar[Extent] = Extent.ENTRY
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
@@ -68,10 +69,6 @@ class CautiousDecay(Decay):
         if isinstance(ball, ScaledSpectral):
             decayed = decayed.minimum((NormBounds.of(ball).bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """The decay; no bound."""
-        return f"decay by {self.rate:.4g} eta of entries that the step shrinks, no bound"
 
 
 @dataclass(frozen=True)

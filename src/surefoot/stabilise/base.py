@@ -53,6 +53,9 @@ class Stabiliser(ABC):
     tensor([-0.5000,  0.5000])
     """
 
+    told: ClassVar[str] = "nothing is known of the {norm}"
+    """`promise`, with the norm's name, `bound` and the scheme's fields to be filled in."""
+
     extent: ClassVar[Extent] = Extent.WHOLE
     """What `move`, and `direct` beside the geometry's own direction, cannot be computed without."""
 
@@ -108,9 +111,9 @@ class Stabiliser(ABC):
         """The same scheme for blocks of this shape, its radius multiplied by unit (a rate divided by it)."""
         return self
 
-    @abstractmethod
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`promise`, of a norm of this name in which steps of rate 1 are at most `longest`."""
+        return self.told.format(norm=norm, bound=self.bound, **vars(self))
 
     @abstractmethod
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
@@ -201,6 +204,7 @@ class Free(Stabiliser):
     'free'
     """
 
+    told: ClassVar[str] = "free"
     extent: ClassVar[Extent] = Extent.ENTRY
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
@@ -210,10 +214,6 @@ class Free(Stabiliser):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step."""
         return torch.full_like(known.upper, eta * known.longest(ball))
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """'free': nothing holds of the norm."""
-        return "free"
 
 
 def along(w: Tensor, d: Tensor, eta: Eta, into: Tensor | None = None) -> Tensor:

@@ -43,6 +43,7 @@ class PostClip(Ball):
     'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
     """
 
+    told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
     extent: ClassVar[Extent] = Extent.NORM
 
     period: int | None = None
@@ -83,10 +84,6 @@ class PostClip(Ball):
             inside = self.radius - RunningBound.margin(self.radius, reach, self.period)
         back = ChangeBounds.of(ball).clip_change_bound((known.upper - inside).clamp_min(0), reach)
         return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm <= radius`, and where not by projection."""
-        return f"{norm} <= {self.radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
 
 
 @dataclass(frozen=True)
@@ -168,6 +165,7 @@ class Rescale(Ball):
     'norm <= 2 at every step, certified; rescaled'
     """
 
+    told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified; rescaled"
     extent: ClassVar[Extent] = Extent.NORM
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
@@ -181,10 +179,6 @@ class Rescale(Ball):
         """The step, and the way back."""
         reach, tight = eta * known.longest(ball), 1.0 if device.on_cpu(w) else 1.02
         return reach + (NormBounds.of(ball).bounds(w)[1] + reach - self.radius / tight).clamp_min(0)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm <= radius`, by rescaling."""
-        return f"{norm} <= {self.radius:.4g} at every step, certified; rescaled"
 
 
 @dataclass(frozen=True)
@@ -208,6 +202,8 @@ class StreamingPostClip(Ball):
     'norm near 2, 3 directions clipped, no guarantee'
     """
 
+    told: ClassVar[str] = "{norm} near {radius:.4g}, {vectors} directions clipped, no guarantee"
+
     vectors: int = 1
 
     def __post_init__(self) -> None:
@@ -228,7 +224,3 @@ class StreamingPostClip(Ball):
         reach = eta * known.longest(ball)
         excess = (NormBounds.of(ball).bounds(w)[1] - self.radius).clamp_min(0)
         return ChangeBounds.of(ball).clip_change_bound(excess, reach)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """The radius, without a guarantee."""
-        return f"{norm} near {self.radius:.4g}, {self.vectors} directions clipped, no guarantee"

@@ -123,6 +123,7 @@ class PreDecay(Decay):
     'norm <= max(initial, 2) at every step, certified'
     """
 
+    told: ClassVar[str] = "{norm} <= max(initial, {bound:.4g}) at every step, certified"
     extent: ClassVar[Extent] = Extent.NORM
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
@@ -148,10 +149,6 @@ class PreDecay(Decay):
         reached = (1 - min(1.0, eta * self.rate)) * known.upper + eta * longest
         return change + (reached - 1 / self.rate).clamp_min(0)
 
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm <= max(initial, 1 / rate)`."""
-        return f"{norm} <= max(initial, {1 / self.rate:.4g}) at every step, certified"
-
 
 @dataclass(frozen=True)
 class StreamingPreDecay(Decay):
@@ -169,6 +166,8 @@ class StreamingPreDecay(Decay):
     >>> StreamingPreDecay(0.5).promise
     'norm near 2, 1 directions decayed, no guarantee'
     """
+
+    told: ClassVar[str] = "{norm} near {bound:.4g}, {vectors} directions decayed, no guarantee"
 
     vectors: int = 1
 
@@ -195,10 +194,6 @@ class StreamingPreDecay(Decay):
         """The step, and the decay, which is known: the next vectors may find more than the estimate."""
         kept = dict(known.cache) or None
         return eta * known.longest(ball) + NormBounds.of(ball).bounds(self._decayed(w, eta, ball, kept)[0] - w)[1]
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`1 / rate`, without a guarantee."""
-        return f"{norm} near {1 / self.rate:.4g}, {self.vectors} directions decayed, no guarantee"
 
 
 def largest_step(eta: Eta, geometry: Geometry) -> Eta:

@@ -160,6 +160,8 @@ class Stiefel(Ball):
     ('orthogonal, norm = 1, or 0 where it is 0', 'norm = 1, or 0 where it is 0')
     """
 
+    told: ClassVar[str] = "orthogonal, {norm} = {radius:.4g}, or 0 where it is 0"
+
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """Equal singular values, or lengths of rows."""
         return Tangents.of(ball).extremes(self.radius, shape)
@@ -184,10 +186,6 @@ class Stiefel(Ball):
         reach = eta * known.longest(ball) * (most / self.radius).clamp_min(1)  # the closed form turns w as it is
         change = torch.minimum(2 * reach + away, known.upper + self.radius * (1 + 1e-4))
         return torch.where(known.upper == 0, 0, change)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """Orthogonal, of norm radius."""
-        return f"orthogonal, {norm} = {self.radius:.4g}, or 0 where it is 0"
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -98,6 +98,8 @@ class Hyperball(Stabiliser):
     tensor([-0.7071,  4.9497])
     """
 
+    told: ClassVar[str] = "Frobenius norm = initial, by steps of eta of it"
+
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step by eta of the weight's length, then rescale."""
         share = _length(w, ball) / torch.where((size := _length(d, ball)) == 0, 1, size)
@@ -111,10 +113,6 @@ class Hyperball(Stabiliser):
         longest = ChangeBounds.of(ball).norm_bound(one, tuple(w.shape)) * now
         chord = 2 * math.sin(math.asin(eta) / 2) if eta < 1 else 2.0
         return torch.minimum(chord * longest, known.upper + longest)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """The Frobenius norm stays."""
-        return "Frobenius norm = initial, by steps of eta of it"
 
 
 @dataclass(frozen=True)
@@ -139,6 +137,7 @@ class SpectralSphere(Ball):
     'norm = 2, or 0 where it is 0'
     """
 
+    told: ClassVar[str] = "{norm} = {radius:.4g}, or 0 where it is 0"
     extent: ClassVar[Extent] = Extent.NORM
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
@@ -152,10 +151,6 @@ class SpectralSphere(Ball):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the way back."""
         return _back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm = radius`."""
-        return f"{norm} = {self.radius:.4g}, or 0 where it is 0"
 
 
 def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
