@@ -209,10 +209,14 @@ def gram_is_below(gram: Tensor, limit: Tensor, columns: int) -> Tensor:
     limit = limit.clamp(0, 2 * math.sqrt(m * columns))  # above sigma_max(a); an infinite limit would give NaN
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     slack = (m + columns + 8) * 2.0**-52 * (m * limit**2 + trace)
-    matrix = -gram
-    matrix.diagonal(dim1=-2, dim2=-1).add_((limit**2 - slack)[..., 0])
-    proven: Tensor = torch.linalg.cholesky_ex(matrix).info == 0
+    proven: Tensor = torch.linalg.cholesky_ex(plus_diagonal_(-gram, (limit**2 - slack)[..., 0])).info == 0
     return proven & trace.isfinite()[..., 0, 0]
+
+
+def plus_diagonal_(x: Tensor, value: float | Tensor) -> Tensor:
+    """Matrices with a number, or `(..., 1)`, added to all entries of their diagonals, in place."""
+    x.diagonal(dim1=-2, dim2=-1).add_(value)
+    return x
 
 
 def _gram(b: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import coefficients
-from surefoot.linalg.bounds import max_abs_or_one, squared_norm_bound
+from surefoot.linalg.bounds import max_abs_or_one, plus_diagonal_, squared_norm_bound
 from surefoot.linalg.coefficients import Quintic
 from surefoot.linalg.device import full_precision, may_branch
 from surefoot.linalg.ops import TORCH, Ops
@@ -224,9 +224,7 @@ def polar_express_fp16(x: Tensor, ops: Ops) -> Tensor:
 def _polynomial(gram: Tensor, step: Quintic, ops: Ops) -> Tensor:
     """`a + b A + c A²`."""
     a, b, c = step
-    polynomial = ops.quadratic(gram, b, c)
-    polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
-    return polynomial
+    return plus_diagonal_(ops.quadratic(gram, b, c), a)
 
 
 def _factor(gram: Tensor, steps: tuple[Quintic, ...], ops: Ops, scale: Tensor | None = None) -> Tensor:
@@ -249,10 +247,8 @@ def _qdwh(x: Tensor, ops: Ops, weights: tuple[Quintic, ...]) -> Tensor:
     for index, (a, b, c) in enumerate(weights):
         gram = ops.gram(x)
         bound = gram.new_ones(1, 1, 1) if index else squared_norm_bound(gram)
-        gram.diagonal(dim1=-2, dim2=-1).add_((bound / c)[..., 0])
-        factor = ops.inverse(gram).mul_((a / c - b / c**2) * bound.sqrt())
-        factor.diagonal(dim1=-2, dim2=-1).add_((b / c * bound.rsqrt())[..., 0])
-        x = ops.apply(factor, x)
+        factor = ops.inverse(plus_diagonal_(gram, (bound / c)[..., 0])).mul_((a / c - b / c**2) * bound.sqrt())
+        x = ops.apply(plus_diagonal_(factor, (b / c * bound.rsqrt())[..., 0]), x)
     return x
 
 
@@ -266,18 +262,13 @@ def _halley(x: Tensor, ops: Ops) -> Tensor:
     bound = squared_norm_bound(gram)
     (a, b, c), (p0, p1, p2, p3, p4) = coefficients.HALLEY
     low, high = b / c, a - b / c
-    shifted = gram * (c / bound)
-    shifted.diagonal(dim1=-2, dim2=-1).add_(1)
-    inverse = ops.inverse(shifted)
+    inverse = ops.inverse(plus_diagonal_(gram * (c / bound), 1))
     lifted = ops.quadratic(inverse, high / c * (high - 2 * low), -high * high / c).addcmul_(gram, low * low / bound)
-    lifted.diagonal(dim1=-2, dim2=-1).add_(2 * low * high / c)
+    plus_diagonal_(lifted, 2 * low * high / c)
     square = ops.product(lifted, lifted)
-    inner = torch.add(square, lifted, alpha=p3 / p4)
-    inner.diagonal(dim1=-2, dim2=-1).add_(p2 / p4)
-    polynomial = ops.product(square, inner).add_(lifted, alpha=p1 / p4)
-    polynomial.diagonal(dim1=-2, dim2=-1).add_(p0 / p4)
-    factor = inverse.mul_(high)
-    factor.diagonal(dim1=-2, dim2=-1).add_(low)
+    inner = plus_diagonal_(torch.add(square, lifted, alpha=p3 / p4), p2 / p4)
+    polynomial = plus_diagonal_(ops.product(square, inner).add_(lifted, alpha=p1 / p4), p0 / p4)
+    factor = plus_diagonal_(inverse.mul_(high), low)
     return ops.apply(ops.product(polynomial, factor).mul_(coefficients.ROUNDING * p4 * bound.rsqrt()), x)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import max_abs_or_one
+from surefoot.linalg.bounds import max_abs_or_one, plus_diagonal_
 from surefoot.linalg.device import full_precision
 from surefoot.linalg.small_eigh import small_eigh
 
@@ -190,14 +190,11 @@ def _orthonormal_rows(y: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
     there = norms > 4 * eps * y.shape[-1] ** 0.5 * norms.amax(-2, keepdim=True)  # less is rounding
     u = torch.where(there, y / torch.where(there, norms, 1), 0)
-    gram = u @ u.mT
-    gram.diagonal(dim1=-2, dim2=-1).add_(4 * k * eps)
-    factor, info = torch.linalg.cholesky_ex(gram)
+    factor, info = torch.linalg.cholesky_ex(plus_diagonal_(u @ u.mT, 4 * k * eps))
     coarse = (k**0.5 * torch.eye(k, dtype=y.dtype, device=y.device)).expand_as(factor)
     factor = torch.where((info == 0)[..., None, None], factor, coarse)
-    columns: Tensor = torch.linalg.solve_triangular(
-        factor.mT, u.mT, upper=True, left=False
-    )  # a third faster than u's rows
+    # a third faster by columns than by u's rows
+    columns: Tensor = torch.linalg.solve_triangular(factor.mT, u.mT, upper=True, left=False)
     return columns.mT
 
 
