@@ -43,10 +43,8 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
     def norm(self, w: Tensor) -> Tensor:
         """`scale * max_i |w_i|_s`."""
         w = w.to(torch.promote_types(w.dtype, torch.float32))
-        lengths = lp_balls.length(w, self.exponent, self.dim)
-        for dim in range(-self.ndim, 0):
-            lengths = max_abs(lengths, dim)
-        return lengths.reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
+        largest = max_abs(lp_balls.length(w, self.exponent, self.dim), tuple(range(-self.ndim, 0)))
+        return largest.reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:
         """Each vector's dual direction over scale."""

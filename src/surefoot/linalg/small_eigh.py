@@ -62,9 +62,7 @@ def small_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
     """
-    if not device.on_cpu(a):
-        return jacobi(a)
-    values, vectors = finite_only(torch.linalg.eigh, a)
+    values, vectors = finite_only(torch.linalg.eigh, a) if device.on_cpu(a) else jacobi(a)
     return values, vectors
 
 
@@ -104,6 +102,5 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Row i of the upper half rotated with row i of the lower half; then all rows but the first move on by one."""
     top, low = x.chunk(2, -2)
     top, low = cosine * top - sine * low, sine * top + cosine * low
-    return torch.cat(
-        [top[..., :1, :], low[..., :1, :], top[..., 1:-1, :], low[..., 1:, :], top[..., 1:, :][..., -1:, :]], -2
-    )
+    rows = top[..., :1, :], low[..., :1, :], top[..., 1:-1, :], low[..., 1:, :], top[..., 1:, :][..., -1:, :]
+    return torch.cat(rows, -2)
