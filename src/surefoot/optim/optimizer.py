@@ -226,7 +226,8 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
-            param_groups.check_saved(hooked, self.param_groups, self._names, self._placements, self._new_state)
+            known = {p: (name, self._placements[p]) for p, name in self._names.items()}
+            param_groups.check_saved(hooked, self.param_groups, known, self._new_state)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 

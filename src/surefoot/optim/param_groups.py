@@ -26,6 +26,9 @@ from surefoot.views import PerHead
 FORMAT = 3
 """Version of the state dictionary: in 2, which is read, values that are fused with queries had no role of their own."""
 
+Group = dict[str, Any]
+"""A parameter group, or another dictionary of what is saved."""
+
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -44,7 +47,7 @@ def grouped(
     if isinstance(params, nn.Module):
         plan = plan or Plan.of(params, run=run)
         params = params.named_parameters()
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, Group] = {}
     unplaced: dict[Tensor, str] = {}
     if plan is None:
         return params, unplaced, None
@@ -114,7 +117,7 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
         raise ValueError(f"Invalid learning rate: {group['lr']}")
 
 
-def checked_names(group: dict[str, Any], number: int, taken: Collection[str], precision: Precision) -> list[str]:
+def checked_names(group: Group, number: int, taken: Collection[str], precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
     Raise ValueError for rates, complex parameters and dtypes that no step takes.
@@ -148,9 +151,7 @@ def whole_of(x: Tensor) -> Tensor:
     return gather(x)
 
 
-def replaced(
-    groups: list[dict[str, Any]], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]
-) -> dict[Tensor, Tensor]:
+def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Parameters that somebody has written into the groups: new -> the one of its name before.
 
     ValueError for one without a name, or whose state is that of other entries.
@@ -184,11 +185,7 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
 
 
 def check_saved(
-    saved: Mapping[str, Any],
-    present: list[dict[str, Any]],
-    names: Mapping[Tensor, str],
-    placements: Mapping[Tensor, Placement],
-    new: Callable[[Tensor], State],
+    saved: Group, present: list[Group], known: Mapping[Tensor, tuple[str, Placement]], new: Callable[[Tensor], State]
 ) -> None:
     """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
 
@@ -196,40 +193,36 @@ def check_saved(
 
     Args:
         saved: the state dictionary.
-        present: the optimizer's parameter groups, with the `names` and the `placements` of their parameters.
-        names: see there.
-        placements: see there.
+        present: the optimizer's parameter groups.
+        known: the name and the placement of each parameter.
         new: from a parameter to a state with the entries, shapes and dtypes that its own has.
     """
     _check_kinds("", {"state": None, "param_groups": None, **saved})
     parameters: dict[Any, Tensor] = {}
     for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
-        where = f"parameter group {index} ({ours['role']})"
+        where = f"parameter group {index} ({ours['role']}) of the checkpoint"
         if (version := theirs.get("format")) not in (2, FORMAT):
-            raise ValueError(
-                f"{where} of the checkpoint is not SteepestDescent's format {FORMAT} but {version}: {_THEN}, or {_ANEW}"
-            )
+            raise ValueError(f"{where} is not SteepestDescent's format {FORMAT} but {version}: {_THEN}, or {_ANEW}")
         _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
         refuse_rate({**ours, **theirs})
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
             raise ValueError(
-                f"{where} has {then} parameters in the checkpoint and {now} in the optimizer{which}: saved for another "
-                f"model, or by 0.2.0, without frozen parameters; {_ANEW}"
+                f"{where} has {then} parameters, and there are {now} in the optimizer{which}: saved for another model, "
+                f"or by 0.2.0, without frozen parameters; {_ANEW}"
             )
         for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
-            if then != now and not (version == 2 and then == _digest_2(placements[p])):
-                raise ValueError(
-                    f"{names[p]} in {where} was saved under another plan: {then}, now {now}; "
-                    f"build the optimizer with the recipe and overrides of the checkpoint, or {_THEN}"
-                )
+            name, placement = known[p]
+            if then != now and not (version == 2 and then == _digest_2(placement)):
+                remedy = f"take its recipe and overrides, or {_THEN}"
+                raise ValueError(f"{name} in {where} was saved under another plan, {then}, now {now}: {remedy}")
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
             raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
         if problem := "" if entries == {} else _unfit(entries, new(p), p):
-            raise ValueError(f"{names[p]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
+            raise ValueError(f"{known[p][0]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
