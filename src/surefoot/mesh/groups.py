@@ -36,15 +36,8 @@ class Cut:
         return self.slabs[self.mine]
 
 
-class Groups:
-    """Process groups of meshes, each made once.
-
-    Attributes:
-        of: ranks -> group, in ascending order, in which torch numbers the processes of a group.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[tuple[int, ...], dist.ProcessGroup] = {}
+class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
+    """Process groups of meshes, each made once: ranks, in ascending order as torch numbers them, -> group."""
 
     def cut(self, p: Any, name: str) -> Cut:
         """How a `DTensor` is cut.
@@ -67,16 +60,16 @@ class Groups:
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
         ranks = self.along(mesh, axes)
         kept = tuple(slab_of_rank[rank] for rank in ranks)
-        found = Cut(kept, ranks.index(dist.get_rank()), ranks, self.of[ranks] if axes else None)
+        found = Cut(kept, ranks.index(dist.get_rank()), ranks, self[ranks] if axes else None)
         assert tuple(p.to_local().shape) == found.slab.size, f"{name}: {tuple(p.to_local().shape)} is not {found.slab}"
         return found
 
     def along(self, mesh: Any, axes: Collection[int]) -> tuple[int, ...]:
-        """The ranks that differ from this one along some axes of the mesh; their group is in `of` from here on."""
+        """The ranks that differ from this one along some axes of the mesh; their group is here from now on."""
         places = tuple(slice(None) if axis in axes else i for axis, i in enumerate(mesh.get_coordinate()))
         ranks = tuple(sorted(mesh.mesh[places].flatten().tolist()))
-        if ranks not in self.of:
-            self.of[ranks] = _group(mesh, ranks, axes)
+        if ranks not in self:
+            self[ranks] = _group(mesh, ranks, axes)
         return ranks
 
 

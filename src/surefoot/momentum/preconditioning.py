@@ -80,8 +80,7 @@ class Whitened(Momentum):
         values, vectors = torch.linalg.eigh(scaled)
         top = values[..., -1:]
         roots = torch.maximum(values, torch.where(top == 0, 1, top) * self.floor) ** -0.25
-        root: Tensor = (vectors * roots[..., None, :]) @ vectors.mT
-        return root
+        return torch.matmul(vectors * roots[..., None, :], vectors.mT)
 
 
 @dataclass(frozen=True)

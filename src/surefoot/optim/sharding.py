@@ -70,7 +70,7 @@ class Sharding:
         else:
             assert self._replicas is not None
             ranks = tuple(dist.get_process_group_ranks(self._replicas))
-            self._groups.of[ranks] = self._replicas
+            self._groups[ranks] = self._replicas
             cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
             way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
@@ -125,7 +125,7 @@ class Sharding:
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
         for ranks, shards in self._agreements.items():
-            group = self._groups.of[ranks]
+            group = self._groups[ranks]
             if group is not None and any(isinstance(shard.p, DTensor) for shard in shards):
                 everybody: list[Any] = [None] * len(ranks)
                 dist.all_gather_object(everybody, found, group)
@@ -197,7 +197,7 @@ class Sharding:
         for ranks, shards in self._agreements.items():
             known = [shard.flags() for shard in shards]
             flags = torch.cat(known)
-            if (group := self._groups.of[ranks]) is not None:  # None: this process alone
+            if (group := self._groups[ranks]) is not None:  # None: this process alone
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group)
             for shard, own in zip(shards, torch.split(flags, [len(x) for x in known]), strict=True):
                 shard.agree(own)
