@@ -26,8 +26,6 @@ from surefoot.step import Step
 from surefoot.step import step as plain_step
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from surefoot.optim.sharding import Sharding
 
 
@@ -37,9 +35,9 @@ class SteepestDescent(Optimizer):
     For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
-    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16) and 4 a row of a table; twice as much for AdamW
-    parts. Parameters in half precision are stepped in float32. A parameter without gradient is untouched; one whose
-    gradient is not finite keeps weight and momentum, and is counted (`skipped()`), without a synchronisation.
+    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16), 4 a row of a table; twice as much for AdamW parts.
+    Half precision is stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite
+    keeps weight and momentum, and is counted (`skipped()`), without a synchronisation.
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
@@ -75,9 +73,9 @@ class SteepestDescent(Optimizer):
         precision: Precision | None = None,
         step: Step = plain_step,
         maximize: bool = False,
-        replicas: ProcessGroup | None = None,
+        replicas: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        self._precision, self._step = precision or Precision(), step
+        self._precision, self._step, self._replicas = precision or Precision(), step, replicas
         self._placements: dict[Tensor, Placement] = {}
         self._names: dict[Tensor, str] = {}
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
@@ -85,7 +83,6 @@ class SteepestDescent(Optimizer):
         self._bounds = RunningBound()
         self._vectors: dict[Tensor, State] = {}  # singular vectors of what was measured, which are no part of the state
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
-        self._replicas = replicas
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
         groups, self._unplaced, plan = grouped(params, plan, run)
         defaults = {"lr": param_groups.rate(plan) if lr is None else lr, "maximize": maximize}
@@ -94,8 +91,7 @@ class SteepestDescent(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""
         group = dict(param_group)
-        placements = group.pop("placements", None)
-        role = group.get("role")
+        placements, role = group.pop("placements", None), group.get("role")
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
