@@ -38,15 +38,12 @@ class SweepConfig:
     def __post_init__(self) -> None:
         for name in ("recipes", "widths", "seeds"):
             check_list(name, getattr(self, name))
-        if min(self.widths) < 1:
-            raise ValueError(f"widths must be positive, got {list(self.widths)}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be positive, got {self.steps}")
+        if min(self.steps, *self.widths) < 1:
+            raise ValueError(f"widths and steps must be positive, got {list(self.widths)} and {self.steps}")
         object.__setattr__(self, "widths", tuple(sorted(self.widths)))
-        if isinstance(self.search, Bracket):
-            missing = [recipe for recipe in self.recipes if recipe not in self.search.centres]
-            if missing:
-                raise ValueError(f"no starting log2 rate for {', '.join(missing)}: add it to centres")
+        centres = self.search.centres if isinstance(self.search, Bracket) else self.recipes
+        if missing := [recipe for recipe in self.recipes if recipe not in centres]:
+            raise ValueError(f"no starting log2 rate for {', '.join(missing)}: add it to centres")
         try:
             dumps(dict(self.settings))
         except (TypeError, ValueError) as error:

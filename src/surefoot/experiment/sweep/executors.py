@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -29,6 +30,7 @@ class NeverStarted(Killed):
     """As `Killed`, of a process that ended before it could begin the run."""
 
 
+@dataclass(eq=False)
 class Raised(Exception):
     """What a run raised, elsewhere: one line for people, and the traceback there, which is the text of this one.
 
@@ -38,11 +40,9 @@ class Raised(Exception):
         of_data: whether it was a `DataError`.
     """
 
-    def __init__(self, summary: str, trace: str = "", of_data: bool = False) -> None:
-        super().__init__(summary, trace, of_data)
-        self.summary: str = summary
-        self.trace: str = trace
-        self.of_data: bool = of_data
+    summary: str
+    trace: str = ""
+    of_data: bool = False
 
     def __str__(self) -> str:
         return self.trace or self.summary
@@ -56,10 +56,6 @@ class Raised(Exception):
         """
         trace = "".join(traceback.format_exception(error))
         return cls(f"{type(error).__name__}: {error}", trace, isinstance(error, DataError))
-
-    def error_of(self, item: object) -> Exception:
-        """What to raise here when this ends an item: `DataError` if it was one there, else `SweepError`."""
-        return (DataError if self.of_data else SweepError)(f"{item}: {self.summary}")
 
 
 class Executor(Protocol):
@@ -132,7 +128,7 @@ def outcomes(
             else:
                 yield item, end
         for item, error in raised:
-            raise error.error_of(item) from error
+            raise (DataError if error.of_data else SweepError)(f"{item}: {error.summary}") from error
 
 
 def guarded(function: Function, item: Any) -> Any:
@@ -171,13 +167,11 @@ class Pool:
 
     def submit(self, function: Function, items: Sequence[Any]) -> list["_Worker"]:
         """As in `Executor`; processes that have finished a run are used again."""
-        begun = []
-        for item in items:
-            self._idle = [worker for worker in self._idle if worker.process.is_alive()]
-            worker = self._idle.pop() if self._idle else _Worker()
-            self._busy.append(worker)
+        self._idle = [worker for worker in self._idle if worker.process.is_alive()]
+        begun = [self._idle.pop() if self._idle else _Worker() for _ in items]
+        self._busy += begun
+        for worker, item in zip(begun, items, strict=True):
             worker.begin(function, item)
-            begun.append(worker)
         return begun
 
     def wait(self, handles: Sequence["_Worker"]) -> list[tuple["_Worker", Any]]:
@@ -186,8 +180,7 @@ class Pool:
         while not ended:
             # A process that a run has forked keeps the pipe open when the worker is killed, hence a look each second.
             connection.wait([worker.pipe for worker in handles], timeout=1.0)
-            ends = [(worker, worker.end()) for worker in handles]
-            ended = [(worker, end[0]) for worker, end in ends if end is not None]
+            ended = [(worker, end[0]) for worker in handles if (end := worker.end()) is not None]
         for worker, _ in ended:
             self._busy.remove(worker)
             self._idle.append(worker)
@@ -266,6 +259,6 @@ def _call(work: bytes) -> bytes:
 def _end_with_parent() -> None:
     """Exit when the parent has, in the middle of a run too."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    assert parent is not None, "a worker is spawned"
+    parent.join()
+    os._exit(1)

@@ -7,7 +7,7 @@ taken within a seed first and averaged afterwards.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -122,24 +122,20 @@ def curve(points: Iterable[Point]) -> dict[float, dict[int, float] | None]:
     Returns:
         log2 rate -> seed -> loss, rates ascending; only rates that every seed has run.
     """
-    table: dict[float, dict[int, float | None]] = {}
+    table: dict[float, dict[int, float]] = {}
     for point in points:
-        table.setdefault(point.log2_lr, {})[point.seed] = point.loss
+        table.setdefault(point.log2_lr, {})[point.seed] = math.nan if point.loss is None else point.loss
     seeds = {seed for losses in table.values() for seed in losses}
-    return {rate: _if_all_finite(losses) for rate, losses in sorted(table.items()) if losses.keys() == seeds}
-
-
-def _if_all_finite(losses: Mapping[int, float | None]) -> dict[int, float] | None:
-    finite = {seed: loss for seed, loss in losses.items() if loss is not None and math.isfinite(loss)}
-    return dict(sorted(finite.items())) if len(finite) == len(losses) else None
+    return {
+        rate: dict(sorted(losses.items())) if all(map(math.isfinite, losses.values())) else None
+        for rate, losses in sorted(table.items())
+        if losses.keys() == seeds
+    }
 
 
 def mean_curve(points: Iterable[Point]) -> dict[float, float | None]:
     """Average losses over seeds: log2 rate -> mean loss, rates ascending; None where a seed diverged."""
-    return {
-        rate: None if losses is None else float(np.mean(list(losses.values())))
-        for rate, losses in curve(points).items()
-    }
+    return {rate: None if row is None else float(np.mean([*row.values()])) for rate, row in curve(points).items()}
 
 
 def optimum(points: Iterable[Point]) -> Optimum:
@@ -161,41 +157,31 @@ def optimum(points: Iterable[Point]) -> Optimum:
     (-4.7, -5.0, 'interior')
     """
     points = list(points)
-    means, losses = mean_curve(points), curve(points)
+    losses, means = curve(points), mean_curve(points)
     finite = {rate: mean for rate, mean in means.items() if mean is not None}
     if not finite:
         return Optimum("no result", None, None, {}, None, None)
-    best = min(finite, key=lambda rate: (finite[rate], rate))
-    status = _edge(best, means)
-    if status != "interior":
-        return Optimum(status, None, None, {}, finite[best], best)
+    best = min(finite, key=lambda rate: finite[rate])
+    found = Optimum(_edge([*means], [*means.values()], best), None, None, {}, finite[best], best)
+    if not found.interior:
+        return found
     rates = basin(finite, best)
-    x = np.array(rates) - best
-    per_seed = [_by_seed(losses, rates, seed) for seed in losses[best] or ()]
+    x, rows = np.array(rates) - best, [losses[rate] or {} for rate in rates]
+    per_seed = [[row[seed] for row in rows] for seed in rows[0]]
     a, b, _ = np.polyfit(x, np.mean(per_seed, axis=0), 2)
     vertex = float(-b / (2 * a)) if a > 0 else math.inf
     if not x[0] <= vertex <= x[-1]:
-        return Optimum("no minimum", None, None, {}, finite[best], best)
+        return replace(found, status="no minimum")
     slopes = [2 * p[0] * vertex + p[1] for p in (np.polyfit(x, y, 2) for y in per_seed)]
     own = [best + vertex - float(slope / (2 * a)) for slope in slopes]
-    by_seed = dict(zip(losses[best] or (), own, strict=True))
-    return Optimum("interior", best + vertex, interval(own), by_seed, finite[best], best)
+    return replace(found, log2_lr=best + vertex, interval=interval(own), by_seed=dict(zip(rows[0], own, strict=True)))
 
 
-def _by_seed(losses: Mapping[float, Mapping[int, float] | None], rates: Iterable[float], seed: int) -> list[float]:
-    rows = [losses[rate] for rate in rates]
-    return [row[seed] for row in rows if row is not None]
-
-
-def _edge(best: float, means: Mapping[float, float | None]) -> str:
-    rates = list(means)
+def _edge(rates: Sequence[float], means: Sequence[float | None], best: float) -> str:
+    if best in (rates[0], rates[-1]):
+        return "low edge" if best == rates[0] else "high edge"
     place = rates.index(best)
-    if place == 0:
-        return "low edge"
-    if place == len(rates) - 1:
-        return "high edge"
-    beside = means[rates[place - 1]], means[rates[place + 1]]
-    return "next to divergence" if None in beside else "interior"
+    return "next to divergence" if None in means[place - 1 : place + 2] else "interior"
 
 
 def basin(means: Mapping[float, float], best: float) -> tuple[float, ...]:
@@ -220,10 +206,9 @@ def basin(means: Mapping[float, float], best: float) -> tuple[float, ...]:
 
     def usable(rate: float) -> bool:
         d = abs(rate - best)
-        on_a_wall = means[rate] - means[best] > WALL * e * ((d + h / 2) / h) ** 2
-        return d <= WINDOW_OCTAVES and not on_a_wall
+        return d <= WINDOW_OCTAVES and means[rate] - means[best] <= WALL * e * ((d + h / 2) / h) ** 2
 
-    return tuple(rate for rate in rates if rate == best or rate in beside or usable(rate))
+    return tuple(rate for rate in rates if rate in beside or usable(rate))
 
 
 def drift(narrow: Optimum, wide: Optimum) -> Estimate:
@@ -238,9 +223,7 @@ def drift(narrow: Optimum, wide: Optimum) -> Estimate:
     """
     if narrow.log2_lr is None or wide.log2_lr is None:
         return UNKNOWN
-    seeds = [seed for seed in narrow.by_seed if seed in wide.by_seed]
-    moves = [wide.by_seed[seed] - narrow.by_seed[seed] for seed in seeds]
-    return Estimate(wide.log2_lr - narrow.log2_lr, interval(moves), len(moves))
+    return replace(difference(wide.by_seed, narrow.by_seed), value=wide.log2_lr - narrow.log2_lr)
 
 
 def regret(points: Iterable[Point], rate: float) -> Estimate:

@@ -86,7 +86,11 @@ class Ray:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
         host, _, port = (self._address or "").rpartition(":")
         if port.isdecimal() and "/" not in host:
-            _require_listener(host, int(port))
+            try:  # where nothing listens, Ray itself would go on trying for many minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
+            except OSError as error:
+                message = f"no Ray cluster at {self._address} ({error}): give the address of its head"
+                raise ConnectionError(message) from None
         sigterm = signal.getsignal(signal.SIGTERM)
         self._ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         self._ours = True
@@ -106,11 +110,3 @@ class Ray:
             return Killed(f"its Ray worker died ({type(error).__name__})")
         except errors.RayError as error:
             return Raised.of(error)
-
-
-def _require_listener(host: str, port: int) -> None:
-    """Refuse an address at which nothing listens: Ray itself would go on trying for many minutes."""
-    try:
-        socket.create_connection((host, port), timeout=10).close()
-    except OSError as error:
-        raise ConnectionError(f"no Ray cluster at {host}:{port} ({error}): give the address of its head") from None

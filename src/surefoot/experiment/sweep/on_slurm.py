@@ -82,7 +82,6 @@ class Slurm:
             return Raised.of(error)
         except self._errors.UncompletedJobError:
             return Killed(f"slurm job {job.job_id} left no result, its state is {job.state}, see {job.paths.stderr}")
-        out_of_time = isinstance(end, Raised) and end.summary.startswith(
-            "UncompletedJobError"
-        )  # submitit's, on a signal
-        return Killed(f"slurm job {job.job_id} was stopped: {end.summary}") if out_of_time else end
+        if isinstance(end, Raised) and end.summary.startswith("UncompletedJobError"):  # submitit's, on a signal
+            return Killed(f"slurm job {job.job_id} was stopped: {end.summary}")
+        return end

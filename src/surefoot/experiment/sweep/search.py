@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 COARSE_OCTAVES = 1.0  # between the first rates and at each extension
 FINE_OCTAVES = 0.5  # sqrt(2): around the optimum
@@ -23,6 +23,7 @@ class Grid:
     """
 
     rates: tuple[float, ...]
+    expected: ClassVar[int] = 0  # all are known at the start
 
     def __post_init__(self) -> None:
         check_list("rates", self.rates)
@@ -32,11 +33,6 @@ class Grid:
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
         """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
         return () if means else tuple(sorted(self.rates))
-
-    @property
-    def expected(self) -> int:
-        """Expected number of rates per width, for the estimate of the remaining time."""
-        return len(self.rates)
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,7 @@ class Own:
     """
 
     rates: Mapping[str, tuple[float, ...]]
+    expected: ClassVar[int] = 0  # all are known at the start
 
     def __post_init__(self) -> None:
         for rates in self.rates.values():
@@ -59,11 +56,6 @@ class Own:
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
         """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
         return () if means else tuple(sorted(self.rates[recipe]))
-
-    @property
-    def expected(self) -> int:
-        """Expected number of rates per width, for the estimate of the remaining time."""
-        return min(map(len, self.rates.values()))
 
 
 @dataclass(frozen=True)
@@ -84,9 +76,8 @@ class Bracket:
     def __post_init__(self) -> None:
         if self.budget < 3:
             raise ValueError(f"budget must be at least 3 rates per width, got {self.budget}")
-        for recipe, centre in self.centres.items():
-            if not math.isfinite(centre):
-                raise ValueError(f"the starting log2 rate of {recipe} must be finite, got {centre}")
+        if not all(map(math.isfinite, self.centres.values())):
+            raise ValueError(f"the starting log2 rates must be finite, got {dict(self.centres)}")
 
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
         """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""
@@ -149,8 +140,7 @@ def next_rates(means: Mapping[float, float | None], centre: float, budget: int) 
     >>> next_rates({-6.0: 2.2, -5.0: 2.0, -4.0: 2.1, -3.0: None}, centre=-4.0, budget=7)
     (-5.5, -4.5)
     """
-    wanted = _wanted(means, centre)
-    return tuple(sorted(wanted[: max(0, budget - len(means))]))
+    return tuple(sorted(_wanted(means, centre)[: max(0, budget - len(means))]))
 
 
 def closer_rates(means: Mapping[float, float | None]) -> tuple[float, ...]:
@@ -183,11 +173,9 @@ def _wanted(means: Mapping[float, float | None], centre: float) -> list[float]:
         return [min(means) - COARSE_OCTAVES]
     if extension := [rate for side in (-1, 1) if (rate := _beyond(best, means, side)) is not None]:
         return extension
-    for step in (FINE_OCTAVES, COARSE_OCTAVES):
-        missing = [best + side * step for side in (-1, 1) if not _measured(best + side * step, means)]
-        if missing:
-            return missing
-    return []
+    around = ((best - step, best + step) for step in (FINE_OCTAVES, COARSE_OCTAVES))
+    missing = ([rate for rate in pair if all(abs(rate - other) > FINEST_OCTAVES for other in means)] for pair in around)
+    return next(filter(None, missing), [])
 
 
 def _best(means: Mapping[float, float | None]) -> float | None:
@@ -197,16 +185,8 @@ def _best(means: Mapping[float, float | None]) -> float | None:
 
 def _beyond(best: float, means: Mapping[float, float | None], side: int) -> float | None:
     """Return the rate that the best one lacks on one side to be interior there; None if it lacks none."""
-    further = [rate for rate in means if (rate - best) * side > 0]
+    further = {abs(rate - best): mean for rate, mean in means.items() if (rate - best) * side > 0}
     if not further:
         return best + side * COARSE_OCTAVES
-    nearest = min(further, key=lambda rate: abs(rate - best))
-    gap = abs(nearest - best)
-    if means[nearest] is None and gap > FINEST_OCTAVES:
-        return best + side * gap / 2
-    return None
-
-
-def _measured(rate: float, means: Mapping[float, float | None]) -> bool:
-    """Return whether a rate was run within `FINEST_OCTAVES` of this one."""
-    return any(abs(rate - other) <= FINEST_OCTAVES for other in means)
+    gap = min(further)
+    return best + side * gap / 2 if further[gap] is None and gap > FINEST_OCTAVES else None

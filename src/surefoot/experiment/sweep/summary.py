@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import surefoot
 from surefoot.experiment.files import Record, dumps
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.axis import AXES
@@ -93,19 +96,14 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
         "regret_log2_lr": rate,
         "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (widest, rate)),
     }
-    runs = [[record for record in own if record["width"] == width] for width in widths]
-    return _entry(recipe, "widths", optima, regret, runs)
+    return _entry(recipe, "widths", optima, regret, [[r for r in own if r["width"] == width] for width in widths])
 
 
 def _entry(
-    recipe: str,
-    sizes: str,
-    optima: Mapping[int, fit.Optimum],
-    more: Mapping[str, Any],
-    runs: Sequence[Sequence[Record]],
+    recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Mapping[str, Any], records: Sequence[Any]
 ) -> dict[str, Any]:
     """What a summary says of a recipe; where there are several sizes, each key has a list."""
-    best = list(optima.values())
+    best, runs = list(optima.values()), [[r for r in each if r["recipe"] == recipe] for each in records]
     drift = fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN
     return {
         "recipe": recipe,
@@ -138,12 +136,9 @@ def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit
         The optima, by value.
     """
     found = {value: fit.optimum(points(one.records, recipe, width)) for value, one in swept.items()}
-    return {value: best if swept[value].finished else _unsettled(best) for value, best in found.items()}
-
-
-def _unsettled(best: fit.Optimum) -> fit.Optimum:
-    """What is the best so far, without a vertex, which the rest of the search may move."""
-    return replace(best, status=UNFINISHED, log2_lr=None, interval=None, by_seed={})
+    # What is to come may move an unfinished one.
+    vague: dict[str, Any] = {"status": UNFINISHED, "log2_lr": None, "interval": None, "by_seed": {}}
+    return {value: best if swept[value].finished else replace(best, **vague) for value, best in found.items()}
 
 
 def extrapolated(
@@ -175,27 +170,19 @@ def extrapolated(
 def _over_axis(
     config: Mapping[str, Any], swept: Mapping[int, Swept], target: int | None, recipe: str
 ) -> dict[str, Any]:
-    best = optima(config["width"], swept, recipe)
+    best, text = optima(config["width"], swept, recipe), AXES[config["axis"]].text
     law = power_law(best)
     power, there = (law.power if law else fit.UNKNOWN), (law.at(target) if law and target else fit.UNKNOWN)
     found = {
         "power": power.value,
         "power_ci": power.interval,
         "rms_octaves": law.rms_octaves if law else None,
-        "no_law": None if law else _why(config["axis"], best),
+        "no_law": "; ".join(f"{text.format(x)}: {one.status}" for x, one in best.items() if not one.interior) or None,
         "target_log2_lr": there.value,
         "target_log2_lr_ci": there.interval,
         "line": _drawn(law, [*best, *([target] if target else [])]) if law else None,
     }
-    runs = [[record for record in one.records if record["recipe"] == recipe] for one in swept.values()]
-    return _entry(recipe, "values", best, found, runs)
-
-
-def _why(axis: str, best: Mapping[int, fit.Optimum]) -> str:
-    """Which values have no optimum that a law could go through, and why."""
-    return "; ".join(
-        f"{AXES[axis].text.format(value)}: {one.status}" for value, one in best.items() if not one.interior
-    )
+    return _entry(recipe, "values", best, found, [one.records for one in swept.values()])
 
 
 def _drawn(law: Law, sizes: Sequence[int]) -> dict[str, list[Any]]:
@@ -209,9 +196,8 @@ def environment() -> dict[str, Any]:
     """Describe the machine and the versions that runs are made with."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "surefoot": _version("surefoot"),
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
+        "surefoot": surefoot.__version__,
+        **{package: metadata.version(package) for package in ("torch", "numpy")},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
@@ -219,17 +205,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
+    with suppress(OSError):
+        if found := re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1]
+    return platform.processor() or platform.machine()

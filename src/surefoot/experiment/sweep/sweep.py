@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ def run(
                 search = _Search(config, log)
                 for trial, end in outcomes(place, run_trial, search.missing):
                     show(search.add(_to_record(trial, end), place.workers))
-            facts = {**this_environment(), **(environment or {})}
-            summary = summarise(config.to_json(), log.records, facts)
+            summary = summarise(config.to_json(), log.records, {**this_environment(), **(environment or {})})
         write_json(directory / SUMMARY, summary)
     return summary
 
@@ -120,8 +120,7 @@ class _Search:
     """The search, replayed on the finished trials, so that a resumed sweep runs the same trials."""
 
     def __init__(self, config: SweepConfig, log: Log) -> None:
-        self.config = config
-        self.log = log
+        self.config, self.log = config, log
         self.done = {_key(record): record for record in log.records}
 
     def add(self, record: Record, workers: int) -> Progress:
@@ -158,29 +157,24 @@ class _Search:
         """Replay the search on the finished trials of its own rates, without the transferred rate."""
         rates: list[float] = []
         while True:
-            records = [self.done.get((recipe, width, rate, seed)) for rate in rates for seed in self.config.seeds]
-            finished = [record for record in records if record is not None]
-            if len(finished) < len(records):
+            keys = [(recipe, width, rate, seed) for rate in rates for seed in self.config.seeds]
+            if not self.done.keys() >= {*keys}:
                 return rates, False
-            means = fit.mean_curve(points(finished, recipe, width))
-            new = self.config.search.next(recipe, means)
-            if not new:
+            means = fit.mean_curve(points([self.done[key] for key in keys], recipe, width))
+            if not (new := self.config.search.next(recipe, means)):
                 return rates, True
             rates += new
 
     def _progress(self, record: Record, workers: int) -> Progress:
-        config, seeds = self.config, len(self.config.seeds)
-        expected, seconds_left = 0, 0.0
-        for recipe in config.recipes:
-            for width in config.widths:
-                rates, settled = self._rates(recipe, width)
-                runs = seeds * (len(rates) if settled else max(len(rates), config.search.expected))
-                done = sum(key[:2] == (recipe, width) for key in self.done)
-                expected += runs
-                seconds_left += max(0, runs - done) * self._cost(width)
-        return Progress(
-            record, len(self.done), expected, seconds_left / max(1, min(workers, expected - len(self.done)))
-        )
+        config, expected, seconds_left = self.config, 0, 0.0
+        for recipe, width in product(config.recipes, config.widths):
+            rates, settled = self._rates(recipe, width)
+            runs = len(config.seeds) * max(len(rates), 0 if settled else config.search.expected)
+            done = sum(key[:2] == (recipe, width) for key in self.done)
+            expected += runs
+            seconds_left += max(0, runs - done) * self._cost(width)
+        at_once = max(1, min(workers, expected - len(self.done)))
+        return Progress(record, len(self.done), expected, seconds_left / at_once)
 
     def _cost(self, width: int) -> float:
         """Seconds of a run: measured at this width, else at the nearest one and scaled.
@@ -197,19 +191,12 @@ class _Search:
 
 def _to_record(trial: Trial, end: TrialResult | Killed) -> Record:
     """One line of ``results.jsonl``: strict JSON, no loss where the run diverged or failed."""
-    failed = {"failed": f"killed twice: {end}"} if isinstance(end, Killed) else {}
+    failed = isinstance(end, Killed)
     result = TrialResult(None, None, 0.0) if isinstance(end, Killed) else end
-    losses = result.train_loss, result.val_loss
-    finite = not result.diverged and all(loss is not None and math.isfinite(loss) for loss in losses)
-    train, validation = losses if finite else (None, None)
-    diverged = not finite and not failed
-    return {
-        **{name: value for name, value in vars(trial).items() if name != "settings"},
-        "train_loss": train,
-        "val_loss": validation,
-        "diverged": diverged,
-        "seconds": round(result.seconds, 3),
-        **failed,
-        **({"not_finite": result.not_finite} if diverged and result.not_finite else {}),
-        **({"facts": dict(result.facts)} if result.facts else {}),
-    }
+    losses = {"train_loss": result.train_loss, "val_loss": result.val_loss}
+    lost = result.diverged or any(loss is None or not math.isfinite(loss) for loss in losses.values())
+    record = {name: value for name, value in vars(trial).items() if name != "settings"}
+    record |= dict.fromkeys(losses) if lost else losses
+    record |= {"diverged": lost and not failed, "seconds": round(result.seconds, 3)}
+    more = {"failed": failed and f"killed twice: {end}", "not_finite": lost and result.not_finite}
+    return record | {name: value for name, value in {**more, "facts": dict(result.facts)}.items() if value}

@@ -38,38 +38,24 @@ def run_trial(trial: Trial) -> TrialResult:
     config = TrainConfig.of(
         method=trial.recipe, width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
-    watch = _Watch(evaluations > 0)
     every = math.ceil(trial.steps / evaluations) if evaluations else 0
-    result = train(
-        config, corpus, observe=watch.look, on_step=watch.add, log_every=trial.steps, eval_every=every
-    )  # observed at the start and at the end
-    facts = {"curve": watch.curve} if evaluations else {}
-    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts, watch.not_finite)
+    curve: dict[str, list[Any]] = {}
+    not_finite = None
 
+    def look(run: Run) -> None:  # at the start and at the end
+        nonlocal not_finite
+        not_finite = run.not_finite()
+        if evaluations and run.step == 0:
+            add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
 
-class _Watch:
-    """What is noted of a run: its validation losses, before the first step too, and what is not finite in the end.
-
-    Args:
-        measures: whether the losses are.
-    """
-
-    def __init__(self, measures: bool) -> None:
-        self._measures = measures
-        self.curve: dict[str, list[Any]] = {}
-        self.not_finite: str | None = None
-
-    def look(self, run: Run) -> None:
-        """Whenever a run is observed."""
-        self.not_finite = run.not_finite()
-        if self._measures and run.step == 0:
-            self.add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
-
-    def add(self, record: Record) -> None:
-        """At every record; one of a run that diverged between two evaluations has no validation loss."""
-        if "val_loss" in record:
+    def add(record: Record) -> None:
+        if "val_loss" in record:  # one of a run that diverged between two evaluations has none
             for name in ("step", "val_loss", "seconds"):
-                self.curve.setdefault(name, []).append(record[name])
+                curve.setdefault(name, []).append(record[name])
+
+    result = train(config, corpus, observe=look, on_step=add, log_every=trial.steps, eval_every=every)
+    facts = {"curve": curve} if evaluations else {}
+    return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts, not_finite)
 
 
 def unchanged(data: str | None, sha256: str | None) -> Corpus:

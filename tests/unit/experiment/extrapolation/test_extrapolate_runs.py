@@ -288,7 +288,7 @@ def test_directories_of_one_kind_are_refused_by_the_other(finished, tmp_path):
         ({"values": (100, 100)}, "horizons names a value twice"),
         ({"settings": {"steps": 5}}, "settings must not have steps, which --horizons gives"),
         ({"recipes": ("muon",)}, "no starting log2 rate for muon"),
-        ({"width": 0}, "widths must be positive"),
+        ({"width": 0}, "widths and steps must be positive"),
         ({"seeds": ()}, "seeds is empty"),
     ],
 )
