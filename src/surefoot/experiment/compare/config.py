@@ -41,9 +41,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         check_list("recipes and published settings", self.names)
-        for name in ("seeds", "evaluations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if min(self.seeds, self.evaluations) < 1:
+            raise ValueError(f"seeds and evaluations must be at least 1, got {self.seeds} and {self.evaluations}")
         for text in self.published:
             parse_at(text)
         self.tuning()  # refuses the rest
@@ -62,11 +61,6 @@ class Comparison:
     def names(self) -> tuple[str, ...]:
         """Those who take part: the tuned recipes, then the published settings."""
         return self.recipes + self.published
-
-    @property
-    def fresh_seeds(self) -> tuple[int, ...]:
-        """The seeds of the final runs, the same for all and none of them used in tuning."""
-        return tuple(range(self.tuning_seeds, self.tuning_seeds + self.seeds))
 
     @property
     def tuning_runs(self) -> int:
@@ -90,12 +84,11 @@ class Comparison:
         Returns:
             The sweep; a method that is tuned as well as published has both rates.
         """
-        of: dict[str, set[float]] = {}
-        for name, rate in rates.items():
-            of.setdefault(self.method(name), set()).add(rate)
-        search = Own({method: tuple(sorted(found)) for method, found in of.items()})
+        chosen = [(self.method(name), rate) for name, rate in rates.items()]
+        own = {method: tuple(sorted({rate for other, rate in chosen if other == method})) for method, _ in chosen}
+        seeds = tuple(range(self.tuning_seeds, self.tuning_seeds + self.seeds))  # none of them used in tuning
         settings = {**self.settings, "evaluations": self.evaluations}
-        return SweepConfig(tuple(of), (self.width,), self.fresh_seeds, self.steps, search, settings)
+        return SweepConfig(tuple(own), (self.width,), seeds, self.steps, Own(own), settings)
 
     def method(self, name: str) -> str:
         """The method of one who takes part."""
@@ -117,7 +110,5 @@ class Question:
     def check(self, comparison: Comparison) -> None:
         """Raise ValueError if the baseline takes no part."""
         if self.baseline not in comparison.names:
-            raise ValueError(
-                f"the baseline {self.baseline} takes no part: add it to --recipes, or choose one of "
-                f"{', '.join(comparison.names)}"
-            )
+            names = ", ".join(comparison.names)
+            raise ValueError(f"baseline {self.baseline} takes no part: add it to --recipes, or choose one of {names}")

@@ -5,8 +5,8 @@ from typing import Any
 
 from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
-from surefoot.experiment.compare.summary import Runs, best_rates, summarise
-from surefoot.experiment.files import write_json
+from surefoot.experiment.compare.summary import best_rates, summarise
+from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
@@ -74,8 +74,8 @@ def load(directory: Path) -> dict[str, Any]:
     return summarise(Comparison.of(stored["config"]), question, _runs(directory), stored["environment"])
 
 
-def _runs(directory: Path) -> Runs:
-    return Runs(*(sweep.results(directory / stage) for stage in (TUNING, FINAL)))
+def _runs(directory: Path) -> list[list[Record]]:
+    return [sweep.results(directory / stage) for stage in (TUNING, FINAL)]
 
 
 def _write(comparison: Comparison, question: Question, directory: Path) -> dict[str, Any]:

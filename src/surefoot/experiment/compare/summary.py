@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,14 @@ from surefoot.experiment.sweep.summary import UNFINISHED, as_json, points, trans
 from surefoot.experiment.training.names import parse_at
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The records of the finished runs of both stages."""
-
-    tuning: Sequence[Record]
-    final: Sequence[Record]
-
-
 def best_rates(comparison: Comparison, tuning: Sequence[Record]) -> dict[str, float]:
     """Return name -> log2 of the rate of the final runs; without a recipe that is not tuned yet or diverged always."""
     found = {name: _settings(comparison, tuning, name)["log2_lr"] for name in comparison.names}
     return {name: rate for name, rate in found.items() if rate is not None}
+
+
+Runs = Sequence[Sequence[Record]]
+"""The records of the finished runs of each stage, `[tuning, final]`."""
 
 
 def summarise(comparison: Comparison, question: Question, runs: Runs, environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,35 +61,34 @@ def _finished(entry: Mapping[str, Any]) -> bool:
 def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> dict[str, Any]:
     """The rate of the final runs, and how it was found."""
     published = name in comparison.published
-    own = [] if published else [record for record in tuning if record["recipe"] == name]
+    own = [record for record in tuning if record["recipe"] == name]
     curve = points(own, name, comparison.width)
     optimum = fit.optimum(curve)
-    status: str | None = optimum.status
+    found: tuple[str | None, str | None, float | None]
     if published:
-        status, source, rate = None, "published", parse_at(name)[1]
+        found = None, "published", parse_at(name)[1]
     elif len(curve) < comparison.tuning_runs:
-        status, source, rate = UNFINISHED, None, None
+        found = UNFINISHED, None, None
     elif optimum.log2_lr is not None:
-        source, rate = "fitted", transfer_rate(optimum.log2_lr)
+        found = optimum.status, "fitted", transfer_rate(optimum.log2_lr)
     else:
-        rate = optimum.best_rate
-        source = None if rate is None else "measured"
+        found = optimum.status, None if optimum.best_rate is None else "measured", optimum.best_rate
     return {
         "settings": "published" if published else "tuned",
         "tuning_runs": len(curve),
         "tuning_diverged": sum(record["diverged"] for record in own),
         "tuning_failed": sum("failed" in record for record in own),
-        "tuning_status": status,
+        "tuning_status": found[0],
         "tuning": [{"log2_lr": rate, "val_loss": loss} for rate, loss in fit.mean_curve(curve).items()],
-        "rate_from": source,
-        "log2_lr": rate,
+        "rate_from": found[1],
+        "log2_lr": found[2],
     }
 
 
 def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
-    method, found = comparison.method(name), _settings(comparison, runs.tuning, name)
+    method, found = comparison.method(name), _settings(comparison, runs[0], name)
     rate = found["log2_lr"]
-    records = [r for r in runs.final if r["recipe"] == method and r["log2_lr"] == rate]
+    records = [r for r in runs[1] if r["recipe"] == method and r["log2_lr"] == rate]
     records.sort(key=lambda record: record["seed"])
     losses = {record["seed"]: record["val_loss"] for record in records if record["val_loss"] is not None}
     lost = len(losses) < len(records)  # the mean over the seeds that are left would be too optimistic
@@ -122,14 +116,10 @@ def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float |
     difference = fit.difference(ours, theirs) if known else fit.UNKNOWN
     entry["difference"], entry["difference_ci"] = difference.value, difference.interval
     entry["p"] = p_value(ours, theirs) if known else None
-    here, there = (_reached(one["curve"], target) for one in (entry, baseline))
+    here, there = (one["curve"] and reached(one["curve"], target) for one in (entry, baseline))
     for i, unit in enumerate(("steps", "seconds")):
         entry[f"{unit}_to_target"] = here and here[i]
         entry[f"{unit}_ratio"] = here[i] / there[i] if here and there and there[i] > 0 else None
-
-
-def _reached(curve: Mapping[str, Any] | None, target: float | None) -> tuple[float, float] | None:
-    return None if curve is None or target is None else reached(curve, target)
 
 
 def p_value(losses: Mapping[int, float], others: Mapping[int, float]) -> float | None:
@@ -175,12 +165,12 @@ def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-def reached(curve: Mapping[str, Sequence[Any]], target: float) -> tuple[float, float] | None:
+def reached(curve: Mapping[str, Sequence[Any]], target: float | None) -> tuple[float, float] | None:
     """Find when a curve first is at a target loss, linear between evaluations.
 
     Args:
         curve: of `mean_curve`.
-        target: a loss in nats.
+        target: a loss in nats; None for none.
 
     Returns:
         `(steps, seconds)`; None where it is above the target throughout.
@@ -189,8 +179,8 @@ def reached(curve: Mapping[str, Sequence[Any]], target: float) -> tuple[float, f
     (15.0, 2.0)
     """
     losses = curve["val_loss"]
-    place = next((i for i, loss in enumerate(losses) if loss is not None and loss <= target), None)
-    if place is None:
+    below = (i for i, loss in enumerate(losses) if loss is not None and target is not None and loss <= target)
+    if target is None or (place := next(below, None)) is None:
         return None
     before, here = losses[place - 1] if place else None, losses[place]
     at = place if before is None else place - 1 + (before - target) / (before - here)
