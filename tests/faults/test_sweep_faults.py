@@ -153,7 +153,7 @@ def test_a_directory_of_another_configuration_is_refused_with_the_difference(tmp
     ("old", "new", "message"),
     [
         ('"steps": 1', '"stesp": 1', r"steps: there missing, now 1; stesp: there 1, now unknown \(steps\?\)"),
-        ('"steps": 1', '"steps": 1, "colour": 2', r"differs in colour: there 2, now unknown\."),
+        ('"steps": 1', '"steps": 1, "colour": 2', r"differs in colour: there 2, now unknown: "),
         ('"steps": 1', '"steps": 1, "steps": 1', r'config.json is not valid JSON \(the key "steps" twice\)'),
         ('"steps": 1', '"steps": "1"', r'steps: there "1", now 1'),
         ('"steps": 1', '"steps": true', r"steps: there true, now 1"),

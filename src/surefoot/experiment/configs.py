@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,12 +79,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Traceback (most recent call last):
     ValueError: the key "steps" twice
     """
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
             raise ValueError(f'the key "{key}" twice')
-        found[key] = value
-    return found
+    return dict(pairs)
 
 
 LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0, "data_order": "random"}
@@ -150,28 +149,23 @@ def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) ->
         OSError: a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    wanted = json.loads(dumps({"kind": kind, **config}))
     with locked(directory):
-        _claim(directory, json.loads(dumps({"kind": kind, **config})), data)
+        try:
+            _claim(directory, wanted, data)
+        except ValueError as error:
+            message = f"{error}: choose another directory, or repeat the arguments it was started with to resume it"
+            raise with_remedy(ValueError(message), OtherDirectory()) from None
         yield
 
 
 def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:
     path = directory / CONFIG
-    if not path.exists():
-        if (directory / data).is_file() and (directory / data).stat().st_size:
-            raise _foreign(f"{directory} holds {data} but no config.json: choose another directory")
+    if path.exists():
+        there = {"kind": wanted["kind"], **read(path)}  # an earlier version has not named it
+        if differing := differences(there, wanted):
+            raise ValueError(f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}")
+    elif (directory / data).is_file() and (directory / data).stat().st_size:
+        raise ValueError(f"{directory} holds {data} but no {CONFIG}")
+    else:
         write_json(path, wanted)
-        return
-    try:
-        there = read(path)
-    except ValueError as error:
-        raise _foreign(f"{error}: choose another directory") from None
-    if differing := differences({"kind": wanted["kind"], **there}, wanted):  # an earlier version has not named it
-        raise _foreign(
-            f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}. "
-            "Choose another directory, or repeat the arguments it was started with to resume it"
-        )
-
-
-def _foreign(message: str) -> ValueError:
-    return with_remedy(ValueError(message), OtherDirectory())

@@ -113,16 +113,15 @@ def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:
 def _parse(path: Path, keys: Sequence[str]) -> tuple[list[Record], int]:
     """Records, and the number of bytes of their lines."""
     records: list[Record] = []
-    sound = 0
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []  # reading /dev/full never ends
+    lines, sound = path.read_bytes().splitlines(keepends=True) if path.is_file() else [], 0  # /dev/full never ends
     for number, line in enumerate(lines, start=1):
         record = _record(line)
         if record is None and number == len(lines):
             break
-        if record is None:
-            raise ValueError(f"{path}, line {number} is not a JSON object: repair or remove this line")
-        if missing := ", ".join(key for key in keys if key not in record):
-            raise ValueError(f"{path}, line {number} has no {missing}: repair or remove this line")
+        missing = "" if record is None else ", ".join(key for key in keys if key not in record)
+        if record is None or missing:
+            fault = f"has no {missing}" if missing else "is not a JSON object"
+            raise ValueError(f"{path}, line {number} {fault}: repair or remove this line")
         records.append(record)
         sound += len(line)
     return records, sound
@@ -154,10 +153,7 @@ class Log:
         self.path = path
         self.records: list[Record]
         self.records, sound = _parse(path, keys)
-        try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
-        except OSError as error:
-            raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
         self._cut(sound)
         self._size = sound
 
@@ -171,9 +167,8 @@ class Log:
             ValueError: NaN or an infinity in the record.
             OSError: it cannot be written; the message names the file, whose earlier lines are intact.
         """
-        line = dumps(record).encode() + b"\n"
+        line = rest = dumps(record).encode() + b"\n"
         try:
-            rest = line
             while rest:
                 rest = rest[os.write(self._handle, rest) :]
             os.fsync(self._handle)
@@ -225,34 +220,22 @@ def locked(directory: Path) -> Iterator[None]:
         DirectoryInUse: another process has the lock; the message names the directory and the process.
         OSError: the lock file cannot be written.
     """
-    path = directory / ".lock"
-    lock = FileLock(path)
+    path, holder = directory / ".lock", ["unknown"]
+    lock: BaseFileLock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        message = (
-            f"{directory} is in use by another run (process {_holder(path)}): "
-            "wait for it, stop it, or choose another directory"
-        )
-        raise with_remedy(DirectoryInUse(message), OtherDirectory()) from None
+        with contextlib.suppress(OSError):
+            holder = path.read_text(errors="replace").split() or holder
+        message = f"{directory} is in use by another run (process {holder[0]}): wait for it, stop it, or choose another"
+        raise with_remedy(DirectoryInUse(f"{message} directory"), OtherDirectory()) from None
     try:
-        _sign(lock, path)
+        if not isinstance(lock, SoftFileLock):  # which does so itself
+            with contextlib.suppress(OSError):  # Windows refuses
+                path.write_text(str(os.getpid()))  # for the message
         yield
     finally:
         lock.release()
-
-
-def _sign(lock: BaseFileLock, path: Path) -> None:
-    """Write the process into the lock file, for the message; Windows refuses, and a soft lock does so itself."""
-    if not isinstance(lock, SoftFileLock):
-        with contextlib.suppress(OSError):
-            path.write_text(str(os.getpid()))
-
-
-def _holder(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return "".join(path.read_text(errors="replace").split()[:1]) or "unknown"
-    return "unknown"
 
 
 def finite_or_none(value: float) -> float | None:
