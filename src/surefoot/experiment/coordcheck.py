@@ -10,9 +10,9 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,55 +86,18 @@ def check(
     common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
     with claimed(directory, "coordcheck", common, RESULTS), Log(directory / RESULTS, ("width", "seed")) as log:
-        done = {(record["width"], record["seed"]): record for record in finished(log.records)}
-        keys = [(width, seed) for width in sorted(widths) for seed in seeds]
-        missing = [config.replace(width=width, seed=seed) for width, seed in keys if (width, seed) not in done]
-        for record in _measured(missing, corpus, executor, data):
-            done[record["width"], record["seed"]] = record
+        done = {_Part(record["width"], record["seed"]): record for record in finished(log.records)}
+        parts = [_Part(width, seed) for width in sorted(widths) for seed in seeds]
+        for record in _measured(config, [part for part in parts if part not in done], corpus, executor, data):
+            done[_Part(record["width"], record["seed"])] = record
             log.append(record)
             on_record(record)
-        records = [done[key] for key in keys]
-        if failed := ["width {width}, seed {seed}: {failed}".format(**r) for r in records if "failed" in r]:
+        if failed := [f"{part}: {done[part]['failed']}" for part in parts if "failed" in done[part]]:
             raise SweepError("; ".join(failed))
-        summary = {**evaluate(records, band), "config": common, "environment": environment()}
+        found = evaluate([done[part] for part in parts], band)
+        summary = {**found, "config": common, "environment": environment()}
         write_json(directory / SUMMARY, summary)
     return summary
-
-
-def finished(records: Iterable[Record]) -> list[Record]:
-    """The records of the runs that were not killed."""
-    return [record for record in records if "failed" not in record]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One run of a check, as a worker process receives it."""
-
-    config: TrainConfig
-    data: str | None
-    corpus: str
-
-    def __str__(self) -> str:
-        return f"width {self.config.architecture.width}, seed {self.config.seed}"
-
-
-def _measure_part(part: _Part) -> Record:
-    return measure(part.config, unchanged(part.data, part.corpus))
-
-
-def _measured(
-    missing: Sequence[TrainConfig], corpus: Corpus, executor: Executor | None, data: str | None
-) -> Iterator[Record]:
-    """The records of runs as they end; on an executor the widest first. One that was killed has "failed"."""
-    if executor is None:
-        yield from (measure(run, corpus) for run in missing)
-        return
-    waiting = [_Part(run, data, corpus.sha256) for run in reversed(missing)]
-    with closing(executor):
-        for part, end in outcomes(executor, _measure_part, lambda: waiting):
-            waiting.remove(part)
-            size = {"width": part.config.architecture.width, "seed": part.config.seed}
-            yield {**size, "failed": f"killed twice: {end}"} if isinstance(end, Killed) else end
 
 
 def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:
@@ -144,6 +107,39 @@ def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) 
         raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
     for width in widths:
         require_model(config.replace(width=width), corpus)
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """The records of the runs that were not killed."""
+    return [record for record in records if "failed" not in record]
+
+
+class _Part(NamedTuple):
+    """One run of a check."""
+
+    width: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"width {self.width}, seed {self.seed}"
+
+
+def _measured(
+    config: TrainConfig, missing: Sequence[_Part], corpus: Corpus, executor: Executor | None, data: str | None
+) -> Iterator[Record]:
+    """The records of runs as they end; on an executor the widest first. One that was killed has "failed"."""
+    if executor is None:
+        yield from (measure(config.replace(**part._asdict()), corpus) for part in missing)
+        return
+    waiting = [*reversed(missing)]
+    with closing(executor):
+        for part, end in outcomes(executor, partial(_measure_part, config, data, corpus.sha256), lambda: waiting):
+            waiting.remove(part)
+            yield {**part._asdict(), "failed": f"killed twice: {end}"} if isinstance(end, Killed) else end
+
+
+def _measure_part(config: TrainConfig, data: str | None, sha256: str, part: _Part) -> Record:
+    return measure(config.replace(**part._asdict()), unchanged(data, sha256))
 
 
 def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -> Record:
@@ -163,7 +159,9 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     """
     run = Run(config, corpus, method)
     tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
-    layers = _layers(run.model)
+    plan = Plan.of(run.model)
+    layers = {name: name for name in owners(run.model) if name not in {"", *lm_heads(run.model, plan)}} | {LOGITS: ""}
+    routers = [name.rpartition(".")[0] for name, of in plan.placements.items() if of.role.name == "router"]
     begun = time.perf_counter()
     before, first = _outputs(run.model, tokens.to(run.device), layers), copy.deepcopy(run.model)
     for _ in range(config.schedule.steps):
@@ -173,16 +171,18 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     start = {layer: finite_or_none(rms(y)) for layer, y in before.items()}
     change = {layer: finite_or_none(rms(after[layer] - y)) for layer, y in before.items()}
     sizes = {"width": config.architecture.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
-    more = _stability(run.model, first, tokens.to(run.device), layers)
-    return {**sizes, "logits": [LOGITS, *_routers(run.model)], "start": start, "change": change, **more}
+    more = _stability(run.model, first, plan, tokens.to(run.device), layers)
+    return {**sizes, "logits": [LOGITS, *routers], "start": start, "change": change, **more}
 
 
-def _stability(model: nn.Module, first: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[str, Any]:
+def _stability(
+    model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, layers: dict[str, str]
+) -> dict[str, Any]:
     """The quantities of `MEASURED`: layer or parameter -> value, None where it is not finite."""
     numbers = activations.measure(model, tokens, names=layers.values())
     dependency = {layer: numbers[name].get("dependency", 0.0) for layer, name in layers.items() if name in numbers}
     norm, moved = {}, {}
-    for name, placement in Plan.of(model).placements.items():
+    for name, placement in plan.placements.items():
         weight, old = model.get_parameter(name).detach(), first.get_parameter(name).detach()
         norm[name] = max((block["forward_lower"] for block in stability(weight, placement, lr=0.0)[0]), default=0.0)
         moved[name] = measured_change(old, weight, placement)
@@ -214,10 +214,8 @@ def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
     names = list(records[0]["start"])
     for record in records:
         if differing := set(names) ^ set(record["start"]):
-            raise ValueError(
-                f"the model has other layers at width {record['width']} than at {records[0]['width']}: "
-                f"{', '.join(sorted(differing))}; a coordinate check compares like layers"
-            )
+            text = f"the model has other layers at width {record['width']} than at {records[0]['width']}"
+            raise ValueError(f"{text}: {', '.join(sorted(differing))}; a coordinate check compares like layers")
     layers = [
         {"layer": name, **{quantity: _slope(records, quantity, name, band) for quantity in QUANTITIES}}
         for name in names
@@ -252,18 +250,6 @@ def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) ->
         "ci": fit.interval(slopes),
         "log2_rms": table.mean(0).tolist(),
     }
-
-
-def _layers(model: nn.Module) -> dict[str, str]:
-    """Return the layers' names in the tables -> names of the modules."""
-    hidden = [name for name in owners(model) if name and name not in lm_heads(model, Plan.of(model))]
-    return {name: name for name in hidden} | {LOGITS: ""}
-
-
-def _routers(model: nn.Module) -> list[str]:
-    """Return the names of the layers that choose experts."""
-    placements = Plan.of(model).placements.items()
-    return [name.rpartition(".")[0] for name, placement in placements if placement.role.name == "router"]
 
 
 def _outputs(model: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ class Here:
 
     def wait(self, handles: Any) -> Any:
         killed = Killed("it died")
-        return [(h, killed if h[3].config.architecture.width == self.fatal else h[2](h[3])) for h in handles]
+        return [(h, killed if h[3].width == self.fatal else h[2](h[3])) for h in handles]
 
     def close(self) -> None:
         self.closed = True
