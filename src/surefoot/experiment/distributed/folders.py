@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -67,9 +68,7 @@ class _Writer(FileSystemWriter):
         files = {result.storage_data.relative_path for result in written}
         digests = {name: sha256_of(Path(self.path) / name) for name in sorted(files)}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result(
-            [_ResultWithDigests(one.index, one.size_in_bytes, one.storage_data, digests) for one in written]
-        )
+        done.set_result([_ResultWithDigests(**vars(result), digests=digests) for result in written])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -78,7 +77,7 @@ class _Writer(FileSystemWriter):
         folder = Path(self.path)
         write_atomic(folder / FACTS, dumps(dict(self._facts)))
         digests = {name: sha256_of(folder / name) for name in (".metadata", FACTS)}
-        for result in (one for own in results for one in own):
+        for result in chain.from_iterable(results):
             assert isinstance(result, _ResultWithDigests)
             digests |= result.digests
         write_atomic(folder / MANIFEST, dumps({"sha256": digests}, indent=1))
@@ -109,26 +108,30 @@ def save(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group
         shutil.rmtree(unfinished, ignore_errors=True)
     torch.distributed.barrier(group)
     writer, outcome = _Writer(path, facts), Future[Any]()
-    if background:
-        pending = state_dict_saver.async_save(dict(tensors), storage_writer=writer, process_group=group)
-        assert isinstance(pending, Future)
-        pending.add_done_callback(lambda done: _settle(outcome, done.exception(), path))
-        return outcome
+    write: Any = state_dict_saver.async_save if background else state_dict_saver.save
     try:
-        state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
+        pending = write(dict(tensors), storage_writer=writer, process_group=group)
     except (CheckpointException, OSError) as error:
         _settle(outcome, error, path)
     else:
-        _settle(outcome, None, path)
+        if background:
+            pending.add_done_callback(lambda done: _settle(outcome, done.exception(), path))
+        else:
+            _settle(outcome, None, path)
     return outcome
 
 
 def _settle(outcome: Future[Any], error: BaseException | None, path: Path) -> None:
     if error is None:
         outcome.set_result(None)
-        return
-    first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-    outcome.set_exception(OSError(f"cannot write {path}: {first}; what was saved earlier is intact"))
+    else:
+        outcome.set_exception(OSError(f"cannot write {path}: {_first(error)}; what was saved earlier is intact"))
+
+
+def _first(error: BaseException) -> BaseException:
+    """What one process raised, of what torch says of all."""
+    failed: BaseException = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    return failed
 
 
 def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
@@ -187,8 +190,7 @@ def load_(folder: Path, tensors: dict[str, Any], group: Any = None) -> None:
                 tensors, storage_reader=_Reader(folder), planner=_Planner(), process_group=group, no_dist=group is None
             )
     except (CheckpointException, RuntimeError, pickle.PickleError, LookupError, ValueError, TypeError) as error:
-        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise CheckpointError(f"{folder} cannot be loaded: {first}") from None
+        raise CheckpointError(f"{folder} cannot be loaded: {_first(error)}") from None
 
 
 class _Reader(FileSystemReader):
@@ -199,16 +201,12 @@ class _Reader(FileSystemReader):
         folder = Path(self.path)
         try:
             with (folder / ".metadata").open("rb") as file:
-                metadata = _Unpickler(file).load()
+                metadata: Metadata = _Unpickler(file).load()
+            for name in {place.relative_path for place in metadata.storage_data.values()}:
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise pickle.UnpicklingError(f"it names {name!r}, which is no file of the folder")
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
             raise CheckpointError(f"{folder / '.metadata'} is not a description of tensors: {error}") from None
-        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise CheckpointError(f"{folder / '.metadata'} is not a description of tensors")
-        for place in metadata.storage_data.values():
-            if not (folder / place.relative_path).is_file() or Path(place.relative_path).name != place.relative_path:
-                raise CheckpointError(
-                    f"{folder / '.metadata'} names {place.relative_path!r}, which is no file of the folder"
-                )
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -227,8 +225,8 @@ class _Unpickler(_InPython):  # type: ignore[misc]
         """A class of the list; UnpicklingError for all others."""
         if module in ("pathlib", "pathlib._local") and name.endswith("Path"):
             return PurePosixPath  # where other programs saved to
-        known = name in ALLOWED.get(module, ())
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if dtype or name in ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
 

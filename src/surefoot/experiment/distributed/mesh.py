@@ -67,9 +67,7 @@ def parse(text: str | None, ranks: int) -> MeshShape:
     for part in text.split(","):
         axis, _, size = part.strip().partition("=")
         if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
-            raise ValueError(
-                f"{part!r} of the mesh {text!r} is not one axis of {', '.join(AXES)} with a size: fsdp=4,tp=2"
-            )
+            raise ValueError(f"{part!r} in {text!r} is not one axis of {', '.join(AXES)} with a size: fsdp=4,tp=2")
         sizes[axis] = int(size)
     shape = MeshShape(**sizes)
     if shape.size != ranks:
@@ -193,9 +191,9 @@ class Mesh(Processes):
     def clip_(self, model: nn.Module, limit: float) -> None:
         """As torch's, where parameters lie on several meshes."""
         squares: dict[Any, list[Tensor]] = {}
-        for p in model.parameters():
-            if p.grad is not None:
-                squares.setdefault(_cuts(p.grad), []).append(local_of(p.grad).float().square().sum())
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for gradient in gradients:
+            squares.setdefault(_cuts(gradient), []).append(local_of(gradient).float().square().sum())
         total = torch.zeros((), device=next(model.parameters()).device)
         for axes, parts in squares.items():
             own = torch.stack(parts).sum()
@@ -203,9 +201,8 @@ class Mesh(Processes):
                 dist.all_reduce(own, group=self._mesh[axis].get_group())
             total += own
         factor = (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
-        for p in model.parameters():
-            if p.grad is not None:
-                local_of(p.grad).mul_(factor)
+        for gradient in gradients:
+            local_of(gradient).mul_(factor)
 
     def together(self, value: Any) -> list[Any]:
         """Every process's value, by rank."""
@@ -226,11 +223,8 @@ def _units(model: nn.Module) -> list[nn.Module]:
 
 def _cuts(x: Any) -> tuple[str, ...]:
     """The axes along which a tensor is cut."""
-    if not hasattr(x, "placements"):
-        return ()
-    return tuple(
-        name for name, one in zip(x.device_mesh.mesh_dim_names, x.placements, strict=True) if not one.is_replicate()
-    )
+    placed = zip(x.device_mesh.mesh_dim_names, x.placements, strict=True) if hasattr(x, "placements") else ()
+    return tuple(name for name, one in placed if not one.is_replicate())
 
 
 def _split_products(model: nn.Module, mesh: Any) -> None:
@@ -244,18 +238,14 @@ def _split_products(model: nn.Module, mesh: Any) -> None:
     assert isinstance(first, Block)
     heads, names = first.attention.heads, dict(first.named_modules())
     if math.gcd(heads.count, heads.kv_count) % mesh.size():
-        raise ValueError(
-            f"tp={mesh.size()} does not divide the {heads.count} heads and {heads.kv_count} key-value heads"
-        )
+        raise ValueError(f"tp={mesh.size()} does not divide {heads.count} heads and {heads.kv_count} key-value heads")
     outward = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
-    cuts = {
-        **dict.fromkeys(outward, ColwiseParallel),
-        **dict.fromkeys(("attention.output", "mlp.down"), RowwiseParallel),
-    }
+    inward = ("attention.output", "mlp.down")
+    cuts = dict.fromkeys(outward, ColwiseParallel) | dict.fromkeys(inward, RowwiseParallel)
     plan: dict[str, Any] = {f"blocks.*.{name}": cut() for name, cut in cuts.items() if name in names}
     plan["embedding"] = RowwiseParallel(input_layouts=Replicate())
+    plan["head"] = ColwiseParallel(output_layouts=Replicate())
     tied = model.head.weight is model.embedding.weight
     parallelize_module(model, mesh, plan)
-    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
     if tied:
         model.head.weight = model.embedding.weight

@@ -144,19 +144,14 @@ def agree(processes: Processes, look: Callable[[], str | None]) -> None:
         processes: all that call this.
         look: says what is wrong, or raises one of the two.
     """
-    outcome: str | OSError | None
+    outcome: str | Exception | None
     try:
         outcome = look()
-    except CheckpointError as error:
-        outcome = str(error)
-    except OSError as error:
+    except (CheckpointError, OSError) as error:
         outcome = error
     problems = [problem for problem in processes.together(outcome) if problem is not None]
-    for problem in problems:
-        if isinstance(problem, OSError):
-            raise problem
-    if problems:
-        raise CheckpointError(problems[0])
+    for problem in sorted(problems, key=lambda one: not isinstance(one, OSError)):
+        raise problem if isinstance(problem, Exception) else CheckpointError(problem)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
