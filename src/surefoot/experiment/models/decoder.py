@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, final
+from typing import Self, final
 
 from torch import Tensor, nn
 
-from surefoot.experiment.models.configs import (
-    Biases,
-    DecoderConfig,
-    GPTConfig,
-    Head,
-    LlamaConfig,
-    Norm,
-    published_config,
-)
+from surefoot.experiment.models.configs import DecoderConfig, GPTConfig, Head, LlamaConfig, Norm, published_config
 from surefoot.experiment.models.layers import MLP, Block, GatedMLP, LearnedPositions, Mixture, MixtureOfExperts
 from surefoot.experiment.models.sizes import Size
 from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
@@ -35,26 +27,44 @@ class Decoder(nn.Module, ABC):
     Args:
         config: size, norm and head are read from it.
         positions: rotary or learned.
-        blocks: the residual blocks, in their order.
-        final_norm: the norm before the head.
+        linear: builds a linear layer of the blocks.
+        pre_norm: builds a norm before a half block or the head from its width; In-Norm layers need none.
+        mlp: builds the feed-forward layer of a block.
+        kv_heads: key-value heads; None means as many as heads.
+        head_norm: builds the norm of a head's queries and keys; None means none.
 
     Attributes:
         output_multiplier: factor on the logits, 1/width for a "tied_scaled" head; None means none.
     """
 
     def __init__(
-        self, config: DecoderConfig, positions: Rope | LearnedPositions, blocks: Sequence[Block], final_norm: nn.Module
+        self,
+        config: DecoderConfig,
+        positions: Rope | LearnedPositions,
+        linear: MakeLinear,
+        pre_norm: Callable[[int], nn.Module],
+        mlp: Callable[[], nn.Module],
+        kv_heads: int | None = None,
+        head_norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         size = config.size
+        norm = nn.Identity if config.norm == "in" else pre_norm
+        rope = positions if isinstance(positions, Rope) else None
+        scale = attention_scale(size.head_dim, config.base_head_dim)
+        heads = Heads(size.heads, size.head_dim, size.heads if kv_heads is None else kv_heads, scale)
+        blocks = [
+            Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(size.width), norm(size.width)))
+            for _ in range(size.depth)
+        ]
         self.config: DecoderConfig = config
         self.positions: Rope | LearnedPositions = positions
         self.embedding: nn.Embedding = nn.Embedding(size.vocab, size.width)
         if isinstance(positions, LearnedPositions):
             self.position_embedding: nn.Embedding = nn.Embedding(positions.context, size.width)
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
-        self.final_norm = final_norm
-        self.head: nn.Linear = _make_linear(config.norm, biased="none")(size.width, size.vocab)
+        self.final_norm = norm(size.width)
+        self.head: nn.Linear = _make_linear(config.norm)(size.width, size.vocab)
         self.output_multiplier: float | None = 1 / size.width if config.head == "tied_scaled" else None
         self._tie()
 
@@ -132,17 +142,9 @@ class GPT(Decoder):
     """
 
     def __init__(self, config: GPTConfig) -> None:
-        width, positions = config.size.width, config.positions
-        rope = positions if isinstance(positions, Rope) else None
-        linear = _make_linear(config.norm, config.biases)
-        layer_norm = partial(nn.LayerNorm, eps=LAYER_NORM_EPS, bias=config.biases == "all")
-        norm = _make_norm(config.norm, layer_norm)
-        heads = _heads(config, config.size.heads)
-        blocks = [
-            Block(Attention(heads, rope, linear), MLP(width, 4 * width, linear), (norm(width), norm(width)))
-            for _ in range(config.size.depth)
-        ]
-        super().__init__(config, positions, blocks, norm(width))
+        width, biased = config.size.width, config.biases == "all"
+        linear, norm = _make_linear(config.norm, biased), partial(nn.LayerNorm, eps=LAYER_NORM_EPS, bias=biased)
+        super().__init__(config, config.positions, linear, norm, lambda: MLP(width, 4 * width, linear))
 
 
 @final
@@ -160,36 +162,19 @@ class Llama(Decoder):
     """
 
     def __init__(self, config: LlamaConfig) -> None:
-        width, rope = config.size.width, config.rope
-        linear = _make_linear(config.norm, biased="none")
-        norm = _make_norm(config.norm, partial(nn.RMSNorm, eps=RMS_NORM_EPS))
-        heads = _heads(config, config.size.heads if config.kv_heads is None else config.kv_heads)
-        head_norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS) if config.qk_norm else None
+        width, linear = config.size.width, _make_linear(config.norm)
+        norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS)
 
         def mlp() -> nn.Module:
             if config.mixture is None:
                 return GatedMLP(width, config.inner, linear)
             return MixtureOfExperts(config.mixture, width, config.inner)
 
-        blocks = [
-            Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(width), norm(width)))
-            for _ in range(config.size.depth)
-        ]
-        super().__init__(config, rope, blocks, norm(width))
+        super().__init__(config, config.rope, linear, norm, mlp, config.kv_heads, norm if config.qk_norm else None)
 
 
-def _make_linear(norm: Norm, biased: Biases) -> MakeLinear:
-    kind = InNormLinear if norm == "in" else nn.Linear
-    return partial(kind, bias=biased == "all")
-
-
-def _make_norm(norm: Norm, pre_norm: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
-    return nn.Identity if norm == "in" else pre_norm  # In-Norm layers normalise their own input
-
-
-def _heads(config: DecoderConfig, kv_count: int) -> Heads:
-    size = config.size
-    return Heads(size.heads, size.head_dim, kv_count, attention_scale(size.head_dim, config.base_head_dim))
+def _make_linear(norm: Norm, biased: bool = False) -> MakeLinear:
+    return partial(InNormLinear if norm == "in" else nn.Linear, bias=biased)
 
 
 def reference(
@@ -229,7 +214,7 @@ def reference(
     if name not in REFERENCES:
         raise ValueError(f"unknown reference model {name!r}; choose from {', '.join(REFERENCES)}")
     size = Size(width, depth, head_dim, vocab)
-    return REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim)
+    return _decoder(REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim))
 
 
 def published(name: str, width: int | None = None) -> Decoder:
@@ -250,23 +235,18 @@ def published(name: str, width: int | None = None) -> Decoder:
     ...     sum(p.numel() for p in published("gpt2-small").parameters())
     124439808
     """
-    config = published_config(name, width)
+    return _decoder(published_config(name, width))
+
+
+def _decoder(config: GPTConfig | LlamaConfig) -> Decoder:
     return GPT(config) if isinstance(config, GPTConfig) else Llama(config)
 
 
-def _gpt(**options: Any) -> Decoder:
-    return GPT(GPTConfig(**options))
-
-
-def _llama(**options: Any) -> Decoder:
-    return Llama(LlamaConfig(**options))
-
-
-REFERENCES: dict[str, Callable[..., Decoder]] = {
-    "gpt": _gpt,
-    "llama": _llama,
-    "qwen": partial(_llama, qk_norm=True),
-    "moe": partial(_llama, qk_norm=True, mixture=Mixture(experts=4, active=2)),
-    "tied": lambda head, **options: _gpt(head="tied_scaled", **options),
+REFERENCES: dict[str, Callable[..., GPTConfig | LlamaConfig]] = {
+    "gpt": GPTConfig,
+    "llama": LlamaConfig,
+    "qwen": partial(LlamaConfig, qk_norm=True),
+    "moe": partial(LlamaConfig, qk_norm=True, mixture=Mixture(experts=4, active=2)),
+    "tied": lambda head, **options: GPTConfig(head="tied_scaled", **options),
 }
-"""Builders of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""
+"""Configurations of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""
