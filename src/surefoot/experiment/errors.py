@@ -97,6 +97,26 @@ def importing(extra: str, needs: str, kind: type[Exception] = ValueError) -> Ite
         raise with_remedy(kind(message), Install(extra)) from error
 
 
+@contextmanager
+def reading(path: Path, remedy: str) -> Iterator[None]:
+    """Around what reads data: an `OSError` becomes a `DataError` that names the file.
+
+    Args:
+        path: of the data.
+        remedy: what helps, for the message.
+
+    Yields:
+        None.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; {remedy}") from error
+
+
 def remedy_of(error: BaseException | None) -> Remedy | None:
     """The remedy of an error, or of the one in whose handling it was raised; None for none.
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
 def test_another_conversion_a_second_writer_and_foreign_files_are_refused(source, tmp_path):
     out, foreign = tmp_path / "out", tmp_path / "foreign"
     convert(conversion(source), out)
-    with pytest.raises(ValueError, match=r"another conversion; it differs in shard_tokens \(there 2000, now 99\)"):
+    with pytest.raises(ValueError, match=r"another conversion; it differs in shard_tokens: there 2000, now 99"):
         convert(conversion(source, shard_tokens=99), out)
     with locked(out), pytest.raises(DirectoryInUse):
         convert(conversion(source), out)

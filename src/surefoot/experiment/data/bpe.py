@@ -85,9 +85,7 @@ def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> T
     )
     tokenizer.train_from_iterator(texts, trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
-        raise DataError(
-            f"the training text gives {size} tokens, fewer than the {vocab} asked for; ask for fewer or give more text"
-        )
+        raise DataError(f"the training text gives {size} tokens, fewer than the {vocab} asked for: ask for fewer")
     return tokenizer
 
 

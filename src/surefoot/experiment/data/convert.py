@@ -13,6 +13,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from surefoot.experiment.configs import differences
 from surefoot.experiment.data import bpe, manifest
 from surefoot.experiment.data.documents import SEPARATOR, documents
 from surefoot.experiment.data.token_file import TOKEN, Layout, header
@@ -87,9 +88,7 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
         ValueError: the folder holds another conversion or foreign files, or lies in the source; a library is missing.
     """
     if out.resolve().is_relative_to(Path(conversion.source).resolve()):
-        raise ValueError(
-            f"{out} lies in {conversion.source}, where its files would be read as text: give a folder outside of it"
-        )
+        raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside of it")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         wanted = json.loads(dumps(asdict(conversion)))
@@ -99,11 +98,22 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
             manifest.require_digest(out / manifest.TOKENIZER, record["tokenizer_sha256"])
             (out / manifest.JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
             return record
-        journal = _journal(wanted, out)
-        tokenizer = _tokenizer(conversion, out)
-        writer = _Writer(conversion, out, tokenizer, journal)
-        writer.write(progress or (lambda documents, tokens: None))
-        return writer.finish()
+        journal, tokenizer = _journal(wanted, out), _tokenizer(conversion, out)
+        _write(conversion, out, tokenizer, journal, progress)
+        if not (shards := journal["shards"]):
+            raise DataError(f"{conversion.source} holds no text: give a text file or folder")
+        record = {
+            **journal,
+            "tokens": sum(shard["tokens"] for shard in shards),
+            "vocab": tokenizer.get_vocab_size(),
+            "layout": conversion.layout,
+            "separator": tokenizer.token_to_id(SEPARATOR),
+            "tokenizer_sha256": sha256_of(out / manifest.TOKENIZER),
+            "sha256": manifest.digest_of(shards),
+        }
+        write_atomic(out / manifest.MANIFEST, dumps(record, indent=1) + "\n")
+        (out / manifest.JOURNAL).unlink(missing_ok=True)
+        return record
 
 
 def verify(path: Path) -> Record:
@@ -137,10 +147,8 @@ def _compare(folder: Path, shards: list[Record]) -> None:
 
 def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
     """Refuse a folder of another conversion."""
-    saved = there["conversion"]
-    if differing := [key for key in wanted if saved.get(key) != wanted[key]]:
-        differences = ", ".join(f"{key} (there {saved.get(key)}, now {wanted[key]})" for key in differing)
-        message = f"{out} holds another conversion; it differs in {differences}: choose another folder"
+    if differing := differences(there["conversion"], wanted):
+        message = f"{out} holds another conversion; it differs in {'; '.join(differing)}: choose another folder"
         raise with_remedy(ValueError(message), OtherDirectory())
 
 
@@ -170,13 +178,12 @@ def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
             given = Path(conversion.tokenizer)
             given = given / manifest.TOKENIZER if given.is_dir() else given
             _usable(given)
-            text = given.read_text(encoding="utf-8")
+            write_atomic(path, given.read_text(encoding="utf-8"))
         else:
             assert conversion.vocab is not None
             some = islice(documents(conversion.source, conversion.field), conversion.limit)
             pieces = (piece for each in _until(some, TRAINING_CHARACTERS, cut=True) for piece in bpe.pieces(each))
-            text = bpe.train_on(pieces, conversion.vocab, [SEPARATOR]).to_str()
-        write_atomic(path, text)
+            write_atomic(path, bpe.train_on(pieces, conversion.vocab, [SEPARATOR]).to_str())
     return _usable(path)
 
 
@@ -199,78 +206,52 @@ def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator
             return
 
 
-class _Writer:
-    """Encodes documents and writes them, a training and a validation file at a time."""
+def _write(
+    conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: Record, progress: Progress | None
+) -> None:
+    """Encode the documents that the journal lacks, and write them, a training and a validation file at a time."""
+    read, written, new = journal["documents"], sum(shard["tokens"] for shard in journal["shards"]), 0
+    texts = documents(conversion.source, conversion.field, read)
+    texts = islice(texts, None if conversion.limit is None else max(0, conversion.limit - read))
+    separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
+    held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
+    while batch := [*_until(texts, _BATCH)]:
+        for text, tokens in zip(batch, bpe.encode_each(tokenizer, batch), strict=True):
+            number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+            held["val" if number < 2**64 // conversion.validation_one_in else "train"] += [tokens, separator]
+            read, new = read + 1, new + tokens.size + 1
+            if new >= conversion.shard_tokens:
+                _close(conversion.layout, out, held, journal, read)
+                written, new = written + new, 0
+        if progress:
+            progress(read, written + new)
+    if new:
+        _close(conversion.layout, out, held, journal, read)
 
-    def __init__(self, conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: Record) -> None:
-        self._conversion, self._out, self._tokenizer, self._journal = conversion, out, tokenizer, journal
-        self._separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
-        self._held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
-        self._documents, self._tokens = journal["documents"], 0
 
-    def write(self, progress: Progress) -> None:
-        conversion = self._conversion
-        texts = documents(conversion.source, conversion.field, self._documents)
-        if conversion.limit is not None:
-            texts = islice(texts, max(0, conversion.limit - self._documents))
-        written = sum(shard["tokens"] for shard in self._journal["shards"])
-        while batch := [*_until(texts, _BATCH)]:
-            for text, tokens in zip(batch, bpe.encode_each(self._tokenizer, batch), strict=True):
-                self._held[self._split(text)] += [tokens, self._separator]
-                self._tokens += tokens.size + 1
-                self._documents += 1
-                if self._tokens >= conversion.shard_tokens:
-                    written += self._tokens
-                    self._close()
-            progress(self._documents, written + self._tokens)
-        if self._tokens:
-            self._close()
-
-    def finish(self) -> Record:
-        """Write the manifest in the journal's place."""
-        shards = self._journal["shards"]
-        if not shards:
-            raise DataError(f"{self._conversion.source} holds no text: give a text file or folder")
-        record = {
-            **self._journal,
-            "tokens": sum(shard["tokens"] for shard in shards),
-            "vocab": self._tokenizer.get_vocab_size(),
-            "layout": self._conversion.layout,
-            "separator": int(self._separator[0]),
-            "tokenizer_sha256": sha256_of(self._out / manifest.TOKENIZER),
-            "sha256": manifest.digest_of(shards),
-        }
-        write_atomic(self._out / manifest.MANIFEST, dumps(record, indent=1) + "\n")
-        (self._out / manifest.JOURNAL).unlink(missing_ok=True)
-        return record
-
-    def _split(self, text: str) -> str:
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-        return "val" if number < 2**64 // self._conversion.validation_one_in else "train"
-
-    def _close(self) -> None:
-        """Write what is held, then say so in the journal."""
-        index = len({shard["name"][-10:] for shard in self._journal["shards"]})
-        for split, parts in self._held.items():
-            if parts:
-                tokens = np.concatenate(parts)
-                path = self._out / f"{split}_{index:06d}.bin"
-                content = (header(tokens.size) if self._conversion.layout == "header" else b"") + tokens.tobytes()
-                replace_files({path: content})
-                there = path.stat()
-                self._journal["shards"].append({
-                    "name": path.name, "tokens": tokens.size, "bytes": there.st_size, "mtime_ns": there.st_mtime_ns,
-                    "sha256": hashlib.sha256(content).hexdigest(),
-                })  # fmt: skip
-        self._journal["documents"] = self._documents
-        write_atomic(self._out / manifest.JOURNAL, dumps(self._journal) + "\n")
-        self._held, self._tokens = {"train": [], "val": []}, 0
+def _close(
+    layout: Layout, out: Path, held: dict[str, list[npt.NDArray[np.uint16]]], journal: Record, read: int
+) -> None:
+    """Write what is held, then say so in the journal."""
+    index = len({shard["name"][-10:] for shard in journal["shards"]})
+    for split, parts in held.items():
+        if parts:
+            tokens = np.concatenate(parts)
+            path = out / f"{split}_{index:06d}.bin"
+            content = (header(tokens.size) if layout == "header" else b"") + tokens.tobytes()
+            replace_files({path: content})
+            there = path.stat()
+            journal["shards"].append({
+                "name": path.name, "tokens": tokens.size, "bytes": there.st_size, "mtime_ns": there.st_mtime_ns,
+                "sha256": hashlib.sha256(content).hexdigest(),
+            })  # fmt: skip
+            parts.clear()
+    journal["documents"] = read
+    write_atomic(out / manifest.JOURNAL, dumps(journal) + "\n")
 
 
 def absolute(conversion: Conversion) -> Conversion:
     """The same conversion from any working directory."""
-    local = not conversion.source.startswith("hf:")
+    source = conversion.source if conversion.source.startswith("hf:") else str(Path(conversion.source).resolve())
     tokenizer = conversion.tokenizer and str(Path(conversion.tokenizer).resolve())
-    return replace(
-        conversion, source=str(Path(conversion.source).resolve()) if local else conversion.source, tokenizer=tokenizer
-    )
+    return replace(conversion, source=source, tokenizer=tokenizer)

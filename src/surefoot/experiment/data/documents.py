@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from surefoot.experiment.errors import DataError, Locate, Respell, importing, with_remedy
+from surefoot.experiment.errors import DataError, Locate, Respell, importing, reading, with_remedy
 
 HUB = "hf:"
 SEPARATOR = "<|endoftext|>"  # between the documents of a text file, if it has some
+READABLE = "give a readable text file or folder"
 _ROWS = 1024
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which JSON can escape and UTF-8 cannot encode
 
@@ -40,14 +41,11 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
         yield from _of_hub(source.removeprefix(HUB), field, skip)
         return
     path = Path(source)
-    try:
+    with reading(path, READABLE):
         if not path.exists():
             missing = DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
             raise with_remedy(missing, Locate(path))
         files = sorted(visible(path)) if path.is_dir() else [path]
-    except OSError as error:
-        where = error.filename or path
-        raise DataError(f"cannot read {where}: {error.strerror}; give a readable text file or folder") from error
     yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
 
 
@@ -64,15 +62,13 @@ def visible(root: Path, excluded: Collection[str] = ()) -> Iterator[Path]:
 
 
 def _of_file(path: Path, field: str) -> Iterator[str]:
-    try:
+    with reading(path, READABLE):
         if path.suffix == ".jsonl":
             yield from _of_lines(path, field)
         elif path.suffix == ".parquet":
             yield from _of_rows(path, field)
         elif b"\0" not in (content := path.read_bytes()):  # else it is no text
             yield from content.decode("utf-8", "replace").split(SEPARATOR)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _of_lines(path: Path, field: str) -> Iterator[str]:
@@ -121,6 +117,6 @@ def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
 def _text(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
         there = [*map(str, row)] if isinstance(row, dict) else []
-        known = f": choose --field from {', '.join(there)}" if isinstance(row, dict) else ""
+        known = f": choose --field from {', '.join(there)}" if there else ""
         raise with_remedy(DataError(f"{where} has no text {field!r}{known}"), Respell(field, there))
     return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from surefoot.experiment.data.bpe import LARGEST
 from surefoot.experiment.data.token_file import HEADER, TOKEN
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, reading
 from surefoot.experiment.files import Record, sha256_of
 
 MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
@@ -39,14 +39,13 @@ def read(folder: Path, name: str) -> Record | None:
         DataError: it cannot be read, or is not what was written.
     """
     path = folder / name
-    try:
-        record: Record = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; {_REMEDY}") from error
-    except (ValueError, RecursionError):
-        record = {}
+    with reading(path, _REMEDY):
+        if not path.exists():
+            return None
+        try:
+            record: Record = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            record = {}
     if not _is_sound(record, finished=name == MANIFEST):
         raise DataError(f"{path} is damaged, or from elsewhere: {_REMEDY}")
     return record
@@ -82,10 +81,8 @@ def require_same(folder: Path, shards: Iterable[Mapping[str, Any]]) -> None:
     """
     for shard in shards:
         file = folder / shard["name"]
-        try:
+        with reading(file, _REMEDY):
             there = file.stat()
-        except OSError as error:
-            raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
         if there.st_size != shard["bytes"]:
             raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: {_REMEDY}")
         if there.st_mtime_ns != shard["mtime_ns"]:
@@ -102,10 +99,8 @@ def require_digest(file: Path, sha256: str) -> None:
     Raises:
         DataError: it is missing or another one; the message says what to do.
     """
-    try:
+    with reading(file, _REMEDY):
         digest = sha256_of(file)
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}; {_REMEDY}") from error
     if digest != sha256:
         raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_REMEDY}")
 
@@ -120,14 +115,16 @@ def _is_sound(record: Any, finished: bool) -> bool:
     if not _has(record, _FINISHED if finished else _BEGUN):
         return False
     shards, layout = record["shards"], record["conversion"].get("layout")
-    if layout not in ("header", "raw") or record["documents"] < 0:
-        return False
     ahead = 4 * HEADER if layout == "header" else 0
-    if not all(
-        _has(shard, _SHARD)
-        and _NAME.fullmatch(shard["name"])
-        and shard["bytes"] == ahead + TOKEN.itemsize * shard["tokens"] > ahead
-        for shard in shards
+    if (
+        layout not in ("header", "raw")
+        or record["documents"] < 0
+        or not all(
+            _has(shard, _SHARD)
+            and _NAME.fullmatch(shard["name"])
+            and shard["bytes"] == ahead + TOKEN.itemsize * shard["tokens"] > ahead
+            for shard in shards
+        )
     ):
         return False
     return not finished or (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.experiment.data.manifest import read_manifest, require_same
-from surefoot.experiment.data.token_file import TOKEN, Layout, open_tokens
+from surefoot.experiment.data.token_file import TOKEN, open_tokens
 from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 PREFIX = "bin:"
@@ -91,23 +91,18 @@ class Shards:
     def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
         """Fill out with the tokens from a position on, across files."""
         index = int(np.searchsorted(self._ends, start, "right"))
-        done = 0
+        offset, done = start - int(self._ends[index]) + self._parts[index].size, 0
         while done < out.size:
-            part = self._parts[index]
-            offset = start + done - (int(self._ends[index]) - part.size)
-            tokens = part[offset : offset + out.size - done]
+            tokens = self._parts[index][offset : offset + out.size - done]
             out[done : done + tokens.size] = tokens
-            done += tokens.size
-            index += 1
+            done, index, offset = done + tokens.size, index + 1, 0
 
     def cut(self, at: int) -> tuple[Shards, Shards]:
         """The tokens before a position, and those from it on."""
-        before, after, names = [], [], (self._names, self._names)
-        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
-            inside = min(max(at - (end - part.size), 0), part.size)
-            before.append(part[:inside])
-            after.append(part[inside:])
-        return Shards(before, names[0], self._vocab), Shards(after, names[1], self._vocab)
+        places = [max(at - end + part.size, 0) for part, end in zip(self._parts, self._ends.tolist(), strict=True)]
+        before = [part[:place] for part, place in zip(self._parts, places, strict=True)]
+        after = [part[place:] for part, place in zip(self._parts, places, strict=True)]
+        return Shards(before, self._names, self._vocab), Shards(after, self._names, self._vocab)
 
 
 @dataclass(frozen=True)
@@ -172,22 +167,19 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> T
         DataError: nothing there, a file that is no such file, or not the one that the manifest describes.
     """
     manifest = read_manifest(path)
-    if manifest is None:
-        files = _files(path)
-        layouts: dict[Path, Layout | None] = dict.fromkeys(files)
-    else:
-        files = [path / shard["name"] for shard in manifest["shards"]]
-        layouts = dict.fromkeys(files, manifest["layout"])
+    if manifest:
         require_same(path, manifest["shards"])
-    tokens = {file: open_tokens(file, layouts[file]) for file in files}
+    files = [path / shard["name"] for shard in manifest["shards"]] if manifest else _files(path)
+    tokens = {file: open_tokens(file, manifest["layout"] if manifest else None) for file in files}
     if not sum(part.size for part in tokens.values()):
         raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
     stated = vocab or (manifest["vocab"] if manifest else None)
-    vocab = stated or _round_up(max(_largest(part) for part in tokens.values()) + 1)
-    held = [file for file in files if VALIDATION.search(file.stem.lower())]
-    train, validation = (_join({f: tokens[f] for f in group}, stated) for group in (
-        [file for file in files if file not in held], held
-    ))  # fmt: skip
+    vocab = stated or -(-(max(map(_largest, tokens.values())) + 1) // ROUND) * ROUND
+    held = {file for file in files if VALIDATION.search(file.stem.lower())}
+    train, validation = (
+        Shards([tokens[file] for file in group], [*map(str, group)], stated)
+        for group in ([file for file in files if file not in held], [file for file in files if file in held])
+    )
     if not validation.size or not train.size:
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)
@@ -208,16 +200,8 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _join(tokens: Mapping[Path, npt.NDArray[np.uint16]], vocab: int | None) -> Shards:
-    return Shards(list(tokens.values()), [str(file) for file in tokens], vocab)
-
-
 def _largest(part: npt.NDArray[np.uint16]) -> int:
     return max(int(part[i : i + _CHUNK].max()) for i in range(0, part.size, _CHUNK))
-
-
-def _round_up(count: int) -> int:
-    return -(-count // ROUND) * ROUND
 
 
 def _fingerprint(files: Iterable[Path]) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.errors import DataError
+from surefoot.experiment.errors import DataError, reading
 
 Layout = Literal["header", "raw"]
 TOKEN = np.dtype("<u2")
@@ -29,57 +29,33 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
     Raises:
         DataError: it is missing, empty, of odd length, or its header is not one of uint16 tokens or does not fit.
     """
-    try:
+    with reading(path, "give a file or a folder of tokens"), path.open("rb") as file:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(4 * HEADER)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; give a file or a folder of tokens") from error
-    if not size:
-        raise DataError(f"{path} is empty: write it anew")
-    if size % TOKEN.itemsize:
-        raise DataError(
-            f"{path} has an odd number of bytes ({size}), and a token has two: it is damaged, or no .bin file"
-        )
+        start = file.read(4 * HEADER)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     head = np.frombuffer(start, dtype="<i4", count=len(start) // 4)
-    if layout == "raw" or not head.size or head[0] != MAGIC:
-        if layout != "raw" and _is_header(head):
-            raise DataError(
-                f"{path} has a header with the magic number {head[0]}, not {MAGIC}: it is damaged, or no uint16"
-            )
-        if layout == "header":
-            raise DataError(
-                f"{path} does not start with the magic number {MAGIC}: it is damaged, or a file without a header"
-            )
-        return _mapped(path, 0)
-    _require_fitting(path, head, size)
-    return _mapped(path, 4 * HEADER)
+    headed = layout != "raw" and bool(head.size) and head[0] == MAGIC
+    if fault := _fault(head, size, layout, headed):
+        raise DataError(f"{path} {fault}: it is damaged, or no file of uint16 tokens; write it anew")
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)  # windows are read at random places: else each brings its neighbours along
+    return np.frombuffer(mapped, dtype=TOKEN, offset=4 * HEADER if headed else 0)
 
 
-def _require_fitting(path: Path, head: npt.NDArray[np.int32], size: int) -> None:
-    """Refuse a header of another version, or one that does not fit the file."""
+def _fault(head: npt.NDArray[np.int32], size: int, layout: Layout | None, headed: bool) -> str | None:
+    """What is wrong with a file, of its size and its first words."""
+    if not size or size % TOKEN.itemsize:
+        return f"has an odd number of bytes ({size}), and a token has two" if size else "is empty"
+    if not headed:  # a header of any kind is something, then zeros from the fourth word on, whatever they count
+        other = layout is None and head.size == HEADER and head[0] and not head[3:].any()
+        first = head[0] if head.size else None
+        return f"starts with the magic number {first}, not {MAGIC}" if other or layout == "header" else None
     if head.size < HEADER:
-        raise DataError(f"{path} has a header that is cut off after {size} bytes: write it anew")
+        return f"has a header that is cut off after {size} bytes"
     if head[1] != VERSION:
-        raise DataError(f"{path} has a header of version {head[1]}: only version {VERSION}, of uint16 tokens, is read")
+        return f"has a header of version {head[1]}, not {VERSION}"
     count = (size - 4 * HEADER) // TOKEN.itemsize
-    if head[2] != count:
-        raise DataError(f"{path} holds {count} tokens, and its header says {head[2]}: it is damaged")
-    if not count:
-        raise DataError(f"{path} holds no tokens: write it anew")
-
-
-def _is_header(head: npt.NDArray[np.int32]) -> bool:
-    """Whether words are a header of any kind: something, then zeros from the fourth word on, whatever they count."""
-    return bool(head.size == HEADER and head[0] and not head[3:].any())
-
-
-def _mapped(path: Path, offset: int) -> npt.NDArray[np.uint16]:
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_RANDOM"):  # windows are read at random places: without it, each brings its neighbours along
-        mapped.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(mapped, dtype=TOKEN, offset=offset)
+    return None if head[2] == count > 0 else f"holds {count or 'no'} tokens, and its header says {head[2]}"
 
 
 def header(count: int) -> bytes:
