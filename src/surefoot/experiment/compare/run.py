@@ -1,17 +1,25 @@
-"""A comparison in a run directory: the sweep that tunes, the sweep of the final runs, the summary; resumable."""
+"""A comparison in a run directory: a sweep that tunes, one of final runs, paired differences; resumable."""
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.special import stdtr
+
 from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
-from surefoot.experiment.compare.summary import best_rates, summarise
 from surefoot.experiment.files import Record, write_json
-from surefoot.experiment.sweep import sweep
+from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
-from surefoot.experiment.sweep.summary import environment
+from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, transfer_rate
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
+from surefoot.experiment.training.names import parse_at
+
+Runs = Sequence[Sequence[Record]]
+"""The records of the finished runs of each stage, `[tuning, final]`."""
 
 TUNING, FINAL = "tuning", "final"
 
@@ -74,7 +82,7 @@ def load(directory: Path) -> dict[str, Any]:
     return summarise(Comparison.of(stored["config"]), question, _runs(directory), stored["environment"])
 
 
-def _runs(directory: Path) -> list[list[Record]]:
+def _runs(directory: Path) -> Runs:
     return [sweep.results(directory / stage) for stage in (TUNING, FINAL)]
 
 
@@ -82,3 +90,170 @@ def _write(comparison: Comparison, question: Question, directory: Path) -> dict[
     summary = summarise(comparison, question, _runs(directory), environment())
     write_json(directory / SUMMARY, summary)
     return summary
+
+
+def best_rates(comparison: Comparison, tuning: Sequence[Record]) -> dict[str, float]:
+    """Return name -> log2 of the rate of the final runs; without a recipe that is not tuned yet or diverged always."""
+    found = {name: _settings(comparison, tuning, name)["log2_lr"] for name in comparison.names}
+    return {name: rate for name, rate in found.items() if rate is not None}
+
+
+def summarise(comparison: Comparison, question: Question, runs: Runs, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the content of `summary.json`.
+
+    Args:
+        comparison: what was run.
+        question: the baseline and the target.
+        runs: those that have finished.
+        environment: joins the summary.
+
+    Returns:
+        JSON values; an entry for each who takes part, in `recipes`.
+    """
+    entries = [_entry(comparison, runs, name) for name in comparison.names]
+    baseline = next(entry for entry in entries if entry["name"] == question.baseline)
+    target = question.target
+    if target is None and baseline["curve"]:
+        target = baseline["curve"]["val_loss"][-1]
+    for entry in entries:
+        _compare(entry, baseline, target)
+    return as_json({
+        "finished": all(map(_finished, entries)),
+        "baseline": question.baseline,
+        "target": target,
+        "target_asked": question.target,
+        "recipes": entries,
+        "config": comparison.to_json(),
+        "environment": environment,
+    })  # fmt: skip
+
+
+def _finished(entry: Mapping[str, Any]) -> bool:
+    return entry["tuning_status"] != UNFINISHED and (entry["lr"] is None or entry["final_runs"] == entry["seeds"])
+
+
+def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> dict[str, Any]:
+    """The rate of the final runs, and how it was found."""
+    published = name in comparison.published
+    own = [record for record in tuning if record["recipe"] == name]
+    curve = points(own, name, comparison.width)
+    optimum = fit.optimum(curve)
+    found: tuple[str | None, str | None, float | None]
+    if published:
+        found = None, "published", parse_at(name)[1]
+    elif len(curve) < comparison.tuning_runs:
+        found = UNFINISHED, None, None
+    elif optimum.log2_lr is not None:
+        found = optimum.status, "fitted", transfer_rate(optimum.log2_lr)
+    else:
+        found = optimum.status, None if optimum.best_rate is None else "measured", optimum.best_rate
+    return {
+        "settings": "published" if published else "tuned",
+        "tuning_runs": len(curve),
+        "tuning_diverged": sum(record["diverged"] for record in own),
+        "tuning_failed": sum("failed" in record for record in own),
+        "tuning_status": found[0],
+        "tuning": [{"log2_lr": rate, "val_loss": loss} for rate, loss in fit.mean_curve(curve).items()],
+        "rate_from": found[1],
+        "log2_lr": found[2],
+    }
+
+
+def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
+    method, found = comparison.method(name), _settings(comparison, runs[0], name)
+    rate = found["log2_lr"]
+    records = [r for r in runs[1] if r["recipe"] == method and r["log2_lr"] == rate]
+    records.sort(key=lambda record: record["seed"])
+    losses = {record["seed"]: record["val_loss"] for record in records if record["val_loss"] is not None}
+    lost = len(losses) < len(records)  # the mean over the seeds that are left would be too optimistic
+    return {
+        "name": name,
+        "method": method,
+        **found,
+        "lr": None if rate is None else 2.0**rate,
+        "seeds": comparison.seeds,
+        "final_runs": len(records),
+        "diverged": sum(record["diverged"] for record in records),
+        "failed": sum("failed" in record for record in records),
+        **(fit.UNKNOWN if lost else fit.mean(losses)).named("val_loss"),
+        "val_loss_by_seed": losses,
+        "curve": mean_curve([r["facts"]["curve"] for r in records]) if records and not lost else None,
+    }
+
+
+def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float | None) -> None:
+    """Add the difference to the baseline, and the steps and the time to the target."""
+    known = entry is not baseline and entry["val_loss"] is not None and baseline["val_loss"] is not None
+    ours, theirs = entry["val_loss_by_seed"], baseline["val_loss_by_seed"]
+    entry |= (fit.difference(ours, theirs) if known else fit.UNKNOWN).named("difference")
+    entry["p"] = p_value(ours, theirs) if known else None
+    here, there = (one["curve"] and reached(one["curve"], target) for one in (entry, baseline))
+    for i, unit in enumerate(("steps", "seconds")):
+        entry[f"{unit}_to_target"] = here and here[i]
+        entry[f"{unit}_ratio"] = here[i] / there[i] if here and there and there[i] > 0 else None
+
+
+def p_value(losses: Mapping[int, float], others: Mapping[int, float]) -> float | None:
+    """Compute the two-sided p value of Student's t test of paired differences.
+
+    Args:
+        losses: seed -> loss.
+        others: seed -> loss to compare with.
+
+    Returns:
+        The p value; None below three common seeds, as for the interval.
+
+    >>> round(p_value({1: 2.0, 2: 2.2, 3: 2.1}, {1: 1.5, 2: 1.9, 3: 1.7}), 4)
+    0.0202
+    """
+    differences = [loss - others[seed] for seed, loss in losses.items() if seed in others]
+    n = len(differences)
+    if n < fit.SEEDS_FOR_AN_INTERVAL:
+        return None
+    error = float(np.std(differences, ddof=1)) / math.sqrt(n)
+    middle = float(np.mean(differences))
+    if error == 0.0:
+        return 1.0 if middle == 0.0 else 0.0
+    return 2 * float(stdtr(n - 1, -abs(middle) / error))
+
+
+def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Average the curves of several seeds, all evaluated after the same steps.
+
+    Args:
+        curves: each with the lists "step", "val_loss" (None where it was not finite) and "seconds".
+
+    Returns:
+        "step"; "val_loss", its mean, with the "lowest" and the "highest" seed's, None where one is; mean "seconds".
+    """
+    losses = [values if None not in values else None for values in zip(*(c["val_loss"] for c in curves), strict=True)]
+    return {
+        "step": list(curves[0]["step"]),
+        "val_loss": [None if values is None else float(np.mean(values)) for values in losses],
+        "lowest": [None if values is None else min(values) for values in losses],
+        "highest": [None if values is None else max(values) for values in losses],
+        "seconds": [float(np.mean(values)) for values in zip(*(c["seconds"] for c in curves), strict=True)],
+    }
+
+
+def reached(curve: Mapping[str, Sequence[Any]], target: float | None) -> tuple[float, float] | None:
+    """Find when a curve first is at a target loss, linear between evaluations.
+
+    Args:
+        curve: of `mean_curve`.
+        target: a loss in nats; None for none.
+
+    Returns:
+        `(steps, seconds)`; None where it is above the target throughout.
+
+    >>> reached({"step": [0, 10, 20], "val_loss": [4.0, 3.0, 2.0], "seconds": [0.0, 1.0, 3.0]}, 2.5)
+    (15.0, 2.0)
+    """
+    losses = curve["val_loss"]
+    below = (i for i, loss in enumerate(losses) if loss is not None and target is not None and loss <= target)
+    if target is None or (place := next(below, None)) is None:
+        return None
+    before, here = losses[place - 1] if place else None, losses[place]
+    at = place if before is None else place - 1 + (before - target) / (before - here)
+    places = range(len(losses))
+    return float(np.interp(at, places, curve["step"])), float(np.interp(at, places, curve["seconds"]))
