@@ -95,7 +95,7 @@ def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
     script = """
 import sys
 from surefoot.cli import _parser, options
-import surefoot.experiment.coordcheck, surefoot.experiment.sweep.on_ray, surefoot.experiment.sweep.on_slurm
+import surefoot.experiment.coordcheck, surefoot.experiment.sweep.clusters
 for name in ("transfer", "coordcheck"):
     options.executor(_parser().parse_args([name]))
 assert not {"ray", "submitit"} & set(sys.modules)

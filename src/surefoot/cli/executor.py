@@ -31,11 +31,11 @@ def executor(arguments: argparse.Namespace) -> Executor | None:
         if given and kind not in kinds:
             raise ValueError(f"{flag} needs --executor {' or '.join(kinds)}")
     if kind == "ray":
-        from surefoot.experiment.sweep.on_ray import Ray
+        from surefoot.experiment.sweep.clusters import Ray
 
         return Ray(arguments.workers, arguments.ray_address, gpus or 0.0)
     if kind == "slurm":
-        from surefoot.experiment.sweep.on_slurm import Slurm
+        from surefoot.experiment.sweep.clusters import Slurm
 
         if gpus and gpus % 1:
             raise ValueError(f"--gpus-per-run {gpus:g}: slurm gives whole GPUs")

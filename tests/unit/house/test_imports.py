@@ -34,8 +34,8 @@ ONLY_IN = {
     "wandb": "experiment.training.boards",
     "lightning": "integrations",
     "torchtitan": "integrations",
-    "ray": "experiment.sweep.on_ray",
-    "submitit": "experiment.sweep.on_slurm",
+    "ray": "experiment.sweep.clusters",
+    "submitit": "experiment.sweep.clusters",
 }
 """Packages that one room or module alone may import."""
 
