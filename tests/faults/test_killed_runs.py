@@ -151,6 +151,7 @@ def test_the_traceback_of_what_a_run_raised_is_kept(tmp_path, log):
 
 UNGUARDED = """
 import sys
+from pathlib import Path
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import run
@@ -158,7 +159,7 @@ from surefoot.experiment.sweep.sweep import run
 def trial(trial):
     return TrialResult(2.0, 2.0, 0.1)
 
-run(SweepConfig(("a",), (8,), (0,), 1, Grid((0.0,))), sys.argv[1], trial, workers=1)
+run(SweepConfig(("a",), (8,), (0,), 1, Grid((0.0,))), Path(sys.argv[1]), trial, workers=1)
 """
 
 
@@ -197,6 +198,7 @@ def test_a_diverged_run_says_where(tmp_path):
 
 TWELVE = """
 import sys, time
+from pathlib import Path
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import run
@@ -210,10 +212,10 @@ def trial(trial):
 if __name__ == "__main__":
     executor = None
     if sys.argv[2] == "ray":
-        from surefoot.experiment.sweep.on_ray import Ray
+        from surefoot.experiment.sweep.clusters import Ray
         executor = Ray(2)
     config = SweepConfig(("a",), (8, 16), (0, 1), 1, Grid((-1.0, 0.0, 1.0)), {"log": sys.argv[3]})
-    run(config, sys.argv[1], trial, workers=2, executor=executor)
+    run(config, Path(sys.argv[1]), trial, workers=2, executor=executor)
 """
 
 

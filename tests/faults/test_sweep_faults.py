@@ -20,6 +20,7 @@ from surefoot.experiment.sweep.sweep import SweepError, load, run
 
 SWEEP = """
 import os, sys, time
+from pathlib import Path
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import run
@@ -33,7 +34,7 @@ def trial(trial):
 if __name__ == "__main__":
     config = SweepConfig(("a",), (8, 16), (0,), 1, Grid(tuple(range(-4, 5))),
                          {"sleep": float(sys.argv[2]), "log": sys.argv[3]})
-    run(config, sys.argv[1], trial, workers=2)
+    run(config, Path(sys.argv[1]), trial, workers=2)
 """
 
 

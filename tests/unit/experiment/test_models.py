@@ -191,8 +191,6 @@ def test_inner_width_of_llama(width, inner):
         (lambda: GPTConfig(SMALL, biases="some"), "none, all"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), r"3 key-value heads.*\[1, 2, 4\]"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
-        (lambda: LlamaConfig(SMALL, intermediate=0), "intermediate"),
-        (lambda: LearnedPositions(0), "context"),
         (lambda: Rope(base=0.5), "base"),
         (lambda: reference("gpt", 32, base_head_dim=0), "positive"),
     ],

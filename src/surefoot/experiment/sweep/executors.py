@@ -19,8 +19,6 @@ from surefoot.experiment.errors import DataError, SweepError
 Item = TypeVar("Item", bound=Hashable)
 Function = Callable[[Any], Any]
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000" or "<microseconds> <period>" (cgroup v2)
-
 
 class Killed(Exception):
     """Why a run has no result: its process ended, and no Python exception says more."""
@@ -115,20 +113,17 @@ def outcomes(
             running.update(zip(executor.submit(function, begun), begun, strict=True))
         if not running:
             return
-        raised: list[tuple[Item, Raised]] = []
-        for handle, end in executor.wait(list(running)):
-            item = running.pop(handle)
+        ended = [(running.pop(handle), end) for handle, end in executor.wait(list(running))]
+        for item, end in sorted(ended, key=lambda one: isinstance(one[1], Raised | NeverStarted)):  # results first
             if isinstance(end, Killed) and item not in killed:
                 killed.add(item)
             elif isinstance(end, NeverStarted):  # no fault of the run: an environment is broken
                 main = "a script that starts a sweep needs `if __name__ == '__main__'`"
-                raised.append((item, Raised(f"twice {end} before it could begin; {main}")))
+                raise SweepError(f"{item}: twice {end} before it could begin; {main}") from end
             elif isinstance(end, Raised):
-                raised.append((item, end))
+                raise (DataError if end.of_data else SweepError)(f"{item}: {end.summary}") from end
             else:
                 yield item, end
-        for item, error in raised:
-            raise (DataError if error.of_data else SweepError)(f"{item}: {error.summary}") from error
 
 
 def guarded(function: Function, item: Any) -> Any:
@@ -146,7 +141,7 @@ def usable_cores() -> int:
     """Number of CPU cores that this process may use: its affinity mask, and a container's quota if there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        quota, period = _CGROUP_QUOTA.read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()  # "max 100000", or microseconds (cgroup v2)
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
-from surefoot.experiment.files import write_json
+from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.axis import AXES
 from surefoot.experiment.sweep.config import Extrapolation
@@ -85,7 +85,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
     return extrapolated(config, swept, stored.get("target"), stored.get("environment", {})), swept
 
 
-def _swept(config: Mapping[str, Any], directory: Path) -> dict[int, Swept]:
+def _swept(config: Record, directory: Path) -> dict[int, Swept]:
     folders = {value: directory / AXES[config["axis"]].folder(value) for value in config["values"]}
     return {value: Swept(sweep.results(one), (one / SUMMARY).exists()) for value, one in folders.items()}
 

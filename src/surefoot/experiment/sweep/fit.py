@@ -8,6 +8,7 @@ taken within a seed first and averaged afterwards.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -54,6 +55,10 @@ class Estimate:
     value: float | None
     interval: Interval
     seeds: int
+
+    def named(self, name: str) -> dict[str, Any]:
+        """The mean and its interval as a summary has them, by this name and with "_ci" after it."""
+        return {name: self.value, f"{name}_ci": self.interval}
 
 
 UNKNOWN = Estimate(None, None, 0)

@@ -100,8 +100,5 @@ def power_law(optima: Mapping[int, fit.Optimum]) -> Law | None:
 def _line(rates: Mapping[int, float]) -> Line:
     """The least-squares line through log2 rates, by size."""
     reference = min(rates)
-    x = np.array([math.log2(size / reference) for size in rates])
-    y = np.array(list(rates.values()))
-    centred = x - x.mean()
-    power = float(centred @ y / (centred @ centred))
-    return Line(reference, float(y.mean() - power * x.mean()), power)
+    power, there = np.polyfit([math.log2(size / reference) for size in rates], [*rates.values()], 1).tolist()
+    return Line(reference, there, power)

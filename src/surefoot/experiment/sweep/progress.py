@@ -53,7 +53,7 @@ Callback = Callable[[Progress], None]
 def on_stderr() -> Iterator[Callback]:
     """Show progress on stderr: a bar on a terminal, one line per finished trial in a log file or a pipe."""
     if not sys.stderr.isatty():
-        yield _line
+        yield lambda p: print(f"[{p.finished}/{p.expected}] {p.headline}, {p.left}", file=sys.stderr, flush=True)
         return
     layout = "{percentage:3.0f}% {bar} {n_fmt}/{total_fmt} runs, {postfix}"
     with tqdm(bar_format=layout, file=sys.stderr, dynamic_ncols=True, total=1, leave=False) as bar:
@@ -63,8 +63,3 @@ def on_stderr() -> Iterator[Callback]:
             bar.set_postfix_str(f"{progress.left} · {progress.headline}", refresh=True)
 
         yield move
-
-
-def _line(progress: Progress) -> None:
-    count = f"[{progress.finished}/{progress.expected}]"
-    print(f"{count} {progress.headline}, {progress.left}", file=sys.stderr, flush=True)

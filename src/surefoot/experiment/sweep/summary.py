@@ -56,11 +56,8 @@ def transfer_rate(vertex: float) -> float:
 
 def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> list[fit.Point]:
     """Return the measured curve of one recipe at one width, from the records of `results.jsonl`."""
-    return [
-        fit.Point(r["log2_lr"], r["seed"], None if r["diverged"] else r["val_loss"])
-        for r in records
-        if r["recipe"] == recipe and r["width"] == width
-    ]
+    own = (record for record in records if (record["recipe"], record["width"]) == (recipe, width))
+    return [fit.Point(r["log2_lr"], r["seed"], None if r["diverged"] else r["val_loss"]) for r in own]
 
 
 def summarise(config: Mapping[str, Any], records: Iterable[Record], environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,17 +88,14 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
     rate, widest = None if vertex is None else transfer_rate(vertex), widths[-1]
     cost = fit.UNKNOWN if rate is None else fit.regret(points(own, recipe, widest), rate)
     regret = {
-        "regret_nats": cost.value,
-        "regret_nats_ci": cost.interval,
+        **cost.named("regret_nats"),
         "regret_log2_lr": rate,
         "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (widest, rate)),
     }
     return _entry(recipe, "widths", optima, regret, [[r for r in own if r["width"] == width] for width in widths])
 
 
-def _entry(
-    recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Mapping[str, Any], records: Sequence[Any]
-) -> dict[str, Any]:
+def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Record, records: Sequence[Any]) -> Record:
     """What a summary says of a recipe; where there are several sizes, each key has a list."""
     best, runs = list(optima.values()), [[r for r in each if r["recipe"] == recipe] for each in records]
     drift = fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN
@@ -114,8 +108,7 @@ def _entry(
         "best_loss_log2_lr": [o.best_rate for o in best],
         "interior": [o.interior for o in best],
         "status": [o.status for o in best],
-        "drift_octaves": drift.value,
-        "drift_octaves_ci": drift.interval,
+        **drift.named("drift_octaves"),
         **more,
         "seeds": len({record["seed"] for each in runs for record in each}),
         "runs": [len(each) for each in runs],
@@ -141,9 +134,7 @@ def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit
     return {value: best if swept[value].finished else replace(best, **vague) for value, best in found.items()}
 
 
-def extrapolated(
-    config: Mapping[str, Any], swept: Mapping[int, Swept], target: int | None, environment: Mapping[str, Any]
-) -> dict[str, Any]:
+def extrapolated(config: Record, swept: Mapping[int, Swept], target: int | None, environment: Record) -> Record:
     """Compute the content of the `summary.json` of sweeps over an axis.
 
     Args:
@@ -167,19 +158,14 @@ def extrapolated(
     })  # fmt: skip
 
 
-def _over_axis(
-    config: Mapping[str, Any], swept: Mapping[int, Swept], target: int | None, recipe: str
-) -> dict[str, Any]:
+def _over_axis(config: Record, swept: Mapping[int, Swept], target: int | None, recipe: str) -> Record:
     best, text = optima(config["width"], swept, recipe), AXES[config["axis"]].text
     law = power_law(best)
-    power, there = (law.power if law else fit.UNKNOWN), (law.at(target) if law and target else fit.UNKNOWN)
     found = {
-        "power": power.value,
-        "power_ci": power.interval,
+        **(law.power if law else fit.UNKNOWN).named("power"),
         "rms_octaves": law.rms_octaves if law else None,
         "no_law": "; ".join(f"{text.format(x)}: {one.status}" for x, one in best.items() if not one.interior) or None,
-        "target_log2_lr": there.value,
-        "target_log2_lr_ci": there.interval,
+        **(law.at(target) if law and target else fit.UNKNOWN).named("target_log2_lr"),
         "line": _drawn(law, [*best, *([target] if target else [])]) if law else None,
     }
     return _entry(recipe, "values", best, found, [one.records for one in swept.values()])

@@ -27,7 +27,7 @@ RunTrial = Callable[[Trial], TrialResult]
 
 def run(
     config: SweepConfig,
-    directory: Path | str,
+    directory: Path,
     run_trial: RunTrial,
     *,
     workers: int | None = None,
@@ -59,7 +59,6 @@ def run(
         OSError: a file cannot be written.
         SweepError: a trial raised, or worker processes cannot start.
     """
-    directory = Path(directory)
     with configs.claimed(directory, "transfer", config.to_json(), RESULTS):
         with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
@@ -71,7 +70,7 @@ def run(
     return summary
 
 
-def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
+def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
     """Read a sweep's directory, finished or not.
 
     Args:
@@ -84,7 +83,6 @@ def load(directory: Path | str) -> tuple[dict[str, Any], list[Record]]:
         FileNotFoundError: no run was started there.
         ValueError: the run that was started there is not a sweep, or a file is damaged.
     """
-    directory = Path(directory)
     records = results(directory)
     if (directory / SUMMARY).exists():
         return configs.read(directory / SUMMARY), records
@@ -145,13 +143,13 @@ class _Search:
         """The rates of one curve that follow from the finished trials, and whether these are all."""
         rates, settled = self._searched(recipe, width)
         narrowest, widest = self.config.widths[0], self.config.widths[-1]
-        if width != widest or width == narrowest:
-            return rates, settled
-        if not self._searched(recipe, narrowest)[1]:
-            return rates, False
-        vertex = fit.optimum(points(self.log.records, recipe, narrowest)).log2_lr
-        transferred = [] if vertex is None else [transfer_rate(vertex)]
-        return rates + [rate for rate in transferred if rate not in rates], settled
+        if width == widest != narrowest:
+            if not self._searched(recipe, narrowest)[1]:
+                return rates, False
+            vertex = fit.optimum(points(self.log.records, recipe, narrowest)).log2_lr
+            if vertex is not None and transfer_rate(vertex) not in rates:
+                rates.append(transfer_rate(vertex))
+        return rates, settled
 
     def _searched(self, recipe: str, width: int) -> tuple[list[float], bool]:
         """Replay the search on the finished trials of its own rates, without the transferred rate."""
@@ -181,12 +179,10 @@ class _Search:
 
         A step of a small model costs between width**1 (memory) and width**2 (products).
         """
-        times = [(record["width"], record["seconds"]) for record in self.log.records if "failed" not in record]
-        if not times:
-            return 0.0
-        nearest = min((other for other, _ in times), key=lambda other: abs(other - width))
-        scale: float = (width / nearest) ** 1.5
-        return scale * statistics.fmean(seconds for other, seconds in times if other == nearest)
+        ran = [record for record in self.log.records if "failed" not in record]
+        nearest = min((record["width"] for record in ran), key=lambda other: abs(other - width), default=width)
+        times = [record["seconds"] for record in ran if record["width"] == nearest] or [0.0]
+        return statistics.fmean(times) * float((width / nearest) ** 1.5)
 
 
 def _to_record(trial: Trial, end: TrialResult | Killed) -> Record:
