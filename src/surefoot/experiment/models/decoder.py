@@ -53,10 +53,11 @@ class Decoder(nn.Module, ABC):
         rope = positions if isinstance(positions, Rope) else None
         scale = attention_scale(size.head_dim, config.base_head_dim)
         heads = Heads(size.heads, size.head_dim, size.heads if kv_heads is None else kv_heads, scale)
-        blocks = [
-            Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(size.width), norm(size.width)))
-            for _ in range(size.depth)
-        ]
+
+        def block() -> Block:
+            return Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(size.width), norm(size.width)))
+
+        blocks = [block() for _ in range(size.depth)]
         self.config: DecoderConfig = config
         self.positions: Rope | LearnedPositions = positions
         self.embedding: nn.Embedding = nn.Embedding(size.vocab, size.width)

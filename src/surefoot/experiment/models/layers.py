@@ -19,16 +19,9 @@ class LearnedPositions:
 
     Args:
         context: number of positions, the longest input.
-
-    Raises:
-        ValueError: a context below 1.
     """
 
     context: int = 1024
-
-    def __post_init__(self) -> None:
-        if self.context <= 0:
-            raise ValueError(f"the context of learned positions must be positive, got {self.context}")
 
 
 @final

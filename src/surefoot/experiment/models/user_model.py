@@ -46,10 +46,8 @@ def _function(target: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(place)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-            raise ValueError(f"{target}: {error}; it is looked for as Python would from {here}") from None
         reason = f"{type(error).__name__}: {error}{_where(error)}"
-        raise ValueError(f"{target}: importing {place} failed: {reason}") from error
+        raise ValueError(f"{target}: importing {place} from {here} failed: {reason}") from error
     if not hasattr(module, name):
         raise ValueError(f"{target}: module {place!r} has no function {name!r}")
     function: Callable[..., object] = getattr(module, name)
