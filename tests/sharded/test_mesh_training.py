@@ -123,7 +123,7 @@ def test_rows_make_up_the_batch():
 
 @pytest.mark.parametrize("text", ["fsdp", "fsdp=0", "fsdp=2,fsdp=2", "cp=2", "fsdp=-1", ""])
 def test_a_mesh_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="is not one axis of replicate, fsdp, tp"):
+    with pytest.raises(ValueError, match="is not axes of replicate, fsdp, tp"):
         parse(text, 2)
 
 

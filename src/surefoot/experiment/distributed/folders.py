@@ -103,9 +103,8 @@ def save(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group
     Returns:
         Its result is there when the folder is. An `OSError` in it says that it could not be written.
     """
-    unfinished = path.with_name(path.name + UNFINISHED)
     if torch.distributed.get_rank() == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
     torch.distributed.barrier(group)
     writer, outcome = _Writer(path, facts), Future[Any]()
     write: Any = state_dict_saver.async_save if background else state_dict_saver.save

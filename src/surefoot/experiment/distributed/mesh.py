@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -63,12 +64,10 @@ def parse(text: str | None, ranks: int) -> MeshShape:
     """
     if text is None:
         return MeshShape(fsdp=ranks)
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = part.strip().partition("=")
-        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
-            raise ValueError(f"{part!r} in {text!r} is not one axis of {', '.join(AXES)} with a size: fsdp=4,tp=2")
-        sizes[axis] = int(size)
+    parts = [re.fullmatch(rf"({'|'.join(AXES)})=0*([1-9][0-9]*)", part.strip()) for part in text.split(",")]
+    sizes = {part[1]: int(part[2]) for part in parts if part}
+    if len(sizes) < len(parts):
+        raise ValueError(f"the mesh {text!r} is not axes of {', '.join(AXES)}, each once with a size: fsdp=4,tp=2")
     shape = MeshShape(**sizes)
     if shape.size != ranks:
         remedy = f"torchrun --nproc-per-node {shape.size}, or another mesh"
@@ -124,8 +123,7 @@ class Mesh(Processes):
     def __init__(self, shape: MeshShape, device: torch.device, limit: datetime.timedelta | None = None) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = (shape.replicate, shape.fsdp, shape.tp)
-        self._shape, self._mesh = shape, init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+        self._shape, self._mesh = shape, init_device_mesh(device.type, astuple(shape), mesh_dim_names=AXES)
         self.rank: int = dist.get_rank()
         self.count: int = shape.size
         self.shares: int = shape.replicate * shape.fsdp

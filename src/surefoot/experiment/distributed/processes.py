@@ -66,10 +66,8 @@ class Processes:
         """
         each, rest = divmod(count, parts * self.shares)
         if rest:
-            raise ValueError(
-                f"a batch of {count} sequences cannot be cut into {parts * self.shares} equal parts "
-                f"({parts} passes on {self.shares} shares of the mesh): choose a multiple"
-            )
+            equal = f"{parts * self.shares} equal parts ({parts} passes on {self.shares} shares of the mesh)"
+            raise ValueError(f"a batch of {count} sequences cannot be cut into {equal}: choose a multiple")
         start = (part * self.shares + self.share) * each
         return slice(start, start + each)
 
@@ -107,19 +105,12 @@ class Layout:
         accumulate: forward and backward passes a step, each of a part of the batch.
         recompute: whether a block's activations are computed again in the backward pass instead of being kept.
         prepare: called once with the model before its first step, for example `nn.Module.compile`.
-
-    Raises:
-        ValueError: `accumulate` is below 1.
     """
 
     processes: Processes = ALONE
     accumulate: int = 1
     recompute: bool = False
     prepare: Callable[[nn.Module], object] | None = None
-
-    def __post_init__(self) -> None:
-        if self.accumulate < 1:
-            raise ValueError(f"a step needs at least one pass, got accumulate={self.accumulate}")
 
 
 def local_of(x: Any) -> Tensor:
