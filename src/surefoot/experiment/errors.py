@@ -114,7 +114,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; {remedy}") from error
+        message = f"cannot read {error.filename or path}: {error.strerror or error}; {remedy}"
+        raise with_remedy(DataError(message), Locate(path)) from error
 
 
 def remedy_of(error: BaseException | None) -> Remedy | None:

@@ -174,8 +174,8 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
         convert(conversion(source), tmp_path / "other")
     with pytest.raises(DataError, match="none does not exist"):
         convert(conversion(tmp_path / "none"), tmp_path / "third")
-    for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}, {"limit": 0}, {"shard_tokens": 0}):
-        with pytest.raises(ValueError, match=r"vocabulary|at least 1"):
+    for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}):
+        with pytest.raises(ValueError, match="vocabulary"):
             conversion(source, **changes)
     with pytest.raises(ValueError, match="the path of the documents is empty"):
         conversion("")
@@ -197,7 +197,7 @@ def test_another_conversion_a_second_writer_and_foreign_files_are_refused(source
 def test_a_tokenizer_that_cannot_be_used_is_named(source, tmp_path):
     given = tmp_path / "given.json"
     wanted = conversion(source, vocab=None, tokenizer=str(given))
-    with pytest.raises(DataError, match=r"cannot read the tokenizer .*given\.json"):
+    with pytest.raises(DataError, match=r"cannot read .*given\.json"):
         convert(wanted, tmp_path / "a")
     given.write_text("{}")
     with pytest.raises(DataError, match="is not a tokenizer of the tokenizers library"):
@@ -227,7 +227,7 @@ def test_parquet(tmp_path):
     path = tmp_path / "in.parquet"
     parquet.write_table(pyarrow.table({"text": DOCUMENTS, "n": list(range(300))}), path)
     assert list(documents(str(path))) == DOCUMENTS
-    with pytest.raises(DataError, match="has no column 'body': choose --field from text, n"):
+    with pytest.raises(DataError, match="has no text 'body': choose --field from text, n"):
         list(documents(str(path), "body"))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"in\.parquet is damaged"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.errors import DataError, Locate, importing, with_remedy
+from surefoot.experiment.errors import DataError, importing, reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Tokenizer  # for the annotations of other modules, too
@@ -104,11 +104,10 @@ def read(path: Path) -> Tokenizer:
     """
     with importing("bpe", f"{path} needs the tokenizers library:"):
         from tokenizers import Tokenizer
+    with reading(path, "give a tokenizer.json"):
+        text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"cannot read the tokenizer {path}: {error.strerror}; give a tokenizer.json"
-        raise with_remedy(DataError(message), Locate(path)) from error
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library has no class of its own for it
         raise DataError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
     tokenizer.no_truncation()

@@ -43,8 +43,7 @@ class Conversion:
         limit: number of documents at which to stop; None for all.
 
     Raises:
-        ValueError: an empty source, neither or both of `vocab` and `tokenizer`, a vocabulary out of range, or a number
-            below 1.
+        ValueError: an empty source, neither or both of `vocab` and `tokenizer`, or a vocabulary out of range.
     """
 
     source: str
@@ -63,8 +62,6 @@ class Conversion:
             raise ValueError("give the size of a vocabulary to train, or a tokenizer's file, and not both")
         if self.vocab is not None and not bpe.SMALLEST <= self.vocab <= bpe.LARGEST:
             raise ValueError(f"a BPE vocabulary has {bpe.SMALLEST} to {bpe.LARGEST} tokens, got {self.vocab}")
-        if min(self.shard_tokens, self.validation_one_in, 1 if self.limit is None else self.limit) < 1:
-            raise ValueError("tokens of a file, the part for validation and the limit must be at least 1")
 
 
 def convert(conversion: Conversion, out: Path, progress: Progress | None = None) -> Record:

@@ -90,9 +90,7 @@ def _of_rows(path: Path, field: str) -> Iterator[str]:
     try:
         file = parquet.ParquetFile(path)
         if field not in file.schema_arrow.names:
-            there = file.schema_arrow.names
-            message = f"{path} has no column {field!r}: choose --field from {', '.join(there)}"
-            raise with_remedy(DataError(message), Respell(field, there))
+            _text(dict.fromkeys(file.schema_arrow.names), field, f"{path}")  # refuses it
         for batch in file.iter_batches(_ROWS, columns=[field]):
             for text in batch.column(0).to_pylist():
                 yield _text({field: text}, field, str(path))

@@ -116,24 +116,14 @@ def _is_sound(record: Any, finished: bool) -> bool:
         return False
     shards, layout = record["shards"], record["conversion"].get("layout")
     ahead = 4 * HEADER if layout == "header" else 0
-    if (
-        layout not in ("header", "raw")
-        or record["documents"] < 0
-        or not all(
-            _has(shard, _SHARD)
-            and _NAME.fullmatch(shard["name"])
-            and shard["bytes"] == ahead + TOKEN.itemsize * shard["tokens"] > ahead
-            for shard in shards
-        )
-    ):
-        return False
-    return not finished or (
-        bool(shards)
-        and record["layout"] == layout
-        and 1 <= record["vocab"] <= LARGEST
-        and record["tokens"] == sum(shard["tokens"] for shard in shards)
-        and record["sha256"] == digest_of(shards)
-    )
+    fits = layout in ("header", "raw") and record["documents"] >= 0
+    for shard in shards:
+        fits = fits and _has(shard, _SHARD) and _NAME.fullmatch(shard["name"]) is not None
+        fits = fits and shard["bytes"] == ahead + TOKEN.itemsize * shard["tokens"] > ahead
+    if not fits or not finished:
+        return fits
+    own = {"layout": layout, "tokens": sum(shard["tokens"] for shard in shards), "sha256": digest_of(shards)}
+    return bool(shards) and 1 <= record["vocab"] <= LARGEST and record.items() >= own.items()
 
 
 def _has(record: Any, entries: Mapping[str, type]) -> bool:

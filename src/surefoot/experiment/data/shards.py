@@ -23,9 +23,9 @@ PREFIX = "bin:"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
 SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
-GPT2_SEPARATOR = 50256
 
-_CHUNK = 1 << 24
+_CHUNK = 1 << 24  # tokens that are compared at once
+GPT2_SEPARATOR = 50256
 
 
 @final
@@ -174,7 +174,7 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> T
     if not sum(part.size for part in tokens.values()):
         raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
     stated = vocab or (manifest["vocab"] if manifest else None)
-    vocab = stated or -(-(max(map(_largest, tokens.values())) + 1) // ROUND) * ROUND
+    vocab = stated or -(-(max(int(part.max()) for part in tokens.values()) + 1) // ROUND) * ROUND
     held = {file for file in files if VALIDATION.search(file.stem.lower())}
     train, validation = (
         Shards([tokens[file] for file in group], [*map(str, group)], stated)
@@ -192,16 +192,10 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        state = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise with_remedy(DataError(f"{path} {state}"), Locate(path))
-    files = sorted(file for file in path.glob("*.bin") if not file.name.startswith("."))
-    if not files:
+        raise with_remedy(DataError(f"{path} does not exist, or is neither a file nor a folder"), Locate(path))
+    if not (files := sorted(file for file in path.glob("*.bin") if not file.name.startswith("."))):
         raise DataError(f"{path} holds no .bin files: write some with surefoot tokens IN {path}")
     return files
-
-
-def _largest(part: npt.NDArray[np.uint16]) -> int:
-    return max(int(part[i : i + _CHUNK].max()) for i in range(0, part.size, _CHUNK))
 
 
 def _fingerprint(files: Iterable[Path]) -> str:

@@ -31,9 +31,8 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
     """
     with reading(path, "give a file or a folder of tokens"), path.open("rb") as file:
         size = path.stat().st_size
-        start = file.read(4 * HEADER)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    head = np.frombuffer(start, dtype="<i4", count=len(start) // 4)
+    head = np.frombuffer(mapped, dtype="<i4", count=min(size // 4, HEADER))
     headed = layout != "raw" and bool(head.size) and head[0] == MAGIC
     if fault := _fault(head, size, layout, headed):
         raise DataError(f"{path} {fault}: it is damaged, or no file of uint16 tokens; write it anew")
