@@ -60,16 +60,13 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
         error = FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
         raise with_remedy(error, Locate(directory))
     config = read(path)
-    kind = config.pop("kind", None) or _kind_without_name(config)
+    # An earlier version has not named it: the first of these keys that is there tells.
+    kinds = {"axis": "extrapolate", "rates_per_recipe": "compare", "recipes": "transfer", "width": "train"}
+    kinds |= {"method": "coordcheck"}
+    kind = config.pop("kind", None) or next((kind for key, kind in kinds.items() if key in config), None)
     if kind not in KINDS:
         raise ValueError(f"{path} is of no run of transfer, compare, train or coordcheck")
     return kind, config
-
-
-def _kind_without_name(config: Mapping[str, Any]) -> str | None:
-    """The kind of a run by the keys of its configuration, where an earlier version has not named it."""
-    kinds = {"axis": "extrapolate", "rates_per_recipe": "compare", "recipes": "transfer", "width": "train"}
-    return next((kind for key, kind in {**kinds, "method": "coordcheck"}.items() if key in config), None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -46,8 +46,6 @@ LOGITS = "logits"
 BAND = 0.1
 """Largest slope that passes. Natural recipes stay below 0.07 over widths 64 to 512, AdamW reaches 2.7."""
 
-OnRecord = Callable[[Record], None]
-
 
 def check(
     config: TrainConfig,
@@ -56,7 +54,7 @@ def check(
     widths: tuple[int, ...],
     seeds: Sequence[int],
     band: float = BAND,
-    on_record: OnRecord = lambda record: None,
+    on_record: Callable[[Record], None] = lambda record: None,
     executor: Executor | None = None,
     data: str | None = None,
 ) -> dict[str, Any]:
@@ -175,9 +173,7 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     return {**sizes, "logits": [LOGITS, *routers], "start": start, "change": change, **more}
 
 
-def _stability(
-    model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, layers: dict[str, str]
-) -> dict[str, Any]:
+def _stability(model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, layers: dict[str, str]) -> Record:
     """The quantities of `MEASURED`: layer or parameter -> value, None where it is not finite."""
     numbers = activations.measure(model, tokens, names=layers.values())
     dependency = {layer: numbers[name].get("dependency", 0.0) for layer, name in layers.items() if name in numbers}
@@ -216,17 +212,11 @@ def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
         if differing := set(names) ^ set(record["start"]):
             text = f"the model has other layers at width {record['width']} than at {records[0]['width']}"
             raise ValueError(f"{text}: {', '.join(sorted(differing))}; a coordinate check compares like layers")
-    layers = [
-        {"layer": name, **{quantity: _slope(records, quantity, name, band) for quantity in QUANTITIES}}
-        for name in names
-    ]
+    layers = [{"layer": name, **{q: _slope(records, q, name, band) for q in QUANTITIES}} for name in names]
     passes = all(layer[quantity]["status"] in ("inside", "zero") for layer in layers for quantity in QUANTITIES)
     widths, seeds = (sorted({record[key] for record in records}) for key in ("width", "seed"))
-    measured = {
-        quantity: {name: _slope(records, quantity, name, band) for name in records[0][quantity]}
-        for quantity in MEASURED
-        if all(quantity in record for record in records)  # older logs lack them
-    }
+    there = [quantity for quantity in MEASURED if all(quantity in record for record in records)]  # not in older logs
+    measured = {q: {name: _slope(records, q, name, band) for name in records[0][q]} for q in there}
     return {"passes": passes, "band": band, "widths": widths, "seeds": seeds, "layers": layers, "measured": measured}
 
 
@@ -243,13 +233,8 @@ def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) ->
     slopes = np.polyfit(np.log2(widths), table.T, 1)[0].tolist()  # of each row, a seed
     slope = float(np.mean(slopes))
     may_fall = quantity == "start" and layer in records[0].get("logits", (LOGITS,))  # older logs lack the key
-    inside = slope <= band and (may_fall or slope >= -band)
-    return {
-        "status": "inside" if inside else "outside",
-        "slope": slope,
-        "ci": fit.interval(slopes),
-        "log2_rms": table.mean(0).tolist(),
-    }
+    status = "inside" if slope <= band and (may_fall or slope >= -band) else "outside"
+    return {"status": status, "slope": slope, "ci": fit.interval(slopes), "log2_rms": table.mean(0).tolist()}
 
 
 def _outputs(model: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[str, Tensor]:

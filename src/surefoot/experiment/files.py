@@ -15,8 +15,6 @@ from surefoot.experiment.errors import DirectoryInUse, OtherDirectory, with_reme
 
 Record = dict[str, Any]
 
-_BINARY = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
-
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """A value as strict JSON; a `ValueError` for NaN and infinities, which other parsers refuse."""
@@ -112,19 +110,18 @@ def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:
 
 def _parse(path: Path, keys: Sequence[str]) -> tuple[list[Record], int]:
     """Records, and the number of bytes of their lines."""
-    records: list[Record] = []
-    lines, sound = path.read_bytes().splitlines(keepends=True) if path.is_file() else [], 0  # /dev/full never ends
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []  # reading /dev/full never ends
+    if lines and _record(lines[-1]) is None:
+        del lines[-1]
+    records = []
     for number, line in enumerate(lines, start=1):
         record = _record(line)
-        if record is None and number == len(lines):
-            break
-        missing = "" if record is None else ", ".join(key for key in keys if key not in record)
+        missing = ", ".join(key for key in keys if record is not None and key not in record)
         if record is None or missing:
             fault = f"has no {missing}" if missing else "is not a JSON object"
             raise ValueError(f"{path}, line {number} {fault}: repair or remove this line")
         records.append(record)
-        sound += len(line)
-    return records, sound
+    return records, sum(map(len, lines))
 
 
 def _record(line: bytes) -> Record | None:
@@ -151,11 +148,10 @@ class Log:
 
     def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
         self.path = path
-        self.records: list[Record]
-        self.records, sound = _parse(path, keys)
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o644)
-        self._cut(sound)
-        self._size = sound
+        self.records, self._size = _parse(path, keys)
+        binary = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
+        self._cut()
 
     def append(self, record: Record) -> None:
         """Write one line to the disk.
@@ -173,15 +169,15 @@ class Log:
                 rest = rest[os.write(self._handle, rest) :]
             os.fsync(self._handle)
         except OSError as error:
-            self._cut(self._size)
+            self._cut()
             message = f"cannot append to {self.path}: {error.strerror}; its earlier lines are intact"
             raise OSError(error.errno, message) from error
         self._size += len(line)
         self.records.append(record)
 
-    def _cut(self, size: int) -> None:
+    def _cut(self) -> None:
         with contextlib.suppress(OSError):  # a device has no length
-            os.ftruncate(self._handle, size)
+            os.ftruncate(self._handle, self._size)
 
     def __enter__(self) -> "Log":
         return self
