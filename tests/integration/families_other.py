@@ -155,6 +155,7 @@ OTHER_FAMILIES = {
         [
             ("*decoder.embed_tokens.weight", "head", [(V, D)], whole),
             ("*decoder.embed_positions.weight", "tied_positions", [(16, D)], whole),
+            ("*encoder.embed_positions.weight", "embedding", [(8, D)], whole),  # sinusoids, frozen
             ("*conv1.weight", "conv", [(D, 30)], flat),
             ("*conv2.weight", "conv", [(D, 72)], flat),
             ("*conv[12].bias", "bias", [(D,)], whole),

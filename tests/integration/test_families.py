@@ -85,12 +85,13 @@ def row_of(name, table):
 def test_every_parameter_is_placed_as_the_table_says(family):
     model, table = built(family)
     plan, used = sf.Plan.of(model, sf.recipes.beyond_mup()), set()
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert list(plan) == list(trainable)
-    for name, p in trainable.items():
+    parameters = dict(model.named_parameters())
+    assert list(plan) == list(parameters)  # a frozen one as if it were trained
+    for name, p in parameters.items():
         pattern, role, shapes, split = row_of(name, table)
         used.add(pattern)
         assert plan[name].role.name == role, name
+        assert plan[name].why.startswith("frozen; ") != p.requires_grad, name
         parts = split(p.detach())
         assert [tuple(part.shape) for part in parts] == shapes, name
         blocks = [block[1:] for block in plan[name].blocks for _ in range(block[0])]

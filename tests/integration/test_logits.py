@@ -124,7 +124,7 @@ def test_all_three_find_the_same_heads(family):
             assert pairs[name].head_dim == size
             for side, what in ((pairs[name].query, "query"), (pairs[name].key, "key")):
                 assert side.layer is found[what].layer
-                assert side.part == found[what].index
+                assert side.part == found[what].part
         if (before := forward_bound(owner)) is not None and "value" in found:
             check_values(owner, found["value"], before)
     assert pairs.keys() == ({} if family in NORMED else planned).keys()
@@ -134,13 +134,9 @@ def test_all_three_find_the_same_heads(family):
 def check_values(owner, value, before):
     """The bound is of the values: it follows them, and not the other matrices of a fused layer."""
     p = value.layer.weight
-    transposed = not isinstance(value.layer, torch.nn.Linear)
-    rows = p.detach().mT.clone() if transposed else p.detach().clone()
-    blocks = [rows[None]] if value.view is None else [block.clone() for block in value.view.split(rows)]
-    matrices = [matrix for block in blocks for matrix in block]
-    for i, matrix in enumerate(matrices):
-        matrix.mul_(1 if i == value.index else 100)
-    changed = rows if value.view is None else value.view.join(blocks, tuple(rows.shape))
+    blocks = [block.clone() for block in value.view.split(p.detach())]
+    for i, matrix in enumerate(matrix for block in blocks for matrix in block):
+        matrix.mul_(1 if i == value.part else 100)
     with torch.no_grad():
-        p.copy_(changed.mT if transposed else changed)
+        p.copy_(value.view.join(blocks, tuple(p.shape)))
     assert forward_bound(owner) == pytest.approx(before)

@@ -16,7 +16,9 @@ returns None has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -58,30 +60,30 @@ def find_kinds(
     """
     if tied not in (None, "head", "embedding", "error"):
         raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad or p.is_floating_point()}
-    trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+    placed = {name: p for name, p in model.named_parameters() if p.requires_grad or p.is_floating_point()}
+    trainable = {name: p for name, p in placed.items() if p.requires_grad}
     search = Search(model, named_own(model), trainable, head, changes or {}, tied)
     uses = _run(OF_MODULES, search, {})
     kinds = _run(OF_PARAMETERS, search, uses)
-    if len(parameters) == len(trainable):
-        return kinds
-    try:
-        return _run(OF_PARAMETERS, replace(search, parameters=parameters), uses) | kinds
-    except ValueError:  # of a parameter that need never be trained; the optimizer names it if it is
-        return kinds
+    with suppress(ValueError):  # of a frozen one that need never be trained; the optimizer names it if it is
+        return (
+            kinds
+            if placed.keys() == trainable.keys()
+            else _run(OF_PARAMETERS, replace(search, parameters=placed), uses) | kinds
+        )
+    return kinds
 
 
 def by_class(search: Search, kinds: Kinds) -> Kinds:
     """What the class of a module, or of the module that owns it, says; nothing of what hooks make weights of."""
-    kinds = dict(kinds)
-    for module, own in search.own.items():
-        kinds |= {own[attribute][0]: None for attribute in made_by_hooks(module) if attribute in own}
+    hooked = [own[made][0] for module, own in search.own.items() for made in made_by_hooks(module) if made in own]
+    found = {**kinds, **dict.fromkeys(hooked)}
     for owner in search.own:
         for path, kind in kinds_by_class(owner).items():
             child, _, attribute = path.rpartition(".")
             if name := search.name(getattr(owner, child, None) if child else owner, attribute):
-                kinds.setdefault(name, kind)
-    return kinds
+                found.setdefault(name, kind)
+    return found
 
 
 def by_type(search: Search, kinds: Kinds) -> Kinds:
@@ -123,9 +125,7 @@ OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, overrides)
 
 
 def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:
-    for each in passes:
-        kinds = each(search, kinds)
-    return kinds
+    return reduce(lambda found, each: each(search, found), passes, kinds)
 
 
 def describe_unplaced(model: nn.Module, names: list[str]) -> str:
@@ -133,7 +133,25 @@ def describe_unplaced(model: nn.Module, names: list[str]) -> str:
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
-    return f"cannot place {each}: {remedy(owners[names[0]], names[0], model.get_parameter(names[0]))}"
+    name, owner = next(iter(owners.items()))
+    maker, undo = made_by_hooks(owner).get(name.rpartition(".")[2], ("", ""))
+    if isinstance(owner, ParametrizationList):
+        maker = f"a parametrization ({', '.join(type(part).__name__ for part in owner)})"
+        undo = "parametrize.remove_parametrizations(layer, 'weight')"
+    if maker:
+        remedy = (
+            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Take it away with "
+            f"torch.nn.utils.{undo}: a stabiliser, PostClip for one, bounds the weight itself; or say "
+            f"overrides=[({name!r}, 'scalar')]"
+        )
+    else:
+        stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
+        kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
+        remedy = (
+            f"no rule knows the module. Say what it is, overrides=[({name!r}, {kind}; 'positions' for a table of rows, "
+            "'tied_positions' if they are added to those of a table that is the head, too; or give a Role with a view"
+        )
+    return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"
 
 
 def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
@@ -143,88 +161,48 @@ def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
         module: any module.
 
     Returns:
-        Name of the parameter -> the function that made it, and the name of what is made.
+        Name of the parameter -> the function that made it, and the call that undoes it.
 
     >>> made_by_hooks(nn.utils.spectral_norm(nn.Linear(2, 2)))
-    {'weight_orig': ('spectral_norm', 'weight')}
+    {'weight_orig': ('spectral_norm', "remove_spectral_norm(layer, 'weight')")}
     """
     found: dict[str, tuple[str, str]] = {}
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, WeightNorm):
-            found |= dict.fromkeys((f"{hook.name}_g", f"{hook.name}_v"), ("weight_norm", hook.name))
-        if isinstance(hook, SpectralNorm):
-            found[f"{hook.name}_orig"] = ("spectral_norm", hook.name)
+        for kind, maker, ends in ((WeightNorm, "weight_norm", "g v"), (SpectralNorm, "spectral_norm", "orig")):
+            if isinstance(hook, kind):
+                made = maker, f"remove_{maker}(layer, {hook.name!r})"
+                found |= {f"{hook.name}_{end}": made for end in ends.split()}
     return found
-
-
-def remedy(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
-    """Advice for the error about a parameter without a kind.
-
-    Args:
-        module: owner of the parameter.
-        name: the parameter's name in the model.
-        parameter: the parameter.
-
-    Returns:
-        One or more sentences: what is unknown, and which override or change resolves it.
-    """
-    frozen = "freeze it with requires_grad_(False)"
-    hooks, maker = made_by_hooks(module), None
-    if isinstance(module, ParametrizationList):
-        maker = f"a parametrization ({', '.join(type(part).__name__ for part in module)})"
-        remove = "parametrize.remove_parametrizations(layer, 'weight')"
-    elif made := hooks.get(name.rpartition(".")[2]):
-        maker, remove = made[0], f"remove_{made[0]}(layer, {made[1]!r})"
-    if maker:
-        return (
-            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Take it away with "
-            f"torch.nn.utils.{remove}: a stabiliser, PostClip for one, bounds the weight itself; or {frozen}, or say "
-            f"overrides=[({name!r}, 'scalar')]"
-        )
-    rows = "rows, 'tied_positions' if they are added to those of a table that is the head, too"
-    hints = {2: f"'linear' for an (out, in) matrix, 'positions' for a table of {rows}"}
-    stack = "'experts' for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
-    hint = hints.get(parameter.ndim, f"{stack}; 'positions' for tables of {rows}")
-    return (
-        f"no rule knows the module. Say what it is, overrides=[({name!r}, {hint.split()[0]})] for"
-        f"{hint.partition('for')[2]}, a Role with a view for other layouts; or {frozen}"
-    )
 
 
 def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Module, str]:
     """LM heads of a model: module -> reason. Raises ValueError if the wiring leaves the head ambiguous."""
-    modules, given = dict(model.named_modules()), dict[str, nn.Module]()
-    declared = getattr(model, "get_output_embeddings", None)
+    modules, declared = dict(model.named_modules()), getattr(model, "get_output_embeddings", None)
+    given, why = dict[str, nn.Module | None](), "LM head, as given"
     if head is not None:
-        names, why = (head,) if isinstance(head, str) else tuple(head), "LM head, as given"
-        if unknown := [name for name in names if name not in modules]:
-            raise ValueError(f"head={unknown[0]!r} names no module of the model")
-        given = {f"head={name!r}": modules[name] for name in names}
+        given = {f"head={name!r}": modules.get(name) for name in ((head,) if isinstance(head, str) else head)}
     elif declared and (module := declared()) is not None:
         given, why = {"get_output_embeddings()": module}, "LM head, by get_output_embeddings()"
-    if without := [source for source, module in given.items() if "weight" not in own_parameters(module)]:
-        raise ValueError(
-            f"{without[0]} is a {type(given[without[0]]).__name__} without a weight of its own; name the layer inside "
-            "it with head='path.to.layer'"
-        )
+    for source, module in given.items():
+        if module is None or "weight" not in own_parameters(module):
+            problem = (
+                f"is a {type(module).__name__} without a weight of its own" if module is not None else "names no module"
+            )
+            raise ValueError(f"{source} {problem}; name the layer that is the LM head, head='path.to.layer'")
     if given or head is not None:
-        return dict.fromkeys(given.values(), why)
+        return {module: why for module in given.values() if module is not None}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
-    weights = {id(own_parameters(table).get("weight")) for table in tables} - {id(None)}
-    tied: dict[nn.Module, str] = {
-        m: "LM head, tied" for m in linears.values() if id(own_parameters(m).get("weight")) in weights
-    }
+    weights = {own_parameters(table).get("weight") for table in tables} - {None}
+    tied = [m for m in linears.values() if own_parameters(m).get("weight") in weights]
     if tied or declared or not tables or not linears:
-        return tied
+        return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
     candidates = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
-    problem = (
-        f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside the Embedding(V, d) is"
-    )
+    problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
     raise ValueError(
-        f"{problem} the LM head; name it with head='path.to.module', or head=() if this is no language model "
-        "(on the command line --head), or give the model a get_output_embeddings() that returns it"
+        f"{problem} the LM head; name it with head='path.to.module' (--head on the command line), give the model a "
+        "get_output_embeddings() that returns it, or say head=() if this is no language model"
     )

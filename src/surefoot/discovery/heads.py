@@ -6,15 +6,15 @@ QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from surefoot.discovery.kinds import Heads, Kinds, Search, blocks_of, own_parameters
-from surefoot.discovery.known_classes import is_conv1d, layouts_of, order_of
-from surefoot.views import Fused, Matrix, View
+from surefoot.discovery.kinds import Heads, Kinds, Search, blocks_of, class_names, is_linear, own_parameters
+from surefoot.discovery.known_classes import layouts_of
+from surefoot.views import Fused, Matrix, Transposed, Vector, View
 
 _HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 """Attributes of attention modules that are the number of features of a head."""
@@ -41,28 +41,88 @@ QK_NORMS = (
 
 
 @dataclass(frozen=True)
-class Part:
-    """W_q, W_k or W_v of an attention module: the matrix of a layer, or one of several that are fused in it.
+class Projection:
+    """W_q, W_k or W_v and its bias: a linear layer, or one of the projections fused in one.
 
     Args:
-        name: the module's attribute.
-        layer: the layer.
-        view: layout of the matrices `(out, in)` that are fused; None for one.
-        index: the matrix among them.
+        layer: module with the weight and possibly a bias.
+        view: layout of its weight.
+        part: index of the projection among the view's matrices, counted over its blocks.
+        weight: the layer's attribute for the weight.
+        bias: that for the bias.
+        name: the attention module's attribute for the layer.
+
+    >>> Projection(nn.Linear(4, 8)).rows()["weight"].shape
+    torch.Size([8, 4])
     """
 
-    name: str
     layer: nn.Module
-    view: View | None = None
-    index: int = 0
+    view: View = field(default_factory=Matrix)
+    part: int = 0
+    weight: str = "weight"
+    bias: str = "bias"
+    name: str = ""
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The layer's "weight", and its "bias" if it has one."""
+        found = {"weight": self.layer.get_parameter(self.weight), "bias": self.layer._parameters.get(self.bias)}
+        return {name: p for name, p in found.items() if p is not None}
+
+    def rows(self) -> dict[str, Tensor]:
+        """Rows of the projection, at least in float32.
+
+        Returns:
+            "weight": `(heads * head_dim, in)`, and "bias": `(heads * head_dim,)` if the layer has one; whole where they
+            are `DTensor`, by a collective.
+        """
+        rows = {}
+        for name, attribute in (("weight", self.weight), ("bias", self.bias)):
+            if (x := getattr(self.layer, attribute, None)) is not None:
+                wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+                whole = wide.full_tensor() if hasattr(wide, "full_tensor") else wide
+                rows[name] = self._select(self._view_of(x).split(whole))
+        return rows
+
+    @property
+    def count(self) -> int:
+        """Number of rows, from shapes alone."""
+        return len(self._select(self.view.split(torch.empty(self.parameters["weight"].shape, device="meta"))))
+
+    def expand(self, factors: Tensor) -> dict[Tensor, Tensor]:
+        """Expand factors per row to factors per entry of the layer's parameters.
+
+        Args:
+            factors: one per row of the projection, `(heads * head_dim,)`.
+
+        Returns:
+            Parameter -> factors of its shape, 1 in the rows of other projections.
+        """
+        expanded: dict[Tensor, Tensor] = {}
+        for p in self.parameters.values():
+            view = self._view_of(p)
+            blocks = [block.clone() for block in view.split(torch.ones(p.shape, dtype=p.dtype, device=p.device))]
+            rows = self._select(blocks)
+            rows.mul_(factors.reshape(-1, *(1,) * (rows.ndim - 1)))
+            expanded[p] = view.join(blocks, tuple(p.shape))
+        return expanded
+
+    def _select(self, blocks: Sequence[Tensor]) -> Tensor:
+        """The projection's own matrix or vector among the blocks of the layer's weight or bias, or the only one."""
+        rows = [rows for block in blocks for rows in block.unbind()]
+        return rows[self.part if len(rows) > 1 else 0]
+
+    def _view_of(self, p: Tensor) -> View:
+        """The view of the weight, or the one that it implies for the bias; torch's is always that of all three."""
+        if p.ndim > 1 or isinstance(self.layer, nn.MultiheadAttention):
+            return self.view if p.ndim > 1 else Fused(3)
+        inner = self.view.inner if isinstance(self.view, Transposed) else self.view
+        return Vector() if isinstance(inner, Matrix) else inner
 
 
 def head_dim_of(module: nn.Module) -> int | None:
     """Number of features of a head of an attention module, from its attributes; None if it has none of them."""
-    sizes = (
-        getattr(getattr(module, "heads", None), "dim", None),
-        *(getattr(module, name, None) for name in _HEAD_DIMS),
-    )
+    sizes = (getattr(getattr(module, "heads", None), "dim", None), *(getattr(module, n, None) for n in _HEAD_DIMS))
     return next((size for size in sizes if isinstance(size, int) and size), None)
 
 
@@ -74,40 +134,41 @@ def scale_of(module: nn.Module) -> float | None:
     return scale if isinstance(scale, float) else None
 
 
-def parts(owner: nn.Module) -> dict[str, Part]:
+def parts(owner: nn.Module) -> dict[str, Projection]:
     """The layers of an attention module that give queries, keys and values, as far as it is known which do.
 
     Args:
         owner: any module.
 
     Returns:
-        "query", "key", "value" -> the part; empty for a module without them.
+        "query", "key", "value" -> the projection; empty for a module without them.
 
     >>> layer = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("wq", "wk", "wv", "wo")})
     >>> {what: part.name for what, part in parts(layer).items()}
     {'query': 'wq', 'key': 'wk', 'value': 'wv'}
     """
     if isinstance(owner, nn.MultiheadAttention):
-        fused = {x: Part("in_proj_weight", owner, Fused(3), i) for i, x in enumerate(_PARTS)}
-        return {x: Part(f"{x[0]}_proj_weight", owner) for x in _PARTS} if owner.in_proj_weight is None else fused
-    layouts = layouts_of(owner)
+        one, bias = owner.in_proj_weight is not None, "in_proj_bias"
+        weights = ("in_proj_weight",) * 3 if one else [f"{x}_proj_weight" for x in "qkv"]
+        view = Fused(3) if one else Matrix()
+        return {x: Projection(owner, view, i, weights[i], bias, weights[i]) for i, x in enumerate(_PARTS)}
+    layouts, layers = layouts_of(owner), {n: layer for n, layer in owner._modules.items() if layer is not None}
+
+    def view_of(name: str) -> View:
+        view, layer = layouts.get(name) or Matrix(), layers[name]
+        return Transposed(view) if is_linear(layer) and not isinstance(layer, nn.Linear) else view
+
     for names in _SEPARATE:
-        found = {x: (n, owner._modules.get(n)) for x, n in zip(_PARTS, names, strict=True)}
-        three = {x: Part(n, layer, layouts.get(n)) for x, (n, layer) in found.items() if layer is not None}
-        if {"query", "key"} <= three.keys():
-            return three
-    for name, view in layouts.items():
-        layer = owner._modules.get(name)
-        if name in _FUSED and view and layer is not None:
-            order = order_of(owner)[-_count(view, layer) :]  # two matrices are keys and values
-            return {x: Part(name, layer, view, i) for i, x in enumerate(order)}
+        found = {x: n for x, n in zip(_PARTS, names, strict=True) if n in layers}
+        if {"query", "key"} <= found.keys():
+            return {x: Projection(layers[n], view_of(n), name=n) for x, n in found.items()}
+    for name in (n for n, view in layouts.items() if n in _FUSED and view and n in layers):
+        weight = own_parameters(layers[name]).get("weight", torch.empty(()))
+        count = sum(block[0] for block in blocks_of(view_of(name), weight)) or 3  # 3 where the layout does not fit
+        order = ("query", "value", "key") if "CodeGenAttention" in class_names(owner) else _PARTS
+        two = order[-count:]  # two matrices are keys and values
+        return {x: Projection(layers[name], view_of(name), i, name=name) for i, x in enumerate(two)}
     return {}
-
-
-def _count(view: View, layer: nn.Module) -> int:
-    """Number of matrices in a layer; 3 where the layout does not fit."""
-    weight = own_parameters(layer).get("weight", torch.empty(()))
-    return sum(block[0] for block in blocks_of(view, weight if isinstance(layer, nn.Linear) else weight.mT)) or 3
 
 
 def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
@@ -118,37 +179,33 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
 
     Returns:
         Layer -> its heads, of 0 rows where that is not known; empty for a module that is no attention layer by its
-        attributes.
+        attributes, or one by its type.
 
     >>> layer = nn.Module()
     >>> layer.query, layer.key, layer.value, layer.head_dim = (*(nn.Linear(8, 8) for _ in "qkv"), 4)
     >>> [(heads.dim, heads.why) for heads in found_heads(layer).values()]
     [(4, 'query by the name `query`'), (4, 'key by the name `key`')]
     """
-    layers: dict[nn.Module, list[tuple[str, Part]]] = defaultdict(list)
-    for what, part in parts(owner).items():
-        layers[part.layer].append((what, part))
-    if not layers and (by := attention_by(owner)):
+    if isinstance(owner, nn.MultiheadAttention):
+        return {}
+    known, size, found = parts(owner), head_dim_of(owner), dict[nn.Module, Heads]()
+    if not known and (by := attention_by(owner)):
         why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {_REMEDY}"
-        return dict.fromkeys(_linear_layers(owner), Heads(0, (), why))
-    found: dict[nn.Module, Heads] = {}
-    for layer, given in layers.items() if not isinstance(owner, nn.MultiheadAttention) else ():
-        size, names = head_dim_of(owner), tuple(what for what, _ in given)
-        why = f"{', '.join(names)} by the name `{given[0][1].name}`"
+        return dict.fromkeys(filter(is_linear, owner.children()), Heads(0, (), why))
+    for layer in dict.fromkeys(part.layer for part in known.values()):
+        names = tuple(what for what, part in known.items() if part.layer is layer)
+        why = f"{', '.join(names)} by the name `{known[names[0]].name}`"
         if len(names) > 1 and names[-1] != "value":
-            size, why = 0, f"{why}, {names[-1]} last: one norm for each"
-        elif size is None:
-            why = f"{why}, but {_UNKNOWN} says how many rows a head has: {_REMEDY}"
-        if names != ("value",):
+            found[layer] = Heads(0, names, f"{why}, {names[-1]} last: one norm for each")
+        elif names != ("value",):
+            why += "" if size else f", but {_UNKNOWN} says how many rows a head has: {_REMEDY}"
             found[layer] = Heads(size or 0, names, why)
     return found
 
 
 def heads(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with the heads of what gives queries and keys, or why they are not known."""
-    layers: dict[nn.Module, Heads] = {}
-    for owner in search.own:
-        layers |= found_heads(owner)
+    layers = {layer: given for owner in search.own for layer, given in found_heads(owner).items()}
     found = dict(kinds)
     for layer, given in layers.items():
         name, weight = search.own[layer].get("weight", ("", None))
@@ -167,10 +224,5 @@ def attention_by(owner: nn.Module) -> str | None:
     """The attribute by which a module seems to be an attention layer though no name tells its queries; else None."""
     named = [name for name in (*_HEAD_DIMS, *_COUNTS) if isinstance(getattr(owner, name, None), int)]
     by = named[0] if named else "heads.dim" if head_dim_of(owner) else None
-    two = by and len(_linear_layers(owner)) > 1
+    two = by and len(list(filter(is_linear, owner.children()))) > 1
     return None if not two or layouts_of(owner) or any(map(parts, owner.modules())) else by
-
-
-def _linear_layers(owner: nn.Module) -> list[nn.Module]:
-    """The linear layers that are a module's children."""
-    return [layer for layer in owner.children() if isinstance(layer, nn.Linear) or is_conv1d(layer)]

@@ -20,6 +20,8 @@ from surefoot.views import Shape, View
 
 Change = str | Role | Callable[[Role], Role]
 
+_LIBRARIES = ("transformers", "torchtitan")
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -80,23 +82,18 @@ class Kind:
         Raises:
             ValueError: a stride above 1 and a role whose geometry is not spectral.
         """
-        initial = self.initial or role.initial
-        role = replace(
-            role,
-            view=self.view or role.view,
-            initial=initial if isinstance(initial, Initial) else initial(role.initial),
-            radius_unit=self.radius_unit or role.radius_unit,
-        )
-        if self.stride == 1:
+        initial, stride = self.initial or role.initial, self.stride
+        initial = initial if isinstance(initial, Initial) else initial(role.initial)
+        unit, geometry = self.radius_unit or role.radius_unit, role.geometry
+        role = replace(role, view=self.view or role.view, initial=initial, radius_unit=unit)
+        if stride == 1:
             return role
-        if type(role.geometry) is not Spectral:
+        if type(geometry) is not Spectral:
             raise ValueError(
-                f"the fan-in of a transposed convolution of stride {self.stride} is known to the spectral geometry "
-                f"only, this recipe has {role.geometry}; override it with a Role, or use stride 1"
+                f"the fan-in of a transposed convolution of stride {stride} is known to Spectral() only, not to "
+                f"{geometry}; override it with a Role, or use stride 1"
             )
-        return replace(
-            role, geometry=TransposedConvSpectral(role.geometry.method, self.stride), initial=LinearNormal(self.stride)
-        )
+        return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
 
 
 class Tied(Kind):
@@ -146,6 +143,25 @@ def blocks_of(view: View, x: Tensor) -> tuple[Shape, ...]:
         return ()
 
 
+def class_names(module: nn.Module) -> list[str]:
+    """Names of a module's class and its bases, in method resolution order, if transformers or torchtitan define them.
+
+    Args:
+        module: any module.
+
+    Returns:
+        `Conv1D`, `pytorch_utils.Conv1D`, `transformers.pytorch_utils.Conv1D` for one class, the longest first.
+    """
+    names = [f"{cls.__module__}.{cls.__qualname__}".split(".") for cls in type(module).__mro__]
+    return [".".join(name[i:]) for name in names if name[0] in _LIBRARIES for i in range(len(name))]
+
+
+def is_linear(layer: object) -> bool:
+    """True for a linear layer, Hugging Face's `Conv1D`, whose weight is stored `(in, out)`, included."""
+    conv1d = isinstance(layer, nn.Module) and "transformers.pytorch_utils.Conv1D" in class_names(layer)
+    return conv1d or isinstance(layer, nn.Linear)
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """A module's own parameters by attribute; of a normalised weight the w that it is made of.
 
@@ -158,21 +174,21 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     >>> list(own_parameters(nn.Linear(2, 2)))
     ['weight', 'bias']
     """
-    own = dict(module.named_parameters(recurse=False))
-    if _is_normalised(module) or not is_parametrized(module):
-        return {} if _is_normalised(module) else own
-    parts = module.get_submodule("parametrizations").named_children()
-    return own | {name: part.get_parameter("original") for name, part in parts if _is_normalised(part)}
+    if _is_normalised(module):
+        return {}
+    parts = module.get_submodule("parametrizations").named_children() if is_parametrized(module) else ()
+    made_of = {name: part.get_parameter("original") for name, part in parts if _is_normalised(part)}
+    return dict(module.named_parameters(recurse=False)) | made_of
 
 
 def named_own(model: nn.Module) -> dict[nn.Module, dict[str, tuple[str, nn.Parameter]]]:
     """What each module of a model owns, see `Search.own`."""
     found: dict[nn.Module, dict[str, tuple[str, nn.Parameter]]] = {}
     for path, module in model.named_modules():
-        found[module] = {}
+        own = found[module] = {}
         for attribute, parameter in own_parameters(module).items():
             inner = attribute if attribute in module._parameters else f"parametrizations.{attribute}.original"
-            found[module][attribute] = f"{path}.{inner}".removeprefix("."), parameter
+            own[attribute] = f"{path}.{inner}".removeprefix("."), parameter
     return found
 
 

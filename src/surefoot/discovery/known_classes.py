@@ -1,187 +1,204 @@
-"""Modules of `transformers` and torchtitan whose structure is ambiguous: tables of exact class names, none imported.
+"""Modules of `transformers` and torchtitan whose structure is ambiguous: tables of class names, none imported.
 
 A row covers subclasses, too. Classes that are not listed are placed by their structure, and their fused projections as
-one matrix.
+one matrix. Layouts were read from the forward methods of transformers 5.23 and torchtitan 0.3.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from surefoot.discovery import fused_projections as layouts
-from surefoot.discovery.kinds import Kind, Kinds
+from surefoot.discovery.kinds import Kind, Kinds, class_names, is_linear
 from surefoot.discovery.torch_layers import experts, linear
 from surefoot.initialise import AsBuilt, Fill
-from surefoot.views import AlternatingStack, FusedStack, Transposed, View
+from surefoot.views import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, Projections, Transposed, View
 
 T = TypeVar("T")
+Layout = View | Callable[[Any], View]
+"""The view of a fused linear layer's weight, or a function from the module that owns the layer to it."""
 
 
-def _full(name: str) -> str:
-    """`gpt2.GPT2Attention` or `torchtitan.common.moe.GroupedExperts` -> the class's full name."""
-    family, _, qualified = name.partition(".")
-    prefix = "torchtitan.models." if family == "torchtitan" else f"transformers.models.{family}.modeling_{family}."
-    return prefix + qualified
+def _by_head(heads: str, parts: int = 3) -> Layout:
+    """Rows `(heads, parts, head_dim)`; `heads` names the attribute with their number, of the owner or its config."""
+    return lambda owner: Interleaved(getattr(owner, heads, None) or getattr(owner.config, heads), parts)
 
 
-def _by_owner(rows: tuple[tuple[str, T, str], ...]) -> dict[str, list[tuple[str, T]]]:
-    """Rows of (attribute, value, owners) as owner's full class name -> its (attribute, value) pairs."""
-    table: dict[str, list[tuple[str, T]]] = {}
-    for attribute, value, owners in rows:
-        for owner in owners.split():
-            table.setdefault(_full(owner), []).append((attribute, value))
-    return table
+def _bigcode(owner: Any) -> View:
+    """GPT-BigCode: one key and value for all queries (multi-query), or one per head."""
+    if owner.is_cross_attention:
+        return Fused(2)
+    one_key = Projections((owner.embed_dim, owner.kv_dim, owner.kv_dim))
+    return one_key if owner.multi_query else Interleaved(owner.num_heads, 3)
 
 
-_MAMBA = "mamba.MambaMixer falcon_mamba.FalconMambaMixer jamba.JambaMambaMixer"
-_LATENT = """deepseek_v2.DeepseekV2Attention deepseek_v3.DeepseekV3Attention deepseek_v32.DeepseekV32Attention
- glm4_moe_lite.Glm4MoeLiteAttention glm_moe_dsa.GlmMoeDsaAttention kimi_linear.KimiLinearAttention
- longcat_flash.LongcatFlashMLA minicpm3.MiniCPM3Attention mistral4.Mistral4Attention youtu.YoutuAttention
- axk1.AXK1Attention axk2.AXK2Attention bailing_hybrid.BailingHybridAttention dots3_note.Dots3NoteTextAttention
- glm5_next.Glm5NextTextAttention hy_v4.HYV4Attention"""
+def _falcon(owner: Any) -> View:
+    """Falcon: per key its queries, the key, the value; in the old architecture one key for all heads, or one each."""
+    heads, d = owner.num_heads, owner.head_dim
+    if owner.new_decoder_architecture:
+        return Grouped(owner.num_kv_heads, (heads // owner.num_kv_heads * d, d, d))
+    return Projections((heads * d, d, d)) if owner.multi_query else Interleaved(heads, 3)
 
-_LAYOUTS: tuple[tuple[str, layouts.Layout, str], ...] = (
-    ("c_attn", layouts.gpt2, """gpt2.GPT2Attention imagegpt.ImageGPTAttention
-     decision_transformer.DecisionTransformerGPT2Attention"""),
-    ("c_attn", layouts.fused(3), "openai.Attention"),
-    ("c_attn", layouts.bigcode, "gpt_bigcode.GPTBigCodeAttention"),
-    ("query_key_value", layouts.by_head("num_attention_heads"), """gpt_neox.GPTNeoXAttention
-     gpt_neox_japanese.GPTNeoXJapaneseAttention"""),
-    ("query_key_value", layouts.by_head("num_heads"), "bloom.BloomAttention persimmon.PersimmonAttention"),
-    ("query_key_value", layouts.falcon, "falcon.FalconAttention"),
-    ("in_proj", layouts.by_head("num_attention_heads"), "deberta.DisentangledSelfAttention"),
-    ("qkv_proj", layouts.by_head("num_attention_heads"), "minimax.MiniMaxLightningAttention"),
-    ("qkv_proj", layouts.codegen, "codegen.CodeGenAttention"),
-    ("qkv_proj", layouts.grouped_queries, "phi3.Phi3Attention phi4_multimodal.Phi4MultimodalAttention"),
-    ("q_proj", layouts.by_head("num_attention_heads", 2), """qwen3_next.Qwen3NextAttention qwen3_5.Qwen3_5Attention
-     qwen3_5_moe.Qwen3_5MoeAttention qwen4_exp.Qwen4ExpTextAttention"""),  # query and gate
-    ("Wqkv", layouts.fused(3), "mpt.MptAttention modernbert.ModernBertAttention"),
-    ("Wqkv", layouts.dbrx, "dbrx.DbrxAttention"),
-    ("att_proj", layouts.fused(3), "bark.BarkSelfAttention"),
-    ("qkv", layouts.fused(3), """blip.BlipAttention blip_2.Blip2Attention instructblip.InstructBlipAttention
-     instructblipvideo.InstructBlipVideoAttention sam.SamVisionAttention sam_hq.SamHQVisionAttention
-     sam2.Sam2MultiScaleAttention vitdet.VitDetAttention seggpt.SegGptAttention got_ocr2.GotOcr2VisionAttention
-     timesformer.TimesformerSelfAttention mgp_str.MgpstrAttention hiera.HieraMaskUnitAttention
-     florence2.Florence2VisionChannelAttention florence2.Florence2VisionWindowAttention
-     qwen2_vl.VisionAttention qwen2_5_vl.Qwen2_5_VLVisionAttention qwen3_vl.Qwen3VLVisionAttention
-     qwen3_vl_moe.Qwen3VLMoeVisionAttention qwen3_omni_moe.Qwen3OmniMoeVisionAttention
-     qwen3_5.Qwen3_5VisionAttention qwen3_5_moe.Qwen3_5MoeVisionAttention qwen4_exp.Qwen4ExpVisionAttention
-     glm4v.Glm4vVisionAttention glm4v_moe.Glm4vMoeVisionAttention glm_image.GlmImageVisionAttention
-     glm_ocr.GlmOcrVisionAttention glm5_next.Glm5NextVisionAttention ernie4_5_vl_moe.Ernie4_5_VLMoeVisionAttention
-     cohere_compass.CohereCompassVisionAttention dots3_note.Dots3NoteVisionAttention slanext.SLANeXtVisionAttention
-     unlimited_ocr.UnlimitedOcrSamVisionAttention deepseek_ocr2.DeepseekOcr2SamVisionAttention
-     pp_formulanet.PPFormulaNetVisionAttention pp_ocrv5_mobile_rec.PPOCRV5MobileRecAttention
-     pp_ocrv5_server_rec.PPOCRV5ServerRecAttention pp_ocrv6_small_rec.PPOCRV6SmallRecAttention"""),
-    ("to_kv", layouts.fused(2), """evolla.EvollaSequenceCompressorAttention
-     granite_speech.GraniteSpeechConformerAttention granite_speech_plus.GraniteSpeechPlusConformerAttention"""),
-    ("gate_up_proj", layouts.fused(2), """phi3.Phi3MLP glm.GlmMLP glm4.Glm4MLP glm4v.Glm4vTextMLP dia.DiaMLP
-     zamba2.Zamba2MLP phi4_multimodal.Phi4MultimodalMLP phi4_multimodal.Phi4MultimodalAudioMLP
-     dots3_note.Dots3NoteAudioMLP glm_image.GlmImageTextMLP glm_ocr.GlmOcrTextMLP esmfold2.EsmFold2SwiGLU
-     minimax_m3_vl.MiniMaxM3VLDenseMLP"""),
-    ("input_linear", layouts.fused(2), """granitemoeshared.GraniteMoeSharedMLP granitemoehybrid.GraniteMoeHybridMLP
-     granitemoe_swa.GraniteMoeSWAMLP"""),
-    ("Wi", layouts.fused(2), "modernbert.ModernBertMLP modernbert_decoder.ModernBertDecoderMLP"),
-    ("kv_a_proj_with_mqa", layouts.latent, _LATENT),
-    ("kv_b_proj", layouts.from_latent("num_heads"), _LATENT),
-    ("in_proj", layouts.fused(2), _MAMBA),
-    ("x_proj", layouts.state_input, _MAMBA),
-    ("in_proj", layouts.state_space, """mamba2.Mamba2Mixer bamba.BambaMixer falcon_h1.FalconH1Mixer
-     zamba2.Zamba2MambaMixer nemotron_h.NemotronHMamba2Mixer granitemoehybrid.GraniteMoeHybridMambaLayer"""),
-    ("in_proj", layouts.fused(3), """lfm2.Lfm2ShortConv lfm2_moe.Lfm2MoeShortConv lfm3.Lfm3ShortConv
-     lfm3_vl.Lfm3VlVisionShortConv"""),
-    ("in_proj_qkvz", layouts.delta_qkvz, "qwen3_next.Qwen3NextGatedDeltaNet"),
-    ("in_proj_ba", layouts.delta_ba, "qwen3_next.Qwen3NextGatedDeltaNet"),
-    ("in_proj_qkv", layouts.delta_qkv, """qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet
-     qwen4_exp.Qwen4ExpTextGatedDeltaNet"""),
-    ("wqkv", layouts.titan_queries, "torchtitan.common.attention.FusedQKVLinear"),
-    ("wkv_a", layouts.latent, "torchtitan.deepseek_v3.model.Attention"),
-    ("wkv_b", layouts.from_latent("n_heads"), "torchtitan.deepseek_v3.model.Attention"),
+
+def _latent(owner: Any) -> View:
+    """DeepSeek: the latent of keys and values, and the rotary key."""
+    return Projections((owner.kv_lora_rank, owner.qk_rope_head_dim))
+
+
+def _from_latent(heads: str) -> Layout:
+    """DeepSeek: per head its keys and values; `heads` names the owner's attribute with the number of heads."""
+    return lambda owner: Grouped(getattr(owner, heads), (owner.qk_nope_head_dim, owner.v_head_dim))
+
+
+def _queries(queries: int, keys: int, head_dim: int = 1) -> View:
+    """All queries, all keys, all values."""
+    return Projections((queries * head_dim, keys * head_dim, keys * head_dim))
+
+
+def _state_space(owner: Any) -> View:
+    """Mamba 2: gate, x, B, C, step sizes."""
+    groups = owner.n_groups * owner.ssm_state_size
+    return Projections((owner.intermediate_size, owner.intermediate_size, groups, groups, owner.num_heads))
+
+
+def _delta_qkvz(owner: Any) -> View:
+    """Gated delta net: per key its query, the key, its values and their gates."""
+    values = owner.num_v_heads // owner.num_k_heads * owner.head_v_dim
+    return Grouped(owner.num_k_heads, (owner.head_k_dim, owner.head_k_dim, values, values))
+
+
+def _titan_queries(owner: Any) -> View:
+    """torchtitan: per key its queries, the key, the value."""
+    d = owner.head_dim
+    return Grouped(owner.wqkv.out_features // (owner.r_dim * d), (owner.heads_per_kv * d, d, d))
+
+
+_MAMBA = "MambaMixer FalconMambaMixer JambaMambaMixer"
+_LATENT = """DeepseekV2Attention DeepseekV3Attention DeepseekV32Attention Glm4MoeLiteAttention GlmMoeDsaAttention
+ KimiLinearAttention LongcatFlashMLA MiniCPM3Attention Mistral4Attention YoutuAttention AXK1Attention AXK2Attention
+ BailingHybridAttention Dots3NoteTextAttention Glm5NextTextAttention HYV4Attention"""
+
+_LAYOUTS: tuple[tuple[str, Layout, str], ...] = (
+    ("c_attn", lambda owner: Fused(2 if owner.is_cross_attention else 3),
+     "GPT2Attention ImageGPTAttention DecisionTransformerGPT2Attention"),
+    ("c_attn", Fused(3), "modeling_openai.Attention"),
+    ("c_attn", _bigcode, "GPTBigCodeAttention"),
+    ("query_key_value", _by_head("num_attention_heads"), "GPTNeoXAttention GPTNeoXJapaneseAttention"),
+    ("query_key_value", _by_head("num_heads"), "BloomAttention PersimmonAttention"),
+    ("query_key_value", _falcon, "FalconAttention"),
+    ("in_proj", _by_head("num_attention_heads"), "modeling_deberta.DisentangledSelfAttention"),
+    ("qkv_proj", _by_head("num_attention_heads"), "MiniMaxLightningAttention"),
+    ("qkv_proj", Interleaved(4, 3), "CodeGenAttention"),  # four groups (its constant `mp_num`) of query, value, key
+    ("qkv_proj", lambda owner: _queries(owner.config.num_attention_heads, owner.config.num_key_value_heads,
+     owner.head_dim), "Phi3Attention Phi4MultimodalAttention"),
+    ("q_proj", _by_head("num_attention_heads", 2),  # query and gate
+     "Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention"),
+    ("Wqkv", Fused(3), "MptAttention ModernBertAttention"),
+    ("Wqkv", lambda owner: _queries(owner.hidden_size, owner.num_key_value_heads * owner.head_dim), "DbrxAttention"),
+    ("att_proj", Fused(3), "BarkSelfAttention"),
+    ("qkv", Fused(3), """BlipAttention Blip2Attention InstructBlipAttention InstructBlipVideoAttention
+     SamVisionAttention SamHQVisionAttention Sam2MultiScaleAttention VitDetAttention SegGptAttention
+     GotOcr2VisionAttention TimesformerSelfAttention MgpstrAttention HieraMaskUnitAttention
+     Florence2VisionChannelAttention Florence2VisionWindowAttention VisionAttention Qwen2_5_VLVisionAttention
+     Qwen3VLVisionAttention Qwen3VLMoeVisionAttention Qwen3OmniMoeVisionAttention Qwen3_5VisionAttention
+     Qwen3_5MoeVisionAttention Qwen4ExpVisionAttention Glm4vVisionAttention Glm4vMoeVisionAttention
+     GlmImageVisionAttention GlmOcrVisionAttention Glm5NextVisionAttention Ernie4_5_VLMoeVisionAttention
+     CohereCompassVisionAttention Dots3NoteVisionAttention SLANeXtVisionAttention UnlimitedOcrSamVisionAttention
+     DeepseekOcr2SamVisionAttention PPFormulaNetVisionAttention PPOCRV5MobileRecAttention PPOCRV5ServerRecAttention
+     PPOCRV6SmallRecAttention"""),
+    ("to_kv", Fused(2), """EvollaSequenceCompressorAttention GraniteSpeechConformerAttention
+     GraniteSpeechPlusConformerAttention"""),
+    ("gate_up_proj", Fused(2), """Phi3MLP GlmMLP Glm4MLP Glm4vTextMLP DiaMLP Zamba2MLP Phi4MultimodalMLP
+     Phi4MultimodalAudioMLP Dots3NoteAudioMLP GlmImageTextMLP GlmOcrTextMLP EsmFold2SwiGLU MiniMaxM3VLDenseMLP"""),
+    ("input_linear", Fused(2), "GraniteMoeSharedMLP GraniteMoeHybridMLP GraniteMoeSWAMLP"),
+    ("Wi", Fused(2), "ModernBertMLP ModernBertDecoderMLP"),
+    ("kv_a_proj_with_mqa", _latent, _LATENT),
+    ("kv_b_proj", _from_latent("num_heads"), _LATENT),
+    ("in_proj", Fused(2), _MAMBA),
+    ("x_proj", lambda owner: _queries(owner.time_step_rank, owner.ssm_state_size), _MAMBA),  # low-rank step size, B, C
+    ("in_proj", _state_space, """Mamba2Mixer BambaMixer FalconH1Mixer Zamba2MambaMixer NemotronHMamba2Mixer
+     GraniteMoeHybridMambaLayer"""),
+    ("in_proj", Fused(3), "Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv Lfm3VlVisionShortConv"),
+    ("in_proj_qkvz", _delta_qkvz, "Qwen3NextGatedDeltaNet"),
+    ("in_proj_ba", lambda owner: Grouped(owner.num_k_heads, (owner.num_v_heads // owner.num_k_heads,) * 2),
+     "Qwen3NextGatedDeltaNet"),  # per key the write rates and decay rates of its value heads
+    ("in_proj_qkv", lambda owner: Projections((owner.key_dim, owner.key_dim, owner.value_dim)),
+     "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet"),
+    ("wqkv", _titan_queries, "FusedQKVLinear"),
+    ("wkv_a", _latent, "deepseek_v3.model.Attention"),
+    ("wkv_b", _from_latent("n_heads"), "deepseek_v3.model.Attention"),
 )  # fmt: skip
-"""Fused projections: attribute of the linear layer, function from the owner to the layout, owners."""
+"""Fused projections: attribute of the linear layer, its layout, owners."""
 
-_WINDOWS = """sam.SamVisionAttention sam_hq.SamHQVisionAttention got_ocr2.GotOcr2VisionAttention
- vitdet.VitDetAttention seggpt.SegGptAttention"""
 _BIAS_TABLE = Kind("positions", "relative-bias table: a row of logits, one a head, in steps of one size at any width")
 _TOKEN = Kind("positions", "a token of the model, a row")
 _ROUTER = Kind("router", "router, a head over the experts")
 _EXPERT = Kind("experts", "experts, a norm each")
-_TITAN_EXPERTS = "torchtitan.common.moe.GroupedExperts"
-_GPT_OSS_EXPERTS = "torchtitan.gpt_oss.moe.GptOssGroupedExperts"
+_EXPERT_BIAS = Kind("bias", "biases of experts, a norm each", FusedStack(1))
 _CHANNELS = Kind("scalar", "a factor or shift per channel")
 _STEP_SIZE = Kind("scalar", "bias of Mamba's step size: per channel, as built", initial=AsBuilt())
 
 _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("A_log", Kind("scalar", "Mamba's state matrix: per channel"), _MAMBA),
     ("dt_proj.bias", _STEP_SIZE, _MAMBA),
-    ("relative_attention_bias.weight", _BIAS_TABLE, """t5.T5Attention mt5.MT5Attention umt5.UMT5Attention
-     longt5.LongT5Attention longt5.LongT5LocalAttention longt5.LongT5TransientGlobalAttention udop.UdopAttention
-     pop2piano.Pop2PianoAttention switch_transformers.SwitchTransformersAttention mpnet.MPNetEncoder
-     pix2struct.Pix2StructTextAttention"""),
-    ("global_relative_attention_bias.weight", _BIAS_TABLE, "longt5.LongT5TransientGlobalAttention"),
-    ("relative_position_bias_table", _BIAS_TABLE, """beit.BeitRelativePositionBias swin.SwinRelativePositionBias
-     clap.ClapAudioSelfAttention"""),
-    ("mask_token", _TOKEN, """dinov2.Dinov2Embeddings dinov2_with_registers.Dinov2WithRegistersEmbeddings
-     tipsv2.Tipsv2VisionEmbeddings rf_detr.RfDetrDinov2Embeddings"""),
-    ("latents", _TOKEN, "perceiver.PerceiverEmbeddings idefics2.Idefics2PerceiverResampler"),
-    ("rel_pos_h", _TOKEN, _WINDOWS),
-    ("rel_pos_w", _TOKEN, _WINDOWS),
-    ("position_embeddings", _TOKEN, "perceiver.PerceiverTrainablePositionEncoding"),
-    ("time_mix_key", _CHANNELS, "rwkv.RwkvSelfAttention rwkv.RwkvFeedForward"),
-    ("time_mix_receptance", _CHANNELS, "rwkv.RwkvSelfAttention rwkv.RwkvFeedForward"),
-    ("time_mix_value", _CHANNELS, "rwkv.RwkvSelfAttention"),
-    ("weight", _CHANNELS, "convnextv2.ConvNextV2GRN"),
-    ("bias", _CHANNELS, "convnextv2.ConvNextV2GRN"),
+    ("relative_attention_bias.weight", _BIAS_TABLE, """T5Attention MT5Attention UMT5Attention LongT5Attention
+     LongT5LocalAttention LongT5TransientGlobalAttention UdopAttention Pop2PianoAttention SwitchTransformersAttention
+     MPNetEncoder Pix2StructTextAttention"""),
+    ("global_relative_attention_bias.weight", _BIAS_TABLE, "LongT5TransientGlobalAttention"),
+    ("relative_position_bias_table", _BIAS_TABLE,
+     "BeitRelativePositionBias SwinRelativePositionBias ClapAudioSelfAttention"),
+    ("mask_token", _TOKEN,
+     "Dinov2Embeddings Dinov2WithRegistersEmbeddings Tipsv2VisionEmbeddings RfDetrDinov2Embeddings"),
+    ("latents", _TOKEN, "PerceiverEmbeddings Idefics2PerceiverResampler"),
+    ("rel_pos_h rel_pos_w", _TOKEN,
+     "SamVisionAttention SamHQVisionAttention GotOcr2VisionAttention VitDetAttention SegGptAttention"),
+    ("position_embeddings", _TOKEN, "PerceiverTrainablePositionEncoding"),
+    ("time_mix_key time_mix_receptance", _CHANNELS, "RwkvSelfAttention RwkvFeedForward"),
+    ("time_mix_value", _CHANNELS, "RwkvSelfAttention"),
+    ("weight bias", _CHANNELS, "ConvNextV2GRN"),
     ("mm_input_projection_weight", Kind("linear", "projection stored (in, out)", Transposed()),
-     "gemma3.Gemma3MultiModalProjector t5gemma2.T5Gemma2MultiModalProjector"),
-    ("out_proj.weight", _ROUTER, "zaya.ZayaRouterMLP"),
-    ("proj.weight", _ROUTER, "gemma4.Gemma4TextRouter"),
-    ("gate.weight", _ROUTER, "afmoe.AfmoeTokenChoiceRouter"),
-    ("classifier.weight", _ROUTER, """switch_transformers.SwitchTransformersTop1Router nllb_moe.NllbMoeTop2Router
-     longcat_flash.LongcatFlashTopkRouter"""),
-    ("gate.weight", _ROUTER, "torchtitan.common.moe.TokenChoiceTopKRouter"),
-    ("w1_EFD", _EXPERT, _TITAN_EXPERTS),
-    ("w2_EDF", _EXPERT, _TITAN_EXPERTS),
-    ("w3_EFD", _EXPERT, _TITAN_EXPERTS),
-    ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), _GPT_OSS_EXPERTS),
-    ("mlp1_bias_EG", Kind("bias", "biases of experts, a norm each", AlternatingStack(2)), _GPT_OSS_EXPERTS),
-    ("mlp2_weight_EDF", _EXPERT, _GPT_OSS_EXPERTS),
-    ("mlp2_bias_ED", Kind("bias", "biases of experts, a norm each", FusedStack(1)), _GPT_OSS_EXPERTS),
+     "Gemma3MultiModalProjector T5Gemma2MultiModalProjector"),
+    ("out_proj.weight", _ROUTER, "ZayaRouterMLP"),
+    ("proj.weight", _ROUTER, "Gemma4TextRouter"),
+    ("classifier.weight", _ROUTER, "SwitchTransformersTop1Router NllbMoeTop2Router LongcatFlashTopkRouter"),
+    ("gate.weight", _ROUTER, "AfmoeTokenChoiceRouter TokenChoiceTopKRouter"),
+    ("w1_EFD w2_EDF w3_EFD", _EXPERT, "GroupedExperts"),
+    ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), "GptOssGroupedExperts"),
+    ("mlp1_bias_EG", replace(_EXPERT_BIAS, view=AlternatingStack(2)), "GptOssGroupedExperts"),
+    ("mlp2_weight_EDF", _EXPERT, "GptOssGroupedExperts"),
+    ("mlp2_bias_ED", _EXPERT_BIAS, "GptOssGroupedExperts"),
 )  # fmt: skip
-"""Parameters whose kind cannot be inferred from their shape: path below the owner, kind, owners."""
+"""Parameters whose kind cannot be inferred from their shape: paths below the owner, kind, owners."""
 
-_CENTRED = """gemma.GemmaRMSNorm gemma2.Gemma2RMSNorm gemma3.Gemma3RMSNorm t5gemma.T5GemmaRMSNorm
- t5gemma2.T5Gemma2RMSNorm vaultgemma.VaultGemmaRMSNorm recurrent_gemma.RecurrentGemmaRMSNorm
- qwen3_next.Qwen3NextRMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm step3p7.Step3p7RMSNorm
- minimax_m3_vl.MiniMaxM3VLRMSNorm qwen4_exp.Qwen4ExpTextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm
- muse_spark.MuseSparkTextCenteredRMSNorm muse_spark.MuseSparkTextInputScaledRMSNorm nemotron.NemotronLayerNorm1P
- videoprism.VideoPrismLayerNorm"""
+_CENTRED = """GemmaRMSNorm Gemma2RMSNorm Gemma3RMSNorm T5GemmaRMSNorm T5Gemma2RMSNorm VaultGemmaRMSNorm
+ RecurrentGemmaRMSNorm Qwen3NextRMSNorm Qwen3_5RMSNorm Qwen3_5MoeRMSNorm Step3p7RMSNorm MiniMaxM3VLRMSNorm
+ Qwen4ExpTextRMSNorm MuseGlimmerTextCenteredRMSNorm MuseSparkTextCenteredRMSNorm MuseSparkTextInputScaledRMSNorm
+ NemotronLayerNorm1P VideoPrismLayerNorm"""
 """Norm layers that multiply by `1 + weight`."""
 
-_PROJECTED = "opt.OPTDecoder mobilebert.MobileBertEmbeddings"
-"""Modules that project a table's rows to another width before they add positions to them."""
-
-_EXPERTS = {"llama4.Llama4TextExperts": (True, True, True), "step3p7.Step3p7Experts": (True, False, True)}
+_EXPERTS = {"Llama4TextExperts": (True, True, True), "Step3p7Experts": (True, False, True)}
 """Experts without attributes for their layout: (has_gate, is_transposed, is_concatenated)."""
 
-_CONV1D = "transformers.pytorch_utils.Conv1D"
-_LAYOUTS_OF = _by_owner(_LAYOUTS)
-_KINDS_OF = _by_owner(_KINDS)
-_CENTRED_NAMES = frozenset(map(_full, _CENTRED.split()))
-_PROJECTED_NAMES = frozenset(map(_full, _PROJECTED.split()))
-_EXPERTS_OF = {_full(name): layout for name, layout in _EXPERTS.items()}
+
+def _by_owner(rows: Iterable[tuple[str, T, str]]) -> dict[str, list[tuple[str, T]]]:
+    """Name of an owner -> the paths below it and what rows say of them."""
+    table: dict[str, list[tuple[str, T]]] = defaultdict(list)
+    for paths, value, owners in rows:
+        for name in owners.split():
+            table[name] += [(path, value) for path in paths.split()]
+    return dict(table)
 
 
-def _names(module: nn.Module) -> list[str]:
-    """Full names of a module's class and its bases, in method resolution order."""
-    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
+_LAYOUTS_OF, _KINDS_OF = _by_owner(_LAYOUTS), _by_owner(_KINDS)
 
 
 def _listed(table: dict[str, list[T]], owner: nn.Module) -> list[T]:
     """The table's entries of the first class of a module that is listed."""
-    return next((table[name] for name in _names(owner) if name in table), [])
+    return next((table[name] for name in class_names(owner) if name in table), [])
 
 
 def layouts_of(owner: nn.Module) -> dict[str, View | None]:
@@ -197,26 +214,15 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
     views: dict[str, View | None] = {}
     for attribute, layout in _listed(_LAYOUTS_OF, owner):
         try:
-            views[attribute] = layout(owner)
+            views[attribute] = layout if isinstance(layout, View) else layout(owner)
         except AttributeError:
             views[attribute] = None
     return views
 
 
-def order_of(owner: nn.Module) -> tuple[str, ...]:
-    """The order of queries, keys and values in a fused projection."""
-    values_first = _full("codegen.CodeGenAttention") in _names(owner)
-    return ("query", "value", "key") if values_first else ("query", "key", "value")
-
-
 def adds_projected_tables(owner: nn.Module) -> bool:
-    """True for a module of a listed class, which adds tables of another width than its first one's."""
-    return not _PROJECTED_NAMES.isdisjoint(_names(owner))
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    """True for Hugging Face's `Conv1D`, a linear layer whose weight is stored `(in, out)`."""
-    return _CONV1D in _names(module)
+    """True for a module that projects a table's rows to another width before it adds positions to them."""
+    return not {"OPTDecoder", "MobileBertEmbeddings"}.isdisjoint(class_names(owner))
 
 
 def kinds_by_class(owner: nn.Module) -> Kinds:
@@ -234,18 +240,16 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
         layer, found = getattr(owner, attribute, None), Kinds()
         if view is None:
             found = {"weight": None, "bias": None}
-        elif isinstance(layer, nn.Module) and (is_conv1d(layer) or isinstance(layer, nn.Linear)):
-            found |= linear(layer, view, is_conv1d(layer))
+        elif is_linear(layer):
+            found |= linear(layer, view)
         for name, kind in found.items():
             kinds[f"{attribute}.{name}"] = kind and replace(kind, why=f"{kind.why}, {by} `{attribute}`")
     for path, kind in _listed(_KINDS_OF, owner):
         kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
-    names = set(_names(owner))
-    if is_conv1d(owner):
-        kinds |= linear(owner, transposed=True)
-    if names & _CENTRED_NAMES:
-        why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
-        kinds["weight"] = Kind("gain", why, initial=Fill(0.0))
-    for name in names & _EXPERTS_OF.keys():
-        kinds |= experts(owner, _EXPERTS_OF[name])
+    for name in class_names(owner):
+        if name in _CENTRED.split():
+            why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
+            kinds["weight"] = Kind("gain", why, initial=Fill(0.0))
+        elif name in _EXPERTS:
+            kinds |= experts(owner, _EXPERTS[name])
     return kinds

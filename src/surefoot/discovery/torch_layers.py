@@ -8,37 +8,29 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import ParametrizationList
 
-from surefoot.discovery.kinds import Heads, Kind, own_parameters
+from surefoot.discovery.kinds import Heads, Kind, is_linear, own_parameters
 from surefoot.initialise import AsBuilt, Initial, ZeroRow
-from surefoot.views import (
-    AlternatingStack,
-    Convolution,
-    Fused,
-    FusedStack,
-    Matrix,
-    Stack,
-    Transposed,
-    TransposedConvolution,
-    View,
-)
+from surefoot.views.base import Convolution, Matrix, Stack, Transposed, TransposedConvolution, View
+from surefoot.views.fused import AlternatingStack, Fused, FusedStack
 
 
-def linear(module: Any, layout: View | None = None, transposed: bool = False) -> dict[str, Kind]:
+def linear(module: Any, layout: View | None = None) -> dict[str, Kind]:
     """Kinds of a linear layer's parameters.
 
     Args:
-        module: the layer.
+        module: the layer; one that is no `nn.Linear` is Hugging Face's `Conv1D`, whose weight is stored `(in, out)`.
         layout: view of the projections that share its rows; None for one projection.
-        transposed: whether it is Hugging Face's `Conv1D`, whose weight is stored `(in, out)`.
 
     Returns:
         Parameter name -> kind.
     """
-    shape = "Conv1D, stored (in, out)" if transposed else f"Linear({module.in_features}, {module.out_features})"
+    plain = isinstance(module, nn.Linear)
+    shape = f"Linear({module.in_features}, {module.out_features})" if plain else "Conv1D, stored (in, out)"
     shape += ", a norm per projection" if layout else ""
-    weight = Transposed(layout or Matrix()) if transposed else layout
+    weight = layout if plain else Transposed(layout or Matrix())
     return {"weight": Kind("linear", f"weight of {shape}", weight)} | _bias(shape, layout)
 
 
@@ -47,14 +39,12 @@ def _bias(name: str, view: View | None = None) -> dict[str, Kind]:
 
 
 def _embedding(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Kind]:
-    name = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
-    initial = None if module.padding_idx is None else _zero_row(module.padding_idx)
-    return {"weight": Kind("embedding", f"table of {name}", initial=initial)}
+    name, row = f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})", module.padding_idx
 
+    def zero_row(initial: Initial) -> Initial:
+        return initial if row is None or isinstance(initial, AsBuilt) else ZeroRow(initial, row)
 
-def _zero_row(row: int) -> Callable[[Initial], Initial]:
-    """A function from the initial values of a role to the same with 0 in a row; values as built stay so."""
-    return lambda initial: initial if isinstance(initial, AsBuilt) else ZeroRow(initial, row)
+    return {"weight": Kind("embedding", f"table of {name}", initial=zero_row)}
 
 
 def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
@@ -94,29 +84,27 @@ def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTra
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
-    heads = Heads(module.head_dim)
+    heads, why, fused = (
+        Heads(module.head_dim),
+        "projection of MultiheadAttention",
+        "q, k, v fused in MultiheadAttention",
+    )
     three = replace(heads, parts=("query", "key", "value"))
-    fused = {
-        "in_proj_weight": Kind("linear", "q, k, v fused in MultiheadAttention, a norm each", Fused(3), heads=three),
-        "in_proj_bias": Kind("bias", "biases of q, k, v fused in MultiheadAttention", Fused(3)),
+    return {
+        "in_proj_weight": Kind("linear", f"{fused}, a norm each", Fused(3), heads=three),
+        "in_proj_bias": Kind("bias", f"biases of {fused}", Fused(3)),
+        **{f"{x}_proj_weight": Kind("linear", f"{x} {why}", heads=None if x == "v" else heads) for x in "qkv"},
+        **{f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"},
     }
-    why = "projection of MultiheadAttention"
-    single = {f"{x}_proj_weight": Kind("linear", f"{x} {why}", heads=heads) for x in "qk"}
-    single["v_proj_weight"] = Kind("linear", f"v {why}")
-    extra = {f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"}
-    return fused | single | extra
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]], ...] = (
-    ((nn.Linear,), linear),
     ((nn.Embedding, nn.EmbeddingBag), _embedding),
     ((nn.RNNBase, nn.RNNCellBase), _recurrent),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
     ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _conv_transpose),
     ((nn.MultiheadAttention,), _attention),
-    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), _norm),
-    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _norm),
-    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _norm),
+    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase), _norm),  # the last is that of batches and instances
 )
 """Module types and the function that gives the kinds of their parameters; the first match wins."""
 
@@ -133,12 +121,14 @@ def kinds_by_type(module: nn.Module) -> dict[str, Kind]:
     >>> {name: kind.name for name, kind in kinds_by_type(nn.Linear(4, 8)).items()}
     {'weight': 'linear', 'bias': 'bias'}
     """
+    if is_linear(module):
+        return linear(module)
     rule = next((rule for types, rule in _RULES if isinstance(module, types)), None)
     return rule(module) if rule else _norm_by_structure(module) or experts(module)
 
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps", "norm_epsilon")
-_GAINS, _BIASES = ("weight", "gain", "scale", "gamma"), ("bias", "beta", "shift")
+_GAINS, _BIASES = {"weight", "gain", "scale", "gamma"}, {"bias", "beta", "shift"}
 
 
 def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
@@ -146,21 +136,20 @@ def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
 
     The gain's initial value stays as built, since it may be centred on 0, as Gemma's `1 + weight`.
     """
-    own = dict(module.named_parameters(recurse=False))
-    gains, biases = [n for n in own if n in _GAINS], [n for n in own if n in _BIASES]
-    small = (getattr(module, name, None) for name in _EPSILONS)
+    own, name = dict(module.named_parameters(recurse=False)), type(module).__name__
+    gains, biases = own.keys() & _GAINS, own.keys() & _BIASES
+    small = any(isinstance(x := getattr(module, e, None), float) and 0 <= x < 0.1 for e in _EPSILONS)
+    vectors = len({p.shape for p in own.values()}) == 1 and next(iter(own.values())).ndim == 1
     if (
-        next(module.children(), None) is not None
+        any(True for _ in module.children())
         or (len(gains), len(own)) != (1, 1 + len(biases))
-        or len({(p.ndim, p.shape) for p in own.values()}) != 1
-        or own[gains[0]].ndim != 1
-        or not any(isinstance(x, float) and 0 <= x < 0.1 for x in small)
+        or not (small and vectors)
     ):
         return {}
-    name = type(module).__name__
-    how = f"gain of {name}, a norm by its structure and the name `{gains[0]}`: as built, it may be centred on 0"
-    gain = Kind("gain", how, initial=AsBuilt())
-    return {gains[0]: gain} | {n: Kind("bias", f"bias of {name} by the name `{n}`") for n in biases}
+    (gain,) = gains
+    how = f"gain of {name}, a norm by its structure and the name `{gain}`: as built, it may be centred on 0"
+    found = {gain: Kind("gain", how, initial=AsBuilt())}
+    return found | {n: Kind("bias", f"bias of {name} by the name `{n}`") for n in biases}
 
 
 def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[str, Kind]:
@@ -174,11 +163,11 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
     Returns:
         Parameter name -> kind; empty if the layout is unknown.
     """
-    flags = ("has_gate", "is_transposed", "is_concatenated")
-    if layout is None and not all(isinstance(vars(module).get(flag), bool) for flag in flags):
-        return {}
-    gated, transposed, concatenated = layout or tuple(getattr(module, flag) for flag in flags)
     how = "attributes' names" if layout is None else "class and attributes' names"
+    flags = layout or tuple(vars(module).get(flag) for flag in ("has_gate", "is_transposed", "is_concatenated"))
+    if not all(isinstance(flag, bool) for flag in flags):
+        return {}
+    gated, transposed, concatenated = flags
     why = f"experts of {type(module).__name__} by its {how}, a norm each"
     pair: View = FusedStack(2) if concatenated else AlternatingStack(2)
     up = "gate_up_proj" if gated else "up_proj"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # type of MultiheadAttention.out_proj
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from surefoot.discovery.heads import QK_NORMS, Part, head_dim_of, parts
+from surefoot.discovery.heads import QK_NORMS, head_dim_of, parts
 from surefoot.geometry import HeadRMS, Spectral
 from surefoot.layers import InNormLinear
 from surefoot.monitor.maxima import rms
@@ -99,49 +99,31 @@ def forward_bound(module: nn.Module) -> float | None:
     >>> round(forward_bound(layer), 4)  # sqrt(2 heads): one head may take all of the input
     1.4142
     """
-    parts = _of_torch(module) if type(module) is nn.MultiheadAttention else _of_attributes(module)
-    if parts is None:
+    size, found, output = head_dim_of(module), parts(module), _output(module)
+    if size is None or output is None or set(found) != {"query", "key", "value"}:
         return None
-    value, output, head_dim = parts
-    heads = value.weight.reshape(-1, head_dim, value.weight.shape[1])
-    means = math.sqrt(float(Spectral().norm(heads).square().mean())) + rms(value.bias)
-    return means if output is None else output.rms(means)
-
-
-def _of_torch(module: nn.MultiheadAttention) -> tuple[Linear, Linear | None, int] | None:
-    """W_v, W_o and the number of features of a head."""
-    own = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in module.named_parameters()}
-    value = own["v_proj_weight"] if "v_proj_weight" in own else own["in_proj_weight"].chunk(3)[2]
-    bias = own["in_proj_bias"].chunk(3)[2] if "in_proj_bias" in own else value.new_zeros(len(value))
-    return None if "bias_v" in own else (Linear(value, bias), linear(module.out_proj), module.head_dim)
-
-
-def _of_attributes(module: nn.Module) -> tuple[Linear, Linear | None, int] | None:
-    """The same of a module with linear layers for queries, keys and values, or one for all, and at most one behind."""
-    head_dim = head_dim_of(module)
-    path = type(module).__module__
-    if head_dim is None or path.split(".")[0] not in _PACKAGES or any(name in path for name in _NO_MEANS):
+    value = found["value"].rows()
+    weight, bias = value["weight"], value.get("bias", torch.zeros(1))
+    shared = not output or output[0].weight.shape[1] % len(weight) == 0  # query heads may share values
+    if len(weight) % size or not shared:
         return None
-    found = parts(module)
-    if set(found) != {"query", "key", "value"} or not all(linear(part.layer) for part in found.values()):
-        return None
-    known = {*(part.name for part in found.values()), *QK_NORMS}
-    others = [x for name, x in module.named_children() if name not in known and any(True for _ in x.parameters())]
-    output, value = linear(others[0]) if others else None, _value(found["value"])
-    unknown = len(others) > 1 or (others and output is None) or any(True for _ in module.parameters(recurse=False))
-    if value is None or unknown or len(value.weight) % head_dim:
-        return None
-    shared = output is None or output.weight.shape[1] % len(value.weight) == 0  # query heads may share values
-    return (value, output, head_dim) if shared else None
+    heads = weight.reshape(-1, size, weight.shape[1])
+    means = math.sqrt(float(Spectral().norm(heads).square().mean())) + rms(bias)
+    return output[0].rms(means) if output else means
 
 
-def _value(part: Part) -> Linear | None:
-    """W_v: a layer, or one of three matrices in one."""
-    layer = linear(part.layer)
-    if layer is None or part.view is None:
-        return layer
-    weights, biases = ([x for block in part.view.split(y) for x in block] for y in (layer.weight, layer.bias))
-    return Linear(weights[part.index], biases[part.index])
+def _output(module: nn.Module) -> list[Linear] | None:
+    """The linear layer behind the means of an attention module, if there is one; None if its formula is not known."""
+    if isinstance(module, nn.MultiheadAttention):
+        layer = linear(module.out_proj)
+        return [layer] if layer and type(module) is nn.MultiheadAttention and module.bias_v is None else None
+    path, known = type(module).__module__, parts(module).values()
+    names = {*(part.name for part in known), *QK_NORMS}
+    others = [x for name, x in module.named_children() if name not in names and any(True for _ in x.parameters())]
+    layers = [layer for layer in map(linear, others) if layer]
+    means = path.split(".")[0] in _PACKAGES and not any(name in path for name in _NO_MEANS)
+    plain = all(linear(part.layer) for part in known) and not any(True for _ in module.parameters(recurse=False))
+    return layers if means and plain and len(layers) == len(others) <= 1 else None
 
 
 @torch.no_grad()
