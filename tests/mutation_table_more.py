@@ -104,7 +104,7 @@ MUTATIONS = (
         "noise by the place in the part", "optim/shard.py", 'if "rounds" in self.kept else 0', "if False else 0", MESHES
     ),
     Mutation("norm of rows here", "optim/sharding.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
-    Mutation("values cut into heads", "views/fused.py", "return not self.values and", "return False and", SPLIT),
+    Mutation("values cut into heads", "views/fused.py", "= not self.values and", "= False and", SPLIT),
     Mutation("any entries, or half", "contrib/decay.py", "+ known.upper) / 2)", "+ known.upper) / 4)", WORST),
     Mutation(
         "a law through the optima that there are",

@@ -58,13 +58,12 @@ def label(value: object) -> str:
     """
     if not dataclasses.is_dataclass(value):
         return repr(value) if type(value).__module__ == "builtins" else type(value).__name__
-    defaults = {
-        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        for field in dataclasses.fields(value)
-    }
-    changed = [name for name, default in defaults.items() if key(getattr(value, name)) != key(default)]
-    shown = ", ".join(f"{name}={label(getattr(value, name))}" for name in changed)
-    return type(value).__name__ + (f"({shown})" if shown else "")
+    shown = []
+    for field in dataclasses.fields(value):
+        usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if key(own := getattr(value, field.name)) != key(usual):
+            shown.append(f"{field.name}={label(own)}")
+    return type(value).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
 def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -66,8 +65,16 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
         ValueError: an override that is no such pair or matches no parameter, a parameter that two match.
     """
     changes: dict[str, tuple[Change, str]] = {}
-    for where, change in map(_pair, overrides):
-        label = _label(where)
+    for override in overrides:
+        where, change = override if isinstance(override, tuple | list) and len(override) == 2 else (None, None)
+        if not (isinstance(where, str) or callable(where)):
+            raise ValueError(
+                "overrides is a list of pairs (where, change), [('weight', 'linear')], where being a pattern, a module "
+                f"or a function of (name, parameter), not {override!r}"
+            )
+        label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
+        if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
+            raise ValueError(f"the override {label!r} cannot be {change!r}: give {_CHANGES}")
         matched = [name for name, p in model.named_parameters() if _matches(where, name, p)]
         if not matched:
             raise ValueError(f"the override {label!r} matches no parameter")
@@ -76,23 +83,6 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
                 raise ValueError(f"{name} has two overrides: {changes[name][1]} and override {label!r}")
             changes[name] = (change, f"override {label!r}")
     return changes
-
-
-def _pair(override: Any) -> Override:
-    """The override, if it is one; else ValueError, which names it and says what it could be."""
-    if not (isinstance(override, tuple | list) and len(override) == 2):
-        raise ValueError(f"overrides is a list of pairs (where, change), [('weight', 'linear')]; {override!r} is none")
-    where, change = override
-    if not (isinstance(where, str) or callable(where)):
-        raise ValueError(f"an override goes to a pattern, a module or a function of (name, parameter), not {where!r}")
-    if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
-        raise ValueError(f"the override {_label(where)!r} cannot be {change!r}: give {_CHANGES}")
-    return where, change
-
-
-def _label(where: Where) -> str:
-    """A pattern, or the name of a function or of a module's class."""
-    return where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
 
 
 def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
@@ -146,9 +136,11 @@ def decide(
         raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
     if kind is None:
         return None
-    why, roles = kind.why, [change] if isinstance(change, Role) else []
+    if isinstance(change, Role):
+        return _placed(name, parameter, [change], kind.why)
+    why, parts = kind.why, kind.heads.parts if kind.heads else ()
     try:
-        roles = roles or [kind.adapt(recipe.role(kind.name))]
+        roles = [kind.adapt(recipe.role(kind.name))]
         if kind.heads and "heads" in recipe.table:
             why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
             roles = _in_heads(kind.adapt(recipe.table["heads"]), roles[0], kind.heads.dim)
@@ -156,17 +148,20 @@ def decide(
         raise ValueError(f"{name}: {error}") from None
     if kind.branches and recipe.depth and not isinstance(change, Branches):
         roles = [recipe.depth.of(kind.branches)(role) for role in roles]
-    if stabiliser and not isinstance(change, Role):
+    if stabiliser:
         roles = [replace(role, stabiliser=stabiliser) for role in roles]
-    roles = _changed(f"{name}: the function of {label}", roles, change) if callable(change) else roles
-    return _placed(name, parameter, roles, why, kind.heads.parts if kind.heads else ())
+    if callable(change):
+        before, roles = roles[0].view, [change(role) for role in roles]
+        if wrong := [each for each in roles if not isinstance(each, Role)]:
+            raise ValueError(f"{name}: the function of {label} returned {wrong[0]!r}: give {_CHANGES}")
+        roles = roles if roles[0].view == before else roles[:1]  # of another layout the first holds for all
+    return _placed(name, parameter, roles, why, parts)
 
 
-def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, parts: tuple[str, ...]) -> Placement:
+def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, parts: tuple[str, ...] = ()) -> Placement:
     """The placement under a role, or under that of queries and keys and that of the values fused with them, if any."""
-    why = why if parameter.requires_grad else f"frozen; {why}"
     try:
-        placement = Placement(roles[0], why, tuple(parameter.shape))
+        placement = Placement(roles[0], why if parameter.requires_grad else f"frozen; {why}", tuple(parameter.shape))
     except ValueError as error:
         raise ValueError(f"{name} cannot be {roles[0].name}: {error}") from None
     if roles[0] == roles[-1] or sum(block[0] for block in placement.projections) == 1:
@@ -174,18 +169,10 @@ def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, par
     return replace(placement, by_block=(*roles[:1] * (len(placement.blocks) - 1), roles[-1]), parts=parts)
 
 
-def _changed(function: str, roles: list[Role], change: Callable[[Role], Role]) -> list[Role]:
-    """What a function of an override makes of roles; the first alone where it changes their layout."""
-    changed = [change(role) for role in roles]
-    if wrong := [each for each in changed if not isinstance(each, Role)]:
-        raise ValueError(f"{function} returned {wrong[0]!r}: give {_CHANGES}")
-    return changed if changed[0].view == roles[0].view else changed[:1]
-
-
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
     """The role of queries and keys, and that of values fused with them, which start and move as a linear layer."""
-    role, stabiliser = replace(role, view=PerHead(dim, role.view, values=False)), role.stabiliser
-    if isinstance(stabiliser, DecoupledWeightDecay):
-        stabiliser = replace(stabiliser, lr_scale=linear.lr_scale)
-    values = replace(role, lr_scale=linear.lr_scale, radius_unit=linear.radius_unit, initial=linear.initial)
-    return [role, replace(values, stabiliser=stabiliser)]
+    role, scale = replace(role, view=PerHead(dim, role.view, values=False)), linear.lr_scale
+    values = replace(role, lr_scale=scale, radius_unit=linear.radius_unit, initial=linear.initial)
+    if isinstance(role.stabiliser, DecoupledWeightDecay):
+        values = replace(values, stabiliser=replace(role.stabiliser, lr_scale=scale))
+    return [role, values]

@@ -13,7 +13,7 @@ initial values and its unit of radii.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from torch import nn
@@ -75,7 +75,7 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
     if policy == "embedding" and not multiplied:
         raise ValueError(
             f"tied='embedding' for {names}: rows of RMS 1 make logits of size d, so the model must multiply them by "
-            "1/d and say so in an attribute output_multiplier, which it lacks; say tied='head'"
+            "1/d and say so in an attribute output_multiplier; without it say tied='head'"
         )
     if policy == "embedding" or (policy is None and multiplied):
         return Tied("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
@@ -85,15 +85,13 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
 def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ValueError if two parameters start at the same address."""
     owners: dict[int, str] = {}
-    for name, parameter in parameters.items():
-        address = 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.data_ptr()
-        if address == 0:  # on the meta device, empty, or a subclass around another tensor, as DTensor
-            continue
-        other = owners.setdefault(address, name)
-        if other != name:
-            raise ValueError(
-                f"{other} and {name} are two parameters over one memory; tie them by assigning one to both"
-            )
+    for (
+        name,
+        p,
+    ) in parameters.items():  # at 0 on the meta device, empty, or a subclass around another tensor, as DTensor
+        address = 0 if isinstance(p, nn.UninitializedParameter) else p.data_ptr()
+        if address and (other := owners.setdefault(address, name)) != name:
+            raise ValueError(f"{other} and {name} are two parameters over one memory; to tie them, assign one to both")
 
 
 def added(search: Search, kinds: Kinds) -> Kinds:
@@ -102,25 +100,20 @@ def added(search: Search, kinds: Kinds) -> Kinds:
     By the tree of modules: a module that has the table, or a child with nothing but tables in which it is, adds its
     other tables of the same width to it. By class: tables that are added after a projection to another width.
     """
-    tables = {
-        n: search.parameters[n]
-        for n, k in kinds.items()
-        if isinstance(k, Tied) and (search.said(n) or k.name) == "head"
-    }
-    candidates = {
-        search.parameters[n]: n for n, kind in kinds.items() if kind and kind.name in ADDED and n not in tables
-    }
+    heads = [n for n, k in kinds.items() if isinstance(k, Tied) and (search.said(n) or k.name) == "head"]
+    candidates = {search.parameters[n]: (n, k) for n, k in kinds.items() if k and k.name in ADDED and n not in heads}
     changed = Kinds()
-    for table_name, table in tables.items():
+    for table_name in heads:
+        table = search.parameters[table_name]
         unit = Constant(LogRows()(tuple(table.shape)))
-        for p in _added_to(search.model, table, candidates):
-            if (kind := kinds[candidates[p]]) is not None:
-                why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
-                changed[candidates[p]] = Kind("tied_positions", why, initial=kind.initial, radius_unit=unit)
+        for p in _added_to(search.model, table, candidates.keys()):
+            name, kind = candidates[p]
+            why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
+            changed[name] = Kind("tied_positions", why, initial=kind.initial, radius_unit=unit)
     return kinds | changed
 
 
-def _added_to(model: nn.Module, table: nn.Parameter, candidates: Mapping[nn.Parameter, str]) -> Iterator[nn.Parameter]:
+def _added_to(model: nn.Module, table: nn.Parameter, candidates: Set[nn.Parameter]) -> Iterator[nn.Parameter]:
     """The candidates that are added to the rows of a table."""
 
     def only_tables(module: nn.Module) -> bool:

@@ -14,6 +14,12 @@ Shape = tuple[int, ...]
 """The sizes of a tensor, in order."""
 
 
+def require_fit(fits: bool, what: str, shape: Shape) -> None:
+    """Raise ValueError where a view does not fit a shape; the message says what it is of."""
+    if not fits:
+        raise ValueError(f"{what} cannot have shape {tuple(shape)}")
+
+
 class View(ABC):
     """The layout of a parameter: the blocks that its norm is taken over.
 
@@ -32,10 +38,8 @@ class View(ABC):
             if {"split", "join"} & vars(cls).keys() == {name} and not hasattr(inverse, "__isabstractmethod__"):
                 raise TypeError(f"{cls.__name__} overrides {name} alone: split and join are inverses, define both")
 
-    @property
-    def stacked(self) -> bool:
-        """Whether the parameter's first dimension numbers experts: a part of it has a part of the one block."""
-        return False
+    stacked: bool = False
+    """Whether the parameter's first dimension numbers experts: a part of it has a part of the one block."""
 
     @property
     def whole(self) -> View:
@@ -133,6 +137,36 @@ class OneBlock(View):
         return blocks[0].reshape(shape)
 
 
+class Turned(View):
+    """A layout of one block whose `split` exchanges two neighbouring dimensions between two reshapes: `turn` alone."""
+
+    @abstractmethod
+    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
+        """Shape of the block, shape before the exchange, and the first of the two dimensions.
+
+        Args:
+            shape: shape of the parameter.
+
+        Returns:
+            Three values, of which both shapes have as many entries as `shape`.
+        """
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """The one block."""
+        return (self.turn(shape)[0],)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy, ordered by block."""
+        block, before, i = self.turn(tuple(x.shape))
+        return [x.reshape(before).transpose(i, i + 1).reshape(block)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, in the parameter's order."""
+        _, before, i = self.turn(shape)
+        after = (*before[:i], before[i + 1], before[i], *before[i + 2 :])
+        return blocks[0].reshape(after).transpose(i, i + 1).reshape(shape)
+
+
 @dataclass(frozen=True)
 class Matrix(OneBlock):
     """One matrix `(out, in)`, torch's layout of `nn.Linear` and `nn.Embedding`.
@@ -143,8 +177,7 @@ class Matrix(OneBlock):
 
     def block(self, shape: Shape) -> Shape:
         """`(1, out, in)`."""
-        if len(shape) != 2:
-            raise ValueError(f"a matrix has 2 dimensions, not shape {tuple(shape)}")
+        require_fit(len(shape) == 2, "a matrix, of 2 dimensions,", shape)
         return (1, *shape)
 
 
@@ -156,15 +189,11 @@ class Stack(OneBlock):
     ((8, 4, 3),)
     """
 
-    @property
-    def stacked(self) -> bool:
-        """True."""
-        return True
+    stacked = True
 
     def block(self, shape: Shape) -> Shape:
         """`(prod(...), out, in)`."""
-        if len(shape) < 3:
-            raise ValueError(f"a stack of matrices has 3 dimensions or more, not shape {tuple(shape)}")
+        require_fit(len(shape) > 2, "a stack of matrices, of 3 dimensions or more,", shape)
         return (math.prod(shape[:-2]), *shape[-2:])
 
 
@@ -178,8 +207,7 @@ class Rows(OneBlock):
 
     def block(self, shape: Shape) -> Shape:
         """`(1, prod(...), d)`."""
-        if len(shape) < 2:
-            raise ValueError(f"a table has 2 dimensions or more, not shape {tuple(shape)}")
+        require_fit(len(shape) > 1, "a table, of 2 dimensions or more,", shape)
         return (1, math.prod(shape[:-1]), shape[-1])
 
 
@@ -213,13 +241,12 @@ class Convolution(OneBlock):
 
     def block(self, shape: Shape) -> Shape:
         """`(groups, out/groups, in/groups * prod(k))`."""
-        if len(shape) < 3 or shape[0] % self.groups:
-            raise ValueError(f"a convolution kernel in {self.groups} groups does not fit shape {tuple(shape)}")
+        require_fit(len(shape) > 2 and shape[0] % self.groups == 0, f"a kernel in {self.groups} groups", shape)
         return (self.groups, shape[0] // self.groups, math.prod(shape[1:]))
 
 
 @dataclass(frozen=True)
-class TransposedConvolution(View):
+class TransposedConvolution(Turned):
     """A transposed convolution's kernel `(in, out/groups, *k)` as one matrix per group, with a row per output channel.
 
     An output entry is computed from one in `prod(stride)` of the columns, which `TransposedConvSpectral` accounts for.
@@ -233,21 +260,11 @@ class TransposedConvolution(View):
 
     groups: int = 1
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(groups, out/groups, in/groups * prod(k))`."""
-        if len(shape) < 3 or shape[0] % self.groups:
-            raise ValueError(f"a transposed kernel in {self.groups} groups does not fit shape {tuple(shape)}")
-        return ((self.groups, shape[1], math.prod(shape) // (self.groups * max(1, shape[1]))),)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy with the output channels first."""
-        (block,) = self.blocks(tuple(x.shape))
-        return [x.reshape(self.groups, -1, *x.shape[1:]).transpose(1, 2).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy with the input channels first."""
-        rows = blocks[0].reshape(self.groups, shape[1], shape[0] // self.groups, *shape[2:])
-        return rows.transpose(1, 2).reshape(shape)
+    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
+        """The block `(groups, out/groups, in/groups * prod(k))`."""
+        require_fit(len(shape) > 2 and shape[0] % self.groups == 0, f"a kernel in {self.groups} groups", shape)
+        before = (self.groups, shape[0] // self.groups, *shape[1:])
+        return (self.groups, shape[1], math.prod((before[1], *shape[2:]))), before, 1
 
 
 @dataclass(frozen=True)
@@ -265,14 +282,13 @@ class Transposed(View):
     inner: View = field(default_factory=Matrix)
 
     @property
-    def stacked(self) -> bool:
+    def stacked(self) -> bool:  # type: ignore[override]
         """Whether the inner view is."""
         return self.inner.stacked
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """The inner view's blocks of the transposed shape."""
-        if len(shape) < 2:
-            raise ValueError(f"a transposed matrix has 2 dimensions or more, not shape {tuple(shape)}")
+        require_fit(len(shape) > 1, "a transposed matrix, of 2 dimensions or more,", shape)
         return self.inner.blocks((*shape[:-2], shape[-1], shape[-2]))
 
     def split(self, x: Tensor) -> list[Tensor]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from surefoot.views.base import OneBlock, Shape, View
+from surefoot.views.base import OneBlock, Shape, Turned, View, require_fit
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,37 @@ class Fused(OneBlock):
 
     def block(self, shape: Shape) -> Shape:
         """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] % self.parts:
-            raise ValueError(f"{self.parts} fused projections do not fit shape {tuple(shape)}")
+        fits = 1 <= len(shape) <= 2 and shape[0] % self.parts == 0
+        require_fit(fits, f"{self.parts} fused projections", shape)
         return (self.parts, shape[0] // self.parts, *shape[1:])
 
 
+class _Unequal(View):
+    """Projections of unequal size in each of several groups of rows."""
+
+    groups: int
+    sizes: tuple[int, ...]
+
+    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
+        """`(1, groups * size, in)` per projection, or `(1, groups * size)` for the fused bias."""
+        fits = 1 <= len(shape) <= 2 and shape[0] == self.groups * sum(self.sizes)
+        require_fit(fits, f"projections of sizes {self.sizes} in {self.groups} groups", shape)
+        return tuple((1, self.groups * size, *shape[1:]) for size in self.sizes)
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """One per projection, with the groups' rows one after the other; of one group they share the memory of x."""
+        groups = x.reshape(self.groups, sum(self.sizes), *x.shape[1:])
+        parts = zip(torch.split(groups, list(self.sizes), 1), self.blocks(tuple(x.shape)), strict=True)
+        return [part.reshape(block) for part, block in parts]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, ordered by group, then by projection."""
+        parts = zip(blocks, self.sizes, strict=True)
+        return torch.cat([x.reshape(self.groups, size, *shape[1:]) for x, size in parts], 1).reshape(shape)
+
+
 @dataclass(frozen=True)
-class Projections(View):
+class Projections(_Unequal):
     """Projections of unequal size fused along dimension 0, as q, k, v of grouped queries: one norm per projection.
 
     Args:
@@ -44,25 +69,12 @@ class Projections(View):
     (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
     """
 
+    groups: ClassVar[int] = 1  # type: ignore[misc]
     sizes: tuple[int, ...]
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(1, size, in)` per projection, or `(1, size)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] != sum(self.sizes):
-            raise ValueError(f"projections of sizes {self.sizes} do not fit shape {tuple(shape)}")
-        return tuple((1, size, *shape[1:]) for size in self.sizes)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """Slices of the rows of x, which share its memory."""
-        return [part[None] for part in torch.split(x, list(self.sizes))]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """The projections' rows, concatenated."""
-        return torch.cat([block[0] for block in blocks])
 
 
 @dataclass(frozen=True)
-class Interleaved(View):
+class Interleaved(Turned):
     """Equal projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: one norm per projection.
 
     Args:
@@ -76,24 +88,17 @@ class Interleaved(View):
     heads: int
     parts: int
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] % (self.heads * self.parts):
-            raise ValueError(f"{self.parts} projections of {self.heads} heads do not fit shape {tuple(shape)}")
-        return ((self.parts, shape[0] // self.parts, *shape[1:]),)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, ordered by projection, then by head."""
-        (block,) = self.blocks(tuple(x.shape))
-        return [x.reshape(self.heads, self.parts, -1, *x.shape[1:]).transpose(0, 1).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy, ordered by head, then by projection."""
-        return blocks[0].reshape(self.parts, self.heads, -1, *shape[1:]).transpose(0, 1).reshape(shape)
+    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
+        """The block `(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
+        count = self.heads * self.parts
+        fits = 1 <= len(shape) <= 2 and shape[0] % count == 0
+        require_fit(fits, f"{self.parts} projections of {self.heads} heads", shape)
+        before = (self.heads, self.parts, shape[0] // count, *shape[1:])
+        return (self.parts, shape[0] // self.parts, *shape[1:]), before, 0
 
 
 @dataclass(frozen=True)
-class Grouped(View):
+class Grouped(_Unequal):
     """Projections fused group by group, rows `(groups, sum(sizes))`: one norm per projection, over all its groups.
 
     For example Falcon's grouped queries (per key: its queries, the key, the value) or DeepSeek's keys and values.
@@ -108,21 +113,6 @@ class Grouped(View):
 
     groups: int
     sizes: tuple[int, ...]
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(1, groups * size, in)` per projection, or `(1, groups * size)` for the fused bias."""
-        if not 1 <= len(shape) <= 2 or shape[0] != self.groups * sum(self.sizes):
-            raise ValueError(f"{self.groups} groups of sizes {self.sizes} do not fit shape {tuple(shape)}")
-        return tuple((1, self.groups * size, *shape[1:]) for size in self.sizes)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """Copies, one per projection, with the groups' rows one after the other."""
-        groups = x.reshape(self.groups, sum(self.sizes), *x.shape[1:])
-        return [part.reshape(1, -1, *x.shape[1:]) for part in torch.split(groups, list(self.sizes), 1)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy, ordered by group, then by projection."""
-        return torch.cat([block.reshape(self.groups, -1, *shape[1:]) for block in blocks], 1).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -139,21 +129,17 @@ class FusedStack(OneBlock):
     """
 
     parts: int
-
-    @property
-    def stacked(self) -> bool:
-        """True."""
-        return True
+    stacked = True
 
     def block(self, shape: Shape) -> Shape:
         """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        if not 2 <= len(shape) <= 3 or shape[1] % self.parts:
-            raise ValueError(f"experts of {self.parts} fused projections do not fit shape {tuple(shape)}")
+        fits = 2 <= len(shape) <= 3 and shape[1] % self.parts == 0
+        require_fit(fits, f"experts of {self.parts} fused projections", shape)
         return (shape[0] * self.parts, shape[1] // self.parts, *shape[2:])
 
 
 @dataclass(frozen=True)
-class AlternatingStack(View):
+class AlternatingStack(Turned):
     """Experts `(E, out, in)` whose projections alternate row by row, gate, up, gate, up, as in gpt-oss.
 
     The norm is one per expert and projection.
@@ -166,24 +152,12 @@ class AlternatingStack(View):
     """
 
     parts: int
+    stacked = True
 
-    @property
-    def stacked(self) -> bool:
-        """True."""
-        return True
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        return FusedStack(self.parts).blocks(shape)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, ordered by expert, then by projection."""
-        (block,) = self.blocks(tuple(x.shape))
-        return [x.reshape(x.shape[0], -1, self.parts, *x.shape[2:]).transpose(1, 2).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy with the projections' rows alternating again."""
-        return blocks[0].reshape(shape[0], self.parts, -1, *shape[2:]).transpose(1, 2).reshape(shape)
+    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
+        """The block `(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
+        block = FusedStack(self.parts).block(shape)
+        return block, (shape[0], block[1], self.parts, *shape[2:]), 1
 
 
 @dataclass(frozen=True)
@@ -215,35 +189,30 @@ class PerHead(View):
 
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
         """`(n * out/head_dim, head_dim, in)` or `(n * size/head_dim, head_dim)` per block of the inner view."""
-        *cut, last = self.inner.blocks(shape)
-        if not self._leaves(last, len(cut)):
-            return tuple(self._heads(block) for block in (*cut, last))
-        count, *rest = last
-        before = [self._heads((count - 1, *rest))] if count > 1 else []
-        return (*(self._heads(block) for block in cut), *before, (1, *rest))
+        parts, whole = self._parts(shape)
+        heads = [self._heads(part) for part in parts[: len(parts) - whole]]
+        return (*heads, *parts[len(heads) :])
 
     def split(self, x: Tensor) -> list[Tensor]:
         """The inner view's blocks, reshaped into heads."""
-        *cut, last = self.inner.split(x)
-        parts = [*cut, last]
-        if self._leaves(tuple(last.shape), len(cut)):
-            parts = [*cut, *([last[:-1]] if len(last) > 1 else []), last[-1:]]
-        shapes = self.blocks(tuple(x.shape))
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        blocks, shapes = self.inner.split(x), self.blocks(tuple(x.shape))
+        if len(shapes) > len(blocks):
+            blocks[-1:] = [blocks[-1][:-1], blocks[-1][-1:]]
+        return [block.reshape(shape) for block, shape in zip(blocks, shapes, strict=True)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """The heads reshaped into the inner view's blocks, then joined by it."""
-        projections = self.inner.blocks(shape)
-        *cut, last = blocks
-        if self._leaves(projections[-1], len(projections) - 1) and projections[-1][0] > 1:
-            *cut, before = cut
-            last = torch.cat([before.reshape(-1, *last.shape[1:]), last])
-        parts = zip([*cut, last], projections, strict=True)
-        return self.inner.join([x.reshape(block) for x, block in parts], shape)
+        parts = [x.reshape(part) for x, part in zip(blocks, self._parts(shape)[0], strict=True)]
+        if len(parts) > len(self.inner.blocks(shape)):
+            parts[-2:] = [torch.cat(parts[-2:])]
+        return self.inner.join(parts, shape)
 
-    def _leaves(self, last: Shape, others: int) -> bool:
-        """Whether the last projection is left whole: there are others."""
-        return not self.values and (others > 0 or last[0] > 1)
+    def _parts(self, shape: Shape) -> tuple[list[Shape], bool]:
+        """The inner blocks, a last projection that is left whole by itself, and whether it is: if there are others."""
+        *cut, (count, *rest) = self.inner.blocks(shape)
+        whole = not self.values and (len(cut) > 0 or count > 1)
+        parts = [(count - 1, *rest), (1, *rest)] if whole and count > 1 else [(count, *rest)]
+        return [*cut, *parts], whole
 
     def _heads(self, block: Shape) -> Shape:
         count, rows, *rest = block

@@ -34,7 +34,7 @@ def test_what_is_no_list_of_pairs_is_refused(overrides):
 
 
 def test_where_is_a_pattern_a_module_or_a_function():
-    with pytest.raises(ValueError, match=r"not 3$"):
+    with pytest.raises(ValueError, match=r"not \(3, 'linear'\)$"):
         Plan.of(nn.Linear(4, 4), overrides=[(3, "linear")])
 
 
