@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,11 +92,14 @@ def measure(
     {'input': 1.0, 'input_smallest': 1.0, 'forward': 2.0, 'dependency': 2.0}
     """
     selected = list(dict.fromkeys([*owners(model), *names]))
-    modules, old_modules = _modules(model, selected, "the model"), _old_modules(before, model, selected)
+    modules = _modules(model, selected, "the model")
+    old_modules = {} if before is None else _modules(before, selected, "before")
+    if before is not None and {id(p) for p in model.parameters()} & {id(p) for p in before.parameters()}:
+        raise ValueError("before shares parameters with the model: take copy.deepcopy(model) before the step")
     observe = _Measurement(old_modules, plan is not None)
-    numbers = observe.numbers
+    numbers, args = observe.numbers, batch if isinstance(batch, tuple | list) else (batch,)
     with forward_hooks(model if before is None else before, (), observe), forward_hooks(model, selected, observe):
-        _forward(model, batch)
+        model(**batch) if isinstance(batch, Mapping) else model(*args)
     if plan is not None:
         multiplier = getattr(model, "output_multiplier", None) or 1.0
         for name in numbers.keys() & lm_heads(model, plan):
@@ -182,13 +185,6 @@ def _report(inputs: list[Any], observe: Callable[..., None], module: nn.Module, 
     observe(module, *inputs.pop(), call[-1])
 
 
-def _forward(model: nn.Module, batch: Any) -> Any:
-    """The model's output for a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
-
-
 def first_output(value: Any) -> Tensor | None:
     """First floating-point tensor in nested tuples, lists and mappings, depth first; None if there is none.
 
@@ -214,16 +210,6 @@ def _modules(model: nn.Module, names: list[str], source: str) -> dict[str, nn.Mo
         return {name: model.get_submodule(name) for name in names}
     except AttributeError as error:
         raise ValueError(f"{source} has no such module: {error}") from None
-
-
-def _old_modules(before: nn.Module | None, model: nn.Module, names: list[str]) -> dict[str, nn.Module]:
-    """The modules from before the steps, by name; empty without `before`."""
-    if before is None:
-        return {}
-    modules = _modules(before, names, "before")
-    if {id(p) for p in model.parameters()} & {id(p) for p in before.parameters()}:
-        raise ValueError("before shares parameters with the model: take copy.deepcopy(model) before the step")
-    return modules
 
 
 @dataclass(frozen=True)
@@ -262,19 +248,18 @@ class _Measurement:
     def _coarsest(self, name: str, module: nn.Module, device: str) -> torch.dtype:
         """The coarsest dtype of a module's parameters, of autocast around it, and of the modules called inside."""
         prefix = f"{name}." if name else ""
-        found = {p.dtype for p in module.parameters()} | {
-            dtype for n, dtype in self.dtypes.items() if n.startswith(prefix)
-        }
-        return coarsest(found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set()))
+        found = {dtype for n, dtype in self.dtypes.items() if n.startswith(prefix)}
+        around = {torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set()
+        return coarsest({p.dtype for p in module.parameters()} | found | around)
 
 
 def _loss_bounds(module: nn.Module, old: nn.Module | None, multiplier: float) -> dict[str, float]:
     if getattr(module, "bias", None) is not None:
         return {}
-    weight: Tensor = module.weight  # type: ignore[assignment]
+    weight = cast(Tensor, module.weight)
     s = abs(multiplier) * float(spread(weight))
     bounds = {"loss_forward_bound": math.log(len(weight)) + 2 * s, "loss_dependency_bound": 4 * s}
     if old is not None:
-        before: Tensor = old.weight  # type: ignore[assignment]
-        bounds["loss_update_bound"] = 2 * abs(multiplier) * float(spread(weight.double() - before.double()))
+        change = weight.double() - cast(Tensor, old.weight).double()
+        bounds["loss_update_bound"] = 2 * abs(multiplier) * float(spread(change))
     return bounds

@@ -38,36 +38,22 @@ from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
 from surefoot.monitor.layer_bounds import Linear, forward_bound, linear
 from surefoot.monitor.maxima import over_vectors, rms
 
-_SLOPES = {
-    **dict.fromkeys(("relu", "relu6", "tanh", "softsign"), 1.0),
-    "gelu": 1.129,
-    "silu": 1.100,
-    "mish": 1.089,
-    "hardswish": 1.5,
-}
+_SLOPES = dict.fromkeys(("relu", "relu6", "tanh", "softsign"), 1.0)
+_SLOPES |= {"gelu": 1.129, "silu": 1.100, "mish": 1.089, "hardswish": 1.5}
 """Largest slope of an activation function that is 0 at 0, by its name in `torch.nn.functional`."""
 
-_CLASSES = (nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.ReLU6, nn.Tanh, nn.Softsign)
-LIPSCHITZ: dict[type[nn.Module], float] = {
-    **{kind: _SLOPES[kind.__name__.lower()] for kind in _CLASSES},
-    nn.Identity: 1.0,
-    nn.Dropout: 1.0,  # in eval mode
-}
-"""The same of layers."""
-
-_FUNCTIONS: dict[object, float] = {
-    **{getattr(F, name): slope for name, slope in _SLOPES.items()},
-    **dict.fromkeys((torch.relu, torch.tanh, "relu", "tanh"), 1.0),
-}
+_FUNCTIONS: dict[object, float] = {getattr(F, name): slope for name, slope in _SLOPES.items()}
+_FUNCTIONS |= dict.fromkeys((torch.relu, torch.tanh, "relu", "tanh"), 1.0)
 """The same of functions, and of methods of tensors by name."""
 
-_GELUS = ("GELUActivation", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
-_FOREIGN = {
-    **dict.fromkeys(_GELUS, _SLOPES["gelu"]),
-    **dict.fromkeys(("QuickGELUActivation", "SiLUActivation"), _SLOPES["silu"]),
-    "MishActivation": _SLOPES["mish"],
-    "LinearActivation": 1.0,
-}
+_CLASSES = (nn.ReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.ReLU6, nn.Tanh, nn.Softsign)
+LIPSCHITZ: dict[type[nn.Module], float] = {kind: _SLOPES[kind.__name__.lower()] for kind in _CLASSES}
+LIPSCHITZ |= {nn.Identity: 1.0, nn.Dropout: 1.0}  # in eval mode
+"""The same of layers."""
+
+_FOREIGN = dict.fromkeys(("GELUTanh", "GELUActivation", "NewGELUActivation", "FastGELUActivation"), _SLOPES["gelu"])
+_FOREIGN |= dict.fromkeys(("QuickGELUActivation", "SiLUActivation"), _SLOPES["silu"])
+_FOREIGN |= {"AccurateGELUActivation": _SLOPES["gelu"], "MishActivation": _SLOPES["mish"], "LinearActivation": 1.0}
 """The same of classes of `transformers.activations`."""
 
 _Gate = tuple[float, Linear, Linear]
@@ -160,7 +146,9 @@ def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | Non
     if layer is not None and old_layer is not None:
         return bounds.then(layer, old_layer)
     if type(module) in (nn.LayerNorm, nn.RMSNorm) and over_vectors(module):
-        return bounds.normed(_largest_normed(module), _largest_normed(old), _largest_normed(module, old))
+        gain, bias, old_gain, old_bias = (_vector(norm, name) for norm in (module, old) for name in ("weight", "bias"))
+        pairs = ((gain, bias), (old_gain, old_bias), (gain - old_gain, bias - old_bias))
+        return bounds.normed(*(float(gain.abs().max()) + rms(bias) for gain, bias in pairs))
     if isinstance(module, OutNormLinear | PostNorm):
         return Bounds(1.0, 1.0, math.inf, 2.0)
     if isinstance(module, PreNorm | PostInNorm):
@@ -183,15 +171,10 @@ def _slope(module: nn.Module) -> float | None:
     return _FOREIGN.get(type(module).__name__) if foreign else LIPSCHITZ.get(type(module))
 
 
-def _largest_normed(norm: nn.Module, old: nn.Module | None = None) -> float:
-    """The largest RMS of a norm's output, or of its difference from the older norm's for the same input."""
-
-    def of(name: str, missing: float) -> Tensor:
-        values = [getattr(module, name, None) for module in (norm, old) if module is not None]
-        new, *before = [torch.tensor([missing]) if x is None else x.detach().double() for x in values]
-        return new - before[0] if before else new
-
-    return float(of("weight", 1.0).abs().max()) + rms(of("bias", 0.0))
+def _vector(norm: nn.Module, name: str) -> Tensor:
+    """The gain ("weight") or the bias of a norm, which may have none."""
+    own = getattr(norm, name, None)
+    return torch.tensor([float(name == "weight")]) if own is None else own.detach().double()
 
 
 class _Tracer(fx.Tracer):
@@ -199,8 +182,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        parts = module.modules()
-        self._known = {id(part) for part in parts if linear(part) is not None or _slope(part) is not None}
+        self._known = {id(part) for part in module.modules() if linear(part) or _slope(part)}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is not looked into."""
@@ -209,17 +191,16 @@ class _Tracer(fx.Tracer):
 
 def _mlp(module: nn.Module, old: nn.Module) -> Bounds | None:
     """The bounds of an MLP, a module of two or three linear layers whose code is one of the formulas."""
-    layers = [part for part in module.children() if linear(part) is not None]
-    others = [part for part in module.children() if linear(part) is None]
-    if len(layers) not in (2, 3) or any(True for part in others for _ in part.parameters()):
+    plain = [linear(part) is not None for part in module.children()]
+    others = [part for part in module.children() if linear(part) is None and any(True for _ in part.parameters())]
+    if sum(plain) not in (2, 3) or others:
         return None
     graphs: list[fx.Graph] = []
     with suppress(Exception):  # of any code that asks for values or shapes
         graphs = [_Tracer(part).trace(copy.copy(part)) for part in (module, old)]
     if not graphs or str(graphs[0]) != str(graphs[1]) or _overwrites(module, graphs[0]):
         return None
-    (output,) = (node for node in graphs[0].nodes if node.op == "output")
-    bounds = _traced(output.args[0], module, old)
+    bounds = _traced(next(iter(reversed(graphs[0].nodes))).args[0], module, old)  # of the output
     return bounds if bounds is not None and math.isfinite(bounds.forward) else None
 
 
@@ -246,14 +227,9 @@ def _traced(node: object, module: nn.Module, old: nn.Module) -> Bounds | None:
         return None
     if node.op == "call_module" and not node.kwargs:
         return _sequence(inner, module.get_submodule(str(node.target)), old.get_submodule(str(node.target)))
-    slope = _function_slope(node)
-    return None if slope is None else inner.times(slope)
-
-
-def _function_slope(node: fx.Node) -> float | None:
-    """The largest slope of a call of an activation function."""
-    plain = node.op in ("call_function", "call_method") and len(node.args) == 1 and not node.kwargs.get("inplace")
-    return _FUNCTIONS.get(node.target) if plain and not node.kwargs.keys() - {"approximate", "inplace"} else None
+    plain = node.op in ("call_function", "call_method") and not node.kwargs.get("inplace")
+    known = plain and node.target in _FUNCTIONS and not node.kwargs.keys() - {"approximate", "inplace"}
+    return inner.times(_FUNCTIONS[node.target]) if known else None
 
 
 def _half(node: fx.Node, module: nn.Module, old: nn.Module) -> Bounds | None:
