@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from common import TIMES, Columns, Row, at_threads, interleave, publish, timing
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.build import build
 from surefoot.experiment.training.config import TrainConfig

@@ -15,7 +15,7 @@ import time
 import torch
 
 from common import Columns, Row, at_threads, keep_freed, publish, timing
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 

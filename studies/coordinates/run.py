@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment.coordcheck import BAND, QUANTITIES, check
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.reports.style import markdown
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import LOG2_LR

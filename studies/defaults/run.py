@@ -21,7 +21,7 @@ import variants
 from gains import HERE, table
 from variants import Variants
 
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.search import Bracket
 from surefoot.experiment.sweep.sweep import run

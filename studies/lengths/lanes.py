@@ -12,7 +12,7 @@ import statistics
 import torch
 
 from surefoot.experiment.data import epochs
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.reports.style import markdown
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train

@@ -34,7 +34,8 @@ import numpy as np
 import torch
 
 from surefoot import recipes
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
 from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.training.config import TrainConfig

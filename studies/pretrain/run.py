@@ -32,7 +32,8 @@ import torch
 from torch import nn
 
 from surefoot import recipes
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.models.decoder import reference
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult

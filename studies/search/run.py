@@ -24,7 +24,8 @@ import torch
 from families import FAMILIES, Family, Point
 from winners import CHECK_WIDTH, FINAL_SEEDS, HERE, WIDTH, results
 
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, locked
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from surefoot.experiment.configs import CONFIG
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.sweep import extrapolate, sweep
 from surefoot.experiment.sweep.axis import AXES
 from surefoot.experiment.sweep.config import Extrapolation, Trial, TrialResult

@@ -24,7 +24,7 @@ import torch
 import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
-from surefoot.experiment.data.corpus import load as load_text
+from surefoot.experiment.data.sources import load as load_text
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit

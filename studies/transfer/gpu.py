@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from surefoot import recipes
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.reports.report import draw
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from surefoot import recipes
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.models.decoder import GPT, GPTConfig, LearnedPositions, Size
 from surefoot.experiment.training.config import TrainConfig

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from surefoot import recipes
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import dumps, write_atomic
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.cli import main
-from surefoot.experiment.data.corpus import load
-from surefoot.experiment.data.evaluation import evaluation
+from surefoot.experiment.data.sources import evaluation, load
 from surefoot.experiment.errors import DataError
 
 from .commands import lines, refused, training

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.models.configs import published_config
 from surefoot.experiment.training.build import build, require_model
 from surefoot.experiment.training.config import Architecture, TrainConfig

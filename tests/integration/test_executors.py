@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.experiment.coordcheck import check
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult

@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from combinations import combinations
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 

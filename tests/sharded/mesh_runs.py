@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.mesh import Mesh, MeshShape
 from surefoot.experiment.distributed.processes import ALONE, Layout
 from surefoot.experiment.training.checkpoint import Checkpoints

@@ -38,7 +38,7 @@ def add_to(commands: options.Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, draw the picture; 1 if a slope leaves the band."""
     from surefoot.experiment.coordcheck import check
-    from surefoot.experiment.data.corpus import absolute, load
+    from surefoot.experiment.data.sources import absolute, load
 
     executor, data = options.executor(arguments), absolute(options.data(arguments))
     config = TrainConfig.of(**options.settings(arguments))

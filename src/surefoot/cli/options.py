@@ -261,7 +261,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def data(arguments: argparse.Namespace) -> str | None:
-    """What `--data` and `--vocab` ask for, as `surefoot.experiment.data.corpus.load` takes it.
+    """What `--data` and `--vocab` ask for, as `surefoot.experiment.data.sources.load` takes it.
 
     Args:
         arguments: as parsed.
@@ -309,7 +309,7 @@ def trial_settings(
         ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
             baseline.
     """
-    from surefoot.experiment.data.corpus import absolute, load
+    from surefoot.experiment.data.sources import absolute, load
     from surefoot.experiment.training.build import require_model
     from surefoot.experiment.training.methods import method
 

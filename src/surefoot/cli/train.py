@@ -45,8 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, or go on training."""
     import torch
 
-    from surefoot.experiment.data.corpus import load
-    from surefoot.experiment.data.evaluation import evaluation
+    from surefoot.experiment.data.sources import evaluation, load
     from surefoot.experiment.distributed.processes import Layout
     from surefoot.experiment.training.build import require_model
 

@@ -69,7 +69,7 @@ def check(
         band: see `evaluate`.
         on_record: called with the record of each new run.
         executor: where runs are run, closed at the end; by default this process, one after the other.
-        data: what an executor's processes give `corpus.load`.
+        data: what an executor's processes give `sources.load`.
 
     Returns:
         The content of `coordcheck.json`: `evaluate`'s, with `config` and `environment`.

@@ -9,7 +9,7 @@ import torch
 import surefoot as sf
 from combinations import combinations
 from surefoot import recipes
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.training import run as training_run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.geometry import RMS, Frobenius, HeadRMS, MaxNorm, MeanOperator, RowMean, RowRMS, Spectral

@@ -7,7 +7,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
 from surefoot.experiment.training.run import Run

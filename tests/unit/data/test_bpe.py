@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from surefoot.experiment.data import bpe
-from surefoot.experiment.data.corpus import absolute, load
+from surefoot.experiment.data.sources import absolute, load
 
 TEXT = "".join(f"def f{i}(x, größe):\n    return x ** {i * i} + größe  # 雪 {i % 7}\n\n" for i in range(400)).encode()
 

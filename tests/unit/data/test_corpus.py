@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from surefoot.experiment.data import corpus as corpus_module
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 
 
 @pytest.fixture(scope="module")

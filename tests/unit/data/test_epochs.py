@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from surefoot.experiment.data import epochs
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.epochs import Epochs
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 

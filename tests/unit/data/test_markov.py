@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.experiment.data import markov
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 
 
 def test_measured_conditional_entropy_is_the_floor() -> None:

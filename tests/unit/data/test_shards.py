@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.experiment.data import shards
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.errors import DataError
 
 TOKENS = [50256] + [(7 * i * i + 3 * i) % 50257 for i in range(4999)]
@@ -136,7 +136,7 @@ def test_two_files_that_differ_anywhere_sampled_are_different_data(tmp_path):
 
 MEASURE = """
 import sys, time, resource
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 import surefoot.experiment.data.shards
 import torch
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

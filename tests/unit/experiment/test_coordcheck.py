@@ -11,7 +11,8 @@ from torch import nn
 
 from surefoot import recipes
 from surefoot.experiment.coordcheck import BAND, LOGITS, check, evaluate, measure
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.reports import coordcheck as coordcheck_report
 from surefoot.experiment.training import methods
 from surefoot.experiment.training.config import TrainConfig

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from surefoot.experiment.coordcheck import check
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.errors import DataError, SweepError
 from surefoot.experiment.reports.report import page
 from surefoot.experiment.sweep.executors import Killed, Pool

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from surefoot.experiment.coordcheck import evaluate, measure
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.models import sizes
 from surefoot.experiment.models.decoder import REFERENCES, reference
 from surefoot.experiment.training import initial_values, methods, names

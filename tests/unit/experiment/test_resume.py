@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surefoot.experiment.data import token_file
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig

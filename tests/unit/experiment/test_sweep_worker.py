@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.sweep.config import Trial
 from surefoot.experiment.sweep.executors import guarded
 from surefoot.experiment.sweep.worker import run_trial

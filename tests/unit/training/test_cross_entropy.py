@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from surefoot.experiment.data.corpus import load
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.models import cross_entropy as module
 from surefoot.experiment.models.cross_entropy import cross_entropy
 from surefoot.experiment.models.decoder import reference

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from surefoot.experiment.data.corpus import Corpus, load
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.sweep.config import Trial, TrialResult
 from surefoot.experiment.training.config import TrainConfig
@@ -62,7 +63,7 @@ def unchanged(data: str | None, sha256: str | None) -> Corpus:
     """The data of a sweep, read once per process.
 
     Args:
-        data: as `corpus.load` takes it.
+        data: as `sources.load` takes it.
         sha256: of the data when the sweep was started; None if it is not known.
 
     Returns:

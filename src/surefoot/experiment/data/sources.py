@@ -1,0 +1,244 @@
+"""Where training text is from: the standard library's source, texts by path, BPE, files of tokens; and validation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from surefoot.experiment.data import bpe, documents, markov, shards
+from surefoot.experiment.data.corpus import VALIDATION_ONE_IN, Corpus, Tokens
+from surefoot.experiment.data.manifest import TOKENIZER, read_manifest
+from surefoot.experiment.errors import DataError, Locate, with_remedy
+
+TEXT = "text:"
+# Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
+_EXCLUDED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Corpus:
+    """Read a text: None for the standard library's source, else a file or a folder.
+
+    A file's last tenth is its validation split. In a folder and in the standard library the SHA-256 of a file's
+    relative name decides its split, so that adding a file leaves the splits of the others unchanged; about a tenth of
+    the *files* is validation. A folder of so few files that one split is empty is split like one file. Hidden files
+    and files with a zero byte (not text) are left out of a folder.
+
+    Args:
+        path: file or folder of any text, with or without "text:" before it; or "bpe:N" or "bpe:N:PATH", the same in
+            tokens of a byte-level BPE vocabulary of N, trained on the training split (11 s for the standard library);
+            or "bin:PATH" or "bin:N:PATH", files of tokens, see `shards.load`; or "markov:N", the synthetic language of
+            N symbols.
+        context: number of tokens that both splits must exceed.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        DataError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
+            or the vocabulary. The message names the remedy.
+        ValueError: a name that is none, as `bpe:` without a number, or an empty one.
+
+    >>> load().name.startswith("standard library")
+    True
+    """
+    name = path if isinstance(path, str) else ""
+    readers = {markov.PREFIX: _synthetic, bpe.PREFIX: _tokenised, shards.PREFIX: _opened}
+    read = next((read for prefix, read in readers.items() if name.startswith(prefix)), None)
+    corpus = read(name) if read else _read(name.removeprefix(TEXT) if isinstance(path, str) else path)
+    corpus.require(context)
+    return corpus
+
+
+def absolute(path: str | None) -> str | None:
+    """A value of `--data` that means the same in another working directory, for worker processes and later runs.
+
+    Args:
+        path: a path, one after `text:`, `bpe:N:`, `bin:` or `bin:N:`, or a value without a path.
+
+    Returns:
+        The value with its path made absolute.
+
+    >>> absolute("markov:64"), absolute("bpe:512:/texts"), absolute("bin:/tokens")
+    ('markov:64', 'bpe:512:/texts', 'bin:/tokens')
+    """
+    if path is None or re.fullmatch(r"markov:.*|bpe:\d+", path):
+        return path
+    kind = re.match(r"(text:|bpe:\d+:|bin:(\d+:)?)?", path)
+    assert kind is not None, "all of it is optional"
+    return f"{kind[0]}{Path(path[kind.end() :]).resolve()}"
+
+
+def _read(path: str | os.PathLike[str] | None) -> Corpus:
+    if path == "":
+        raise ValueError("the path of the data is empty: give a text file or folder")
+    source = Path(sysconfig.get_path("stdlib") if path is None else path)
+    try:
+        return _load_stdlib(source) if path is None else _load_path(source)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(
+            f"cannot read {error.filename or source}: {reason}; give a readable text file or folder"
+        ) from error
+
+
+def _tokenised(name: str) -> Corpus:
+    vocab, path = bpe.parse(name)
+    text = _read(path)
+    parts = [np.asarray(part).tobytes() for part in (text.train, text.validation)]
+    tokenizer = bpe.train(parts[0], vocab)
+    train, validation = (bpe.encode(tokenizer, part) for part in parts)
+    title = f"{text.name}, {vocab} BPE tokens"
+    assert isinstance(text.ends, np.ndarray), "a text is read with its documents"
+    inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(text.ends[:-1]) + 1)
+    ends = np.append(inner[inner < train.size], train.size)
+    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends)
+
+
+def _opened(name: str) -> Corpus:
+    vocab, path = shards.parse(name)
+    folder = shards.load(path, vocab, VALIDATION_ONE_IN)
+    title = f"{path}, {folder.vocab} tokens"
+    found = folder.sha256, folder.files, folder.vocab, folder.separator
+    return Corpus(folder.train, folder.validation, title, *found)
+
+
+def _synthetic(name: str) -> Corpus:
+    symbols = markov.symbols_of(name)
+    title = f"Markov language of {symbols} symbols, entropy {markov.entropy():.4f} nats"
+    return replace(_from_block(markov.text(symbols), title, files=0), vocab=symbols)
+
+
+def _in_validation(name: str) -> bool:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") < 2**64 // VALIDATION_ONE_IN
+
+
+def _load_stdlib(root: Path) -> Corpus:
+    texts = _texts(root, _EXCLUDED, ".py") if root.is_dir() else {}
+    if not texts:
+        raise DataError(
+            f"the standard library's source is not in {root} (a frozen or stripped Python); "
+            "give a text file or folder with --data PATH"
+        )
+    return _from_files(texts, f"standard library of {platform.python_implementation()} {platform.python_version()}")
+
+
+def _load_path(path: Path) -> Corpus:
+    if path.is_file():
+        return _from_block(path.read_bytes(), str(path), files=1)
+    if not path.is_dir():
+        state = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
+    texts = _texts(path)
+    if not texts:
+        raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
+    return _from_files(texts, str(path))
+
+
+def _texts(root: Path, excluded: frozenset[str] = frozenset(), end: str = "") -> dict[str, bytes]:
+    """A folder's texts whose names end so, by their names, relative to it and sorted."""
+    files = {f.relative_to(root).as_posix(): f for f in documents.visible(root, excluded) if f.name.endswith(end)}
+    texts = {name: files[name].read_bytes() for name in sorted(files)}
+    return {name: text for name, text in texts.items() if text and b"\0" not in text}
+
+
+def _from_files(texts: dict[str, bytes], name: str) -> Corpus:
+    held = {file: text for file, text in texts.items() if _in_validation(file)}
+    read = [text for file, text in texts.items() if file not in held]
+    if not read or not held:
+        return _from_block(b"".join(texts.values()), name, len(texts))
+    return _from_splits(read, b"".join(held.values()), name, len(texts))
+
+
+def _from_block(text: bytes, name: str, files: int) -> Corpus:
+    cut = len(text) - len(text) // VALIDATION_ONE_IN
+    return _from_splits([text[:cut]], text[cut:], name, files)
+
+
+def _from_splits(read: Sequence[bytes], held: bytes, name: str, files: int) -> Corpus:
+    """A corpus of texts that are read, in which a separator ends a document, and one that is held for validation."""
+    separator = documents.SEPARATOR.encode()
+    parts = [part for text in read for part in re.split(b"(?<=%b)" % re.escape(separator), text) if part]
+    arrays = [np.frombuffer(part, dtype=np.uint8) for part in (b"".join(parts), held)]  # read-only views
+    ends = np.cumsum([len(part) for part in parts])
+    return Corpus(arrays[0], arrays[1], name, _sha256(*arrays), files, ends=ends)
+
+
+def _sha256(train: Tokens, validation: Tokens) -> str:
+    digest = hashlib.sha256(train.data)
+    digest.update(validation.data)
+    return digest.hexdigest()
+
+
+def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
+    """A source whose validation split is in the vocabulary that a model is trained with.
+
+    Args:
+        source: as `load` takes it. A text beside BPE data or files of tokens is encoded by their vocabulary: that of
+            `bpe:` is trained once more, that of `bin:` is the folder's `tokenizer.json`. Files of tokens without a
+            manifest have the training's vocabulary, and one whose name says validation is so as a whole.
+        data: the training's source, as `load` took it.
+        corpus: what `load` made of it.
+
+    Returns:
+        The source's corpus.
+
+    Raises:
+        DataError: another vocabulary, or a source that cannot be read.
+        ValueError: a name that is none.
+    """
+    data = data or ""
+    kind, data_kind = _kind(source), _kind(data)
+    theirs, ours = _tokenizer_of(source), _tokenizer_of(data)
+    encodes = data_kind == bpe.PREFIX or ours is not None
+    if encodes and not kind:
+        return _encoded(load(source), data, ours, corpus)
+    other = _opened_in(source, corpus.vocab) if kind == data_kind == shards.PREFIX else load(source)
+    differ = theirs is not None and ours is not None and theirs.read_bytes() != ours.read_bytes()
+    if kind != data_kind or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
+        remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
+        raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
+    return other
+
+
+def _opened_in(source: str, vocab: int) -> Corpus:
+    """Files of tokens, in this vocabulary where none is stated."""
+    stated, path = shards.parse(source)
+    if stated is None and read_manifest(path) is None:
+        stated, source = vocab, f"{shards.PREFIX}{vocab}:{path}"
+    corpus = load(source)
+    if path.is_file() and shards.VALIDATION.search(path.stem.lower()):
+        return replace(corpus, validation=shards.load(path, stated, validation_one_in=1).validation)
+    return corpus
+
+
+def _encoded(text: Corpus, data: str, tokenizer: Path | None, corpus: Corpus) -> Corpus:
+    """A text's validation split in the tokens of the training's source."""
+    if tokenizer is not None:
+        known = bpe.read(tokenizer)
+    else:
+        vocab, path = bpe.parse(data)
+        known = bpe.train(np.asarray(load(path).train).tobytes(), vocab)
+    validation = bpe.encode(known, np.asarray(text.validation).tobytes())
+    return replace(text, validation=validation, vocab=corpus.vocab)
+
+
+def _kind(source: str) -> str:
+    kinds = (markov.PREFIX, bpe.PREFIX, shards.PREFIX)
+    return next((prefix for prefix in kinds if source.startswith(prefix)), "")
+
+
+def _tokenizer_of(source: str) -> Path | None:
+    """The tokenizer beside files of tokens."""
+    if _kind(source) != shards.PREFIX:
+        return None
+    path = shards.parse(source)[1] / TOKENIZER
+    return path if path.is_file() else None
