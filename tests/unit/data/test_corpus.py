@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.experiment.data import corpus as corpus_module
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load
 
@@ -226,7 +225,7 @@ def test_unreadable_subfolder_is_not_skipped_in_silence(folder, monkeypatch):
 @pytest.mark.parametrize("exists", [True, False], ids=["empty", "absent"])
 def test_missing_standard_library_says_what_to_do(tmp_path, monkeypatch, exists):
     root = tmp_path if exists else tmp_path / "python311.zip"
-    monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda name: str(root))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root))
     with pytest.raises(ValueError, match=r"frozen or stripped Python.*--data PATH"):
         load()
 
