@@ -114,7 +114,7 @@ def test_a_failed_run_is_shown_and_run_again_only_when_its_line_is_deleted(tmp_p
 
     directory = tmp_path / "run"
     summary = run(config(log), directory, always_killed, workers=1, progress=silent)
-    assert "failed: a 1 at width 16; killed twice, counted as diverged; to run" in transfer_report.table(summary)
+    assert "failed: a 1 at width 16; killed twice, counted as diverged; to run" in str(transfer_report.table(summary))
     assert draw(directory).exists()
     before = (directory / "results.jsonl").read_text()
     run(config(log), directory, None, progress=silent)  # None cannot be run

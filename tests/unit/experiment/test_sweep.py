@@ -219,7 +219,7 @@ def test_report_draws_and_prints_what_was_found(finished):
     from surefoot.experiment.reports import transfer as transfer_report
 
     assert report.draw(finished[0]).read_bytes().startswith(b"\x89PNG")
-    text = transfer_report.table(finished[1])
+    text = str(transfer_report.table(finished[1]))
     assert "2^-4.30" in text
     assert "-2.00" in text
     assert len({len(line) for line in text.splitlines()[:4]}) == 1  # aligned
@@ -231,7 +231,7 @@ def test_report_of_a_recipe_that_only_diverges(tmp_path):
 
     grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
     summary = run(grid, tmp_path, hopeless, workers=1, progress=silent)
-    assert "no result" in transfer_report.table(summary)
+    assert "no result" in str(transfer_report.table(summary))
     assert report.draw(tmp_path).exists()
     (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it
     assert report.draw(tmp_path).exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import altair as alt
@@ -95,11 +96,13 @@ def series(
 
 def tooltip(**titles: str) -> list[alt.Tooltip]:
     """Name the columns that are shown beside the pointer; one with a format behind a bar is of numbers."""
-    fields = []
-    for field, title in titles.items():
-        name, _, form = title.partition("|")
-        fields.append(alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=name, format=form or alt.Undefined))
-    return fields
+    shown = [(field, *title.split("|")) for field, title in titles.items()]
+    return [
+        alt.Tooltip(
+            field, type="quantitative" if form else "nominal", title=name, format=form[0] if form else alt.Undefined
+        )
+        for field, name, *form in shown
+    ]
 
 
 def scales(
@@ -116,18 +119,15 @@ def scales(
     Returns:
         The axes, for `Chart.axes`.
     """
-    log: Spec = {"scale": {"type": "log", "nice": False, **more}, "axis": {}}
-    linear: Spec = {"scale": {"type": "linear", "zero": False, "nice": False, **more}, "axis": {}}
+    more["nice"] = False
+    log: Spec = {"scale": {"type": "log", **more}, "axis": {}}
+    linear: Spec = {"scale": {"type": "linear", "zero": False, **more}, "axis": {}}
     if exponents := [math.log2(rate) for rate in rates]:
         octaves = max(exponents) - min(exponents)
         step = next((step for step in (0.25, 0.5) if octaves < 4 * step), 1 + octaves // 9)
-        low, high = math.floor(min(exponents) / step), math.ceil(max(exponents) / step)
+        ticks = range(math.floor(min(exponents) / step), math.ceil(max(exponents) / step) + 1)
         log["scale"]["base"] = 2
-        log["axis"] = {
-            "values": [2.0 ** (step * x) for x in range(low, high + 1)],
-            "labelExpr": POWER_OF_TWO,
-            "labelOverlap": True,
-        }
+        log["axis"] = {"values": [2.0 ** (step * x) for x in ticks], "labelExpr": POWER_OF_TWO, "labelOverlap": True}
     if domain:
         linear["scale"]["domain"] = [*domain]
         if domain[0] > 0:
@@ -135,23 +135,23 @@ def scales(
     return {"log": log, "linear": linear} if first == "log" else {"linear": linear, "log": log}
 
 
-def columns(names: Sequence[str], rows: Sequence[Sequence[Any]], digits: int = 5) -> dict[str, list[Any]]:
+def columns(names: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 5) -> dict[str, list[Any]]:
     """Turn rows into columns; of numbers that are not whole so many significant digits are kept.
 
     Args:
         names: of the columns.
-        rows: a value for each.
+        rows: a value for each; None in place of those that are missing at the end.
         digits: significant ones.
 
     Returns:
         Column by name.
 
-    >>> columns(("step", "loss"), [(10, 2.3456789), (20, None)])
+    >>> columns(("step", "loss"), [(10, 2.3456789), (20,)])
     {'step': [10, 20], 'loss': [2.3457, None]}
     """
     return {
-        name: [float(f"{row[i]:.{digits}g}") if isinstance(row[i], float) else row[i] for row in rows]
-        for i, name in enumerate(names)
+        name: [float(f"{value:.{digits}g}") if isinstance(value, float) else value for value in values]
+        for name, *values in zip_longest(names, *rows)
     }
 
 
@@ -159,8 +159,5 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Write nested settings as `key.inner: value`."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from surefoot.experiment.coordcheck import LOGITS, QUANTITIES, RESULTS, SUMMARY,
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
-from surefoot.experiment.reports.style import aligned, plus_minus
+from surefoot.experiment.reports.style import estimate
 from surefoot.experiment.sweep import fit
 
 NAMED = 7
 """Lines outside the band that get a colour and a name in a panel: the steepest."""
+_PASS = ("inside", "zero")
 _LABELS = {"start": "activations at the start", "change": "their change"}
 
 
@@ -39,50 +40,40 @@ def statement(summary: Mapping[str, Any]) -> str:
     >>> print(text.splitlines()[2])
     | up    | +0.01              | +1.00               | change          |
     """
-    return "\n".join([aligned(*cells(summary)), "", *notes(summary), "", verdict(summary)])
+    return f"{_table(summary)}\n\n{verdict(summary)}"
 
 
-def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's columns and, per layer, its cells."""
-    rows = [[layer["layer"], *(_cell(layer[q]) for q in QUANTITIES), _leaves(layer)] for layer in summary["layers"]]
-    return ["layer", "slope at the start", "slope of the change", "leaves the band"], rows
+def _table(summary: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            layer["layer"],
+            *(estimate(layer[q]["slope"], layer[q]["ci"], "+.2f", layer[q]["status"]) for q in QUANTITIES),
+            ", ".join(q for q in QUANTITIES if layer[q]["status"] not in _PASS),
+        ]
+        for layer in summary["layers"]
+    ]
+    config, widths, n = summary["config"], summary["widths"], len(summary["seeds"])
+    intervals = ": no intervals (they need three)" if n < fit.SEEDS_FOR_AN_INTERVAL else ", ± half a 95 % interval"
+    notes = [
+        "slope of log2 rms over log2 width: of each layer's output at the start, and of its change after",
+        f"{config['steps']} steps of {config['method']} at lr {config['lr']:.4g}; "
+        f"widths {' '.join(map(str, widths))}; n = {n} seed{'s' * (n > 1)}{intervals}.",
+        f"The {LOGITS} may fall at the start (as width^-1/2, by design): there only growth leaves the band.",
+    ]
+    head = ["layer", "slope at the start", "slope of the change", "leaves the band"]
+    return Table("Slopes by layer", head, rows, notes)
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
     """Say in one line whether the check passes, and how many of the failures may be noise."""
-    slopes = list(_all(summary))
-    wrong = [slope for slope in slopes if slope["status"] not in ("inside", "zero")]
+    slopes = [layer[quantity] for layer in summary["layers"] for quantity in QUANTITIES]
+    wrong = [slope for slope in slopes if slope["status"] not in _PASS]
     if summary["passes"]:
         return f"passes: all {len(slopes)} slopes within ±{summary['band']:g}"
     line = f"FAILS: {len(wrong)} of {len(slopes)} slopes leave ±{summary['band']:g}"
     reaching = [slope for slope in wrong if slope["ci"] and max(slope["ci"][0], -slope["ci"][1]) <= summary["band"]]
     more = f"; {len(reaching)} may be noise, their intervals reach into the band: more --seeds would tell"
     return line + (more if reaching else "")
-
-
-def _all(summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for layer in summary["layers"]:
-        yield from (layer[quantity] for quantity in QUANTITIES)
-
-
-def _cell(fitted: Mapping[str, Any]) -> str:
-    return fitted["status"] if fitted["slope"] is None else f"{fitted['slope']:+.2f}{plus_minus(fitted['ci'], 2)}"
-
-
-def _leaves(layer: Mapping[str, Any]) -> str:
-    return ", ".join(q for q in QUANTITIES if layer[q]["status"] not in ("inside", "zero"))
-
-
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return what the table's columns mean, in lines."""
-    config, widths, n = summary["config"], summary["widths"], len(summary["seeds"])
-    intervals = ": no intervals (they need three)" if n < fit.SEEDS_FOR_AN_INTERVAL else ", ± half a 95 % interval"
-    return [
-        "slope of log2 rms over log2 width: of each layer's output at the start, and of its change after",
-        f"{config['steps']} steps of {config['method']} at lr {config['lr']:.4g}; "
-        f"widths {' '.join(map(str, widths))}; n = {n} seed{'s' * (n > 1)}{intervals}.",
-        f"The {LOGITS} may fall at the start (as width^-1/2, by design): there only growth leaves the band.",
-    ]
 
 
 def load(directory: Path) -> dict[str, Any]:
@@ -123,10 +114,11 @@ def page(directory: Path) -> Page:
         Fact("Of", config["method"], f"at lr {config['lr']:.4g}, {config['steps']} steps"),
         Fact("Widths", ", ".join(map(str, summary["widths"])), f"n = {len(summary['seeds'])} seeds"),
     ]
-    table = Table("Slopes by layer", *cells(summary), notes(summary))
     details = {"Configuration": charts.flat(config), "Machine and versions": summary.get("environment", {})}
     name = f"coordinate check of {config['method']}"
-    return Page(directory.name, name, "finished", facts, [_slopes(summary), _sizes(summary)], [table], details)
+    return Page(
+        directory.name, name, "finished", facts, [_slopes(summary), _sizes(summary)], [_table(summary)], details
+    )
 
 
 def _unfinished(directory: Path, config: Mapping[str, Any]) -> Page:

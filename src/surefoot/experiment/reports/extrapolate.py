@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import altair as alt
 
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import charts, transfer
-from surefoot.experiment.reports.loss_curves import curves, shared_axes
+from surefoot.experiment.reports.loss_curves import curves
 from surefoot.experiment.reports.page import Chart, Fact, Page, Table
-from surefoot.experiment.reports.style import aligned, lr, plus_minus
+from surefoot.experiment.reports.style import estimate, lr, span
 from surefoot.experiment.sweep.axis import AXES, flag
 from surefoot.experiment.sweep.extrapolate import load
 from surefoot.experiment.sweep.summary import Swept
@@ -27,21 +26,7 @@ _FIXED = {"model": "{}", "width": "width {}", "steps": "{} steps", "batch_size":
 """What stays the same, as far as a reader of the rates needs it."""
 
 
-@dataclass(frozen=True)
-class Rate:
-    """The rate to use of one recipe.
-
-    Args:
-        where: the value that it is for, "1600 steps".
-        log2_lr: log2 of it; None if there is none.
-        interval: of log2 of it.
-        basis: how it was found, or why there is none.
-    """
-
-    where: str
-    log2_lr: float | None
-    interval: Sequence[float] | None
-    basis: str
+Rate = tuple[str, float | None, Sequence[float] | None, str]
 
 
 def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Rate:
@@ -52,21 +37,21 @@ def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Rate:
         entry: of a recipe.
 
     Returns:
-        The rate, or why there is none.
+        The value that it is for, "1600 steps"; log2 of the rate, None if there is none; the interval of that; and how
+        it was found, or why there is none.
     """
     axis, target, least, most = AXES[summary["axis"]], summary["target"], summary["values"][0], summary["values"][-1]
     if target is None:
         basis = f"measured; {flag(axis.target)} N gives the rate at N" if entry["interior"][-1] else entry["no_law"]
-        return Rate(axis.text.format(most), entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1], basis)
+        return axis.text.format(most), entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1], basis
+    basis = "by the law, inside what was measured"
     if entry["no_law"]:
         basis = f"no law ({entry['no_law']})"
     elif target > most:
         basis = f"extrapolated {target / most:.3g}x beyond the {axis.most}"
     elif target < least:
         basis = f"extrapolated {least / target:.3g}x below the {axis.least}"
-    else:
-        basis = "by the law, inside what was measured"
-    return Rate(axis.text.format(target), entry["target_log2_lr"], entry["target_log2_lr_ci"], basis)
+    return axis.text.format(target), entry["target_log2_lr"], entry["target_log2_lr_ci"], basis
 
 
 def recommendation(summary: Mapping[str, Any]) -> str:
@@ -84,18 +69,16 @@ def recommendation(summary: Mapping[str, Any]) -> str:
     """
     lines = []
     for entry in summary["recipes"]:
-        found = rate(summary, entry)
-        ci = found.interval
-        between = "" if ci is None else f" ({lr(ci[0]):.3g} to {lr(ci[1]):.3g})"
-        use = "no rate" if found.log2_lr is None else f"lr = {lr(found.log2_lr):.3g}"
-        lines.append(f"{entry['recipe']}: {use} at {found.where}{between}, width {summary['width']}; {found.basis}")
+        where, log2_lr, ci, basis = rate(summary, entry)
+        use = "no rate" if log2_lr is None else f"lr = {lr(log2_lr):.3g}"
+        between = f" ({span(ci)})" if ci else ""
+        lines.append(f"{entry['recipe']}: {use} at {where}{between}, width {summary['width']}; {basis}")
     return "\n".join(lines)
 
 
 def statement(summary: Mapping[str, Any]) -> str:
     """Format what was measured, the table and the rates to use, for a terminal."""
-    parts = [f"{fixed(summary)}:", aligned(*cells(summary)), "\n".join(notes(summary)), recommendation(summary)]
-    return "\n\n".join(parts)
+    return f"{fixed(summary)}:\n\n{table(summary)}\n\n{recommendation(summary)}"
 
 
 def fixed(summary: Mapping[str, Any]) -> str:
@@ -104,47 +87,40 @@ def fixed(summary: Mapping[str, Any]) -> str:
     return ", ".join(text.format(values[key]) for key, text in _FIXED.items() if key in values)
 
 
-def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's columns and, per recipe, its cells."""
-    values = [AXES[summary["axis"]].text.format(value) for value in summary["values"]]
-    head = ["recipe", *(f"best lr at {value}" for value in values)]
-    head += ["power", "off the line", "drift in octaves", f"best loss at {values[-1]}"]
-    return head, [_row(entry) for entry in summary["recipes"]]
+def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
+    """Tabulate the optima, power, drift and best loss of each recipe.
 
+    Args:
+        summary: the content of `summary.json`.
+        decimal: as `transfer.optimum`.
 
-def _row(entry: Mapping[str, Any]) -> list[str]:
-    optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
-    loss, off = entry["best_loss"][-1], entry["rms_octaves"]
-    return [
-        entry["recipe"],
-        *(transfer.optimum(*one) for one in optima),
-        power(entry),
-        "not known" if off is None else f"{off:.2f}",
-        transfer.drift(entry),
-        "none" if loss is None else f"{loss:.3f}",
+    Returns:
+        The table, with notes.
+    """
+    axis = AXES[summary["axis"]]
+    law = f"power: b of the law lr = c ({axis.title})^b, the line through the best"
+    notes = [
+        f"best lr: vertex of a parabola in log2 lr. {law}",
+        "rates in log2. off the line: root mean square of their distances from it, in octaves; of three or more.",
+        "drift: the last minus the first.",
+        *transfer.seeds_and_edges(as_sweep(summary, {})[0]["recipes"], axis.text),
+        *BENDS.split("\n"),
     ]
+    if any(entry["no_law"] for entry in summary["recipes"]):
+        notes.append("no law: it needs a best rate inside those measured at every value: --budget, --rates, --seeds.")
+    if not summary["finished"]:
+        notes.append("UNFINISHED: a best rate is of a sweep that has finished; the same command goes on from there.")
+    columns: transfer.Columns = {
+        "power": power,
+        "off the line": lambda entry: estimate(entry["rms_octaves"], None, ".2f"),
+        "drift in octaves": transfer.drift,
+    }
+    return transfer.recipes(summary["recipes"], [*map(axis.text.format, summary["values"])], columns, notes, decimal)
 
 
 def power(entry: Mapping[str, Any]) -> str:
     """Format a recipe's power, with its interval."""
-    return "no law" if entry["power"] is None else f"{entry['power']:+.2f}{plus_minus(entry['power_ci'], 2)}"
-
-
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return what the table's columns mean, in lines."""
-    title = AXES[summary["axis"]].title
-    lines = [
-        f"best lr: vertex of a parabola in log2 lr. power: b of the law lr = c ({title})^b, the line through the best",
-        "rates in log2. off the line: root mean square of their distances from it, in octaves; of three or more.",
-        "drift: the last minus the first.",
-        *transfer.seeds_and_edges(as_sweep(summary, {})[0]["recipes"], AXES[summary["axis"]].text),
-        *BENDS.split("\n"),
-    ]
-    if any(entry["no_law"] for entry in summary["recipes"]):
-        lines.append("no law: it needs a best rate inside those measured at every value: --budget, --rates, --seeds.")
-    if not summary["finished"]:
-        lines.append("UNFINISHED: a best rate is of a sweep that has finished; the same command goes on from there.")
-    return lines
+    return estimate(entry["power"], entry["power_ci"], "+.2f", "no law")
 
 
 def as_sweep(summary: Mapping[str, Any], swept: Mapping[int, Swept]) -> tuple[dict[str, Any], list[Record]]:
@@ -180,44 +156,34 @@ def page(directory: Path) -> Page:
     sweep, records = as_sweep(summary, swept)
     state = f"{'finished' if summary['finished'] else 'under way'}: {len(records)} runs"
     details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
-    none = all(rate is None for entry in summary["recipes"] for rate in entry["best_log2_lr"])
-    drawn = [] if none else [_law(summary)]
-    if axes := shared_axes(sweep, records):
-        drawn.append(curves(sweep, records, axes, axis.name))
-    head, rows = cells(summary)
-    table = Table("Recipes", head, transfer.rates_first(rows, summary["recipes"]), notes(summary))
+    found = any(rate is not None for entry in summary["recipes"] for rate in entry["best_log2_lr"])
+    drawn = [*([_law(summary)] if found else []), *curves(sweep, records, axis.name)]
     kind = f"learning-rate transfer over {axis.title}: {fixed(summary)}"
-    tables = [table, transfer.runs(records, axis.name)]
+    tables = [table(summary, decimal=True), transfer.runs(records, axis.name)]
     return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
 
 
 def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     """Say first what to do: the rate of the recipe whose loss at the highest value is the lowest."""
-    rates = {entry["recipe"]: rate(summary, entry) for entry in summary["recipes"]}
-    entries = [entry for entry in summary["recipes"] if rates[entry["recipe"]].log2_lr is not None]
-    if not entries:
-        bases = [f"{name}: {found.basis}" for name, found in rates.items()]
-        return [Fact("Rate to use", "none yet", "; ".join(bases))]
-    best = min(entries, key=lambda entry: float(entry["best_loss"][-1]))
-    axis, name, found = AXES[summary["axis"]], best["recipe"], rates[best["recipe"]]
+    found = [(entry, rate(summary, entry)) for entry in summary["recipes"]]
+    usable = [(entry, one) for entry, one in found if one[1] is not None]
+    if not usable:
+        return [Fact("Rate to use", "none yet", "; ".join(f"{entry['recipe']}: {one[-1]}" for entry, one in found))]
+    best, (where, log2_lr, ci, basis) = min(usable, key=lambda each: float(each[0]["best_loss"][-1]))
+    axis, name, off = AXES[summary["axis"]], best["recipe"], best["rms_octaves"]
     first, last = (axis.text.format(summary["values"][end]) for end in (0, -1))
-    others = f", which has the lowest loss of {len(entries)} recipes at {last}" if len(entries) > 1 else ""
-    where = f"{found.where} and width {summary['width']}{others}"
-    use = f"2^{found.log2_lr:.2f}, for {transfer.whose(name)} at {where}; {found.basis}"
+    others = f", which has the lowest loss of {len(usable)} recipes at {last}" if len(usable) > 1 else ""
+    use = f"2^{log2_lr:.2f}, for {transfer.whose(name)} at {where} and width {summary['width']}{others}; {basis}"
+    bent = "two values cannot show whether it bends"
+    bends = bent if off is None else f"the best rates lie {off:.2f} octaves (rms) off the law"
+    law = Fact("Power", power(best), f"the best rate goes as {axis.title} to this power; {bends}")
     return [
-        Fact("Rate to use", f"{lr(found.log2_lr or 0.0):.3g}", use),
-        transfer.interval(found.interval, best["seeds"], "these sweeps have", _BUT),
-        *([_power(best, axis.title)] if best["power"] is not None else []),
+        Fact("Rate to use", f"{lr(log2_lr or 0.0):.3g}", use),
+        transfer.interval(ci, best["seeds"], "these sweeps have", _BUT),
+        *([law] if best["power"] is not None else []),
         Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
         transfer.missing_it({**best, "widths": best["values"]}, records, f", at {last}"),
     ]
-
-
-def _power(best: Mapping[str, Any], title: str) -> Fact:
-    off = best["rms_octaves"]
-    bent = "two values cannot show whether it bends"
-    note = bent if off is None else f"the best rates lie {off:.2f} octaves (rms) off the law"
-    return Fact("Power", power(best), f"the best rate goes as {title} to this power; {note}")
 
 
 def _law(summary: Mapping[str, Any]) -> Chart:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -24,50 +24,9 @@ ROUNDING = 1e-6  # octaves by which a fitted rate may lie beside a measured one
 CROSS_ROW = 0.04  # share of a panel's height that each width's row of diverged rates takes
 
 
-@dataclass(frozen=True)
-class SharedAxes:
-    """The axes of all panels: losses from `low` to `high` in nats, `octaves` of the learning rate."""
-
-    low: float
-    high: float
-    octaves: float
-
-
 def means_of(records: Iterable[Record], recipe: str, width: int) -> dict[float, float | None]:
     """Average a recipe's losses at a width over seeds: log2 rate -> mean loss, None where a seed diverged."""
     return fit.mean_curve(points(records, recipe, width))
-
-
-def shared_axes(summary: Mapping[str, Any], records: Sequence[Record]) -> SharedAxes | None:
-    """Find the axes that hold every curve of a sweep near its best rate.
-
-    Args:
-        summary: the content of `summary.json`.
-        records: the finished runs.
-
-    Returns:
-        The axes; None while no rate has finished with all its seeds and without diverging: there is nothing to draw.
-    """
-    lows, highs, spans = [], [], []
-    rows = len(summary["config"]["widths"]) if any(r["val_loss"] is None for r in records) else 1
-    for entry in summary["recipes"]:
-        curves = [means_of(records, entry["recipe"], width) for width in entry["widths"]]
-        rates = [rate for means in curves for rate in means]
-        spans.append(max(rates, default=0.0) - min(rates, default=0.0))
-        for means, best in zip(curves, map(_best, curves), strict=True):
-            near = [m for x, m in means.items() if m is not None and abs(x - best) <= FRAME_OCTAVES]
-            lows += [min(near)] if near else []
-            highs += [max(near)] if near else []
-    if not lows:
-        return None
-    room = max(highs) - min(lows) or 0.1
-    return SharedAxes(
-        min(lows) - 0.06 * room, max(highs) + (0.05 + 1.5 * CROSS_ROW * rows) * room, max(max(spans), 2.0) + 0.8
-    )
-
-
-def _best(means: Mapping[float, float | None]) -> float:
-    return min(means, key=lambda x: float("inf") if means[x] is None else float(means[x] or 0), default=0.0)
 
 
 def missed(points: Iterable[fit.Point], rate: float) -> fit.Estimate:
@@ -118,54 +77,90 @@ def measured_within(points: Iterable[fit.Point], rate: float, octaves: float) ->
     return rate + octaves if abs(end - rate) >= abs(octaves) - ROUNDING else end
 
 
-def curves(summary: Mapping[str, Any], records: Sequence[Record], axes: SharedAxes, of: str = "width") -> Chart:
+def found_at(entry: Mapping[str, Any]) -> Iterable[tuple[int, float | None, Sequence[float] | None]]:
+    """Each width of a recipe, with the log2 of its best rate and the interval of that."""
+    return zip(entry["widths"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)
+
+
+def curves(summary: Mapping[str, Any], records: Sequence[Record], of: str = "width") -> list[Chart]:
     """Draw loss against learning rate, a panel per recipe and a line per width.
 
     Args:
         summary: the content of `summary.json`.
         records: the finished runs.
-        axes: of all panels.
         of: what the width is called.
 
     Returns:
-        The chart; of widths it is the run's picture.
+        The chart; of widths it is the run's picture. Nothing while no rate has finished with all its seeds and without
+        diverging.
     """
+    recipes = {entry["recipe"]: entry for entry in summary["recipes"]}
+    if (losses := _losses(summary["recipes"], records)) is None:
+        return []
+    spans = _spans(records, [*recipes])
     names = ("recipe", "width", "kind", "lr", "log2_lr", "loss", "seed", "steps", "low", "high")
-    rows = [row for entry in summary["recipes"] for row in _rows(entry, records, axes)]
-    columns = charts.columns(names, [[row.get(name) for name in names] for row in rows])
-    color, shape = charts.series("width", of, map(str, summary["config"]["widths"]))
+    columns = charts.columns(names, [row for entry in recipes.values() for row in _rows(entry, records, *losses)])
+    chart = Chart(
+        "Loss against learning rate",
+        f"A line per {of}, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
+        "interval; a cross at the top is a rate that diverged. Curves end where they leave the losses near the best."
+        + POINTING,
+        _spec(of, summary["config"]["widths"]),
+        columns,
+        [
+            Choice(name, {"recipe": name}, domains={"x": spans[name]}, note=_headline(entry, of))
+            for name, entry in recipes.items()
+        ],
+        side_by_side=True,
+        axes={"x": charts.scales(rates=columns["lr"]), "y": charts.scales("linear", domain=losses)},
+        file="transfer.png" if of == "width" else "",
+    )
+    return [chart]
+
+
+def _spec(of: str, widths: Sequence[int]) -> charts.Spec:
+    color, shape = charts.series("width", of, map(str, widths))
     shown = charts.tooltip(
         lr="learning rate|.3g", log2_lr="log2 of it|.2f", loss="loss|.4f", width=of, seed="seed", steps="steps"
     )
     mean, seed, optimum = (charts.rows(f"datum.kind == '{kind}'") for kind in ("mean", "seed", "optimum"))
     path = optimum.transform_calculate(place="toNumber(datum.width)")
     ink: dict[str, Any] = {"strokeWidth": 2, "color": "var(--ink)"}
-    x = alt.X("lr:Q", title="learning rate")
+    x, low = (alt.X(field, type="quantitative", title="learning rate") for field in ("lr", "low"))
     layers = [
         mean.mark_line(clip=True, strokeWidth=2).encode(x, color),
         seed.mark_point(filled=True, size=18, opacity=0.5, clip=True).encode(x, color, shape),
         mean.mark_point(filled=True, size=55, clip=True).encode(x, color, shape),
         charts.crosses("datum.kind == 'diverged'").encode(x, color),
         path.mark_line(color="var(--ink)", strokeWidth=1, strokeDash=[4, 3]).encode(x, order="place:Q"),
-        optimum.mark_rule(**ink).encode(alt.X("low:Q", title="learning rate"), x2="high:Q"),
+        optimum.mark_rule(**ink).encode(low, x2="high:Q"),
         optimum.mark_point(filled=False, size=130, **ink).encode(x),
     ]
-    losses = charts.scales("linear", domain=[axes.low, axes.high])
-    return Chart(
-        "Loss against learning rate",
-        f"A line per {of}, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
-        "interval; a cross at the top is a rate that diverged. Curves end where they leave the losses near the best."
-        + POINTING,
-        charts.spec(*layers, y=alt.Y("loss:Q", title="validation loss (nats)"), tooltip=shown),
-        columns,
-        [
-            Choice(name, {"recipe": name}, domains={"x": _rates(name, records, axes)}, note=_headline(entry, of))
-            for name, entry in ((entry["recipe"], entry) for entry in summary["recipes"])
-        ],
-        side_by_side=True,
-        axes={"x": charts.scales(rates=columns["lr"]), "y": losses},
-        file="transfer.png" if of == "width" else "",
-    )
+    return charts.spec(*layers, y=alt.Y("loss:Q", title="validation loss (nats)"), tooltip=shown)
+
+
+def _losses(entries: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> tuple[float, float] | None:
+    """The losses that all panels span: of every curve those near its best rate, and the crosses above them."""
+    near = []
+    for entry in entries:
+        for width in entry["widths"]:
+            means = {x: m for x, m in means_of(records, entry["recipe"], width).items() if m is not None}
+            best = min(means, key=lambda x: means[x], default=0.0)
+            near += [m for x, m in means.items() if abs(x - best) <= FRAME_OCTAVES]
+    if not near:
+        return None
+    crosses = len(entries[0]["widths"]) if any(r["val_loss"] is None for r in records) else 1
+    low, high = min(near), max(near)
+    room = high - low or 0.1
+    return low - 0.06 * room, high + (0.05 + 1.5 * CROSS_ROW * crosses) * room
+
+
+def _spans(records: Sequence[Record], recipes: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The rates that each recipe's panel spans: as many octaves as the others', around its own."""
+    rates = {name: [record["log2_lr"] for record in records if record["recipe"] == name] or [0.0] for name in recipes}
+    octaves = max(2.0, *(max(each) - min(each) for each in rates.values())) + 0.8
+    middles = {name: (max(each) + min(each)) / 2 for name, each in rates.items()}
+    return {name: (2 ** (middle - octaves / 2), 2 ** (middle + octaves / 2)) for name, middle in middles.items()}
 
 
 def _headline(entry: Mapping[str, Any], of: str) -> str:
@@ -180,40 +175,25 @@ def _headline(entry: Mapping[str, Any], of: str) -> str:
     return f"drift {drift}{interval} octaves over {times:g}\N{MULTIPLICATION SIGN} {of}"
 
 
-def _rates(recipe: str, records: Sequence[Record], axes: SharedAxes) -> tuple[float, float]:
-    """The rates that a recipe's panel spans: as many octaves as the others', around its own."""
-    rates = [record["log2_lr"] for record in records if record["recipe"] == recipe]
-    middle = (max(rates, default=0.0) + min(rates, default=0.0)) / 2
-    return 2 ** (middle - axes.octaves / 2), 2 ** (middle + axes.octaves / 2)
-
-
-def _rows(entry: Mapping[str, Any], records: Sequence[Record], axes: SharedAxes) -> list[dict[str, Any]]:
-    """What is drawn of a recipe: means, seeds, rates that diverged, optima."""
-    rows = []
-    optima = zip(entry["widths"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)
-    own = [record for record in records if record["recipe"] == entry["recipe"]]
-    for below, (width, vertex, interval) in enumerate(optima, 1 - len(entry["widths"])):
-        means = means_of(own, entry["recipe"], width)
-        runs = [record for record in own if record["width"] == width]
-        here = {"recipe": entry["recipe"], "width": str(width), "steps": runs[0]["steps"] if runs else None}
-        top = axes.high - (0.025 - CROSS_ROW * below) * (axes.high - axes.low)  # a row each: no cross hides another
-        for rate, mean in means.items():
-            kind = {"kind": "diverged", "loss": top} if mean is None else {"kind": "mean", "loss": mean}
-            seeds = sum(record["log2_lr"] == rate for record in runs)
-            rows.append({**here, **kind, "log2_lr": rate, "lr": 2**rate, "seed": f"mean of {seeds}"})
+def _rows(entry: Mapping[str, Any], records: Sequence[Record], low: float, high: float) -> Iterator[tuple[Any, ...]]:
+    """What is drawn of a recipe between two losses: means, seeds, rates that diverged, optima."""
+    for below, (width, vertex, interval) in enumerate(found_at(entry), 1 - len(entry["widths"])):
+        runs = [record for record in records if (record["recipe"], record["width"]) == (entry["recipe"], width)]
+        means, tried = means_of(runs, entry["recipe"], width), Counter(record["log2_lr"] for record in runs)
+        top = high - (0.025 - CROSS_ROW * below) * (high - low)  # a row each: no cross hides another
+        drawn: list[tuple[Any, ...]] = [
+            ("diverged" if mean is None else "mean", rate, top if mean is None else mean, f"mean of {tried[rate]}")
+            for rate, mean in means.items()
+        ]
         if entry["seeds"] > 1:
-            rows += [
-                {**here, "kind": "seed", "log2_lr": r["log2_lr"], "lr": 2 ** r["log2_lr"], "loss": r["val_loss"],
-                 "seed": str(r["seed"])}
-                for r in runs if r["val_loss"] is not None
-            ]  # fmt: skip
-        finite = {rate: mean for rate, mean in means.items() if mean is not None}
+            measured = [record for record in runs if record["val_loss"] is not None]
+            drawn += [("seed", record["log2_lr"], record["val_loss"], str(record["seed"])) for record in measured]
         if vertex is not None:
-            height = float(np.interp(vertex, list(finite), list(finite.values())))
-            low, high = interval or (vertex, vertex)
-            rows.append({**here, "kind": "optimum", "log2_lr": vertex, "lr": 2**vertex, "loss": height,
-                         "seed": "fitted", "low": lr(low), "high": lr(high)})  # fmt: skip
-    return rows
+            finite = {rate: mean for rate, mean in means.items() if mean is not None}
+            height = float(np.interp(vertex, [*finite], [*finite.values()]))
+            drawn.append(("optimum", vertex, height, "fitted", *map(lr, interval or (vertex, vertex))))
+        for kind, rate, loss, seed, *ends in drawn:
+            yield entry["recipe"], str(width), kind, 2**rate, rate, loss, seed, runs[0]["steps"], *ends
 
 
 def optima(summary: Mapping[str, Any]) -> Chart:
@@ -221,22 +201,21 @@ def optima(summary: Mapping[str, Any]) -> Chart:
     rows = [
         (entry["recipe"], width, 2**rate, rate, *map(lr, interval or (rate, rate)))
         for entry in summary["recipes"]
-        for width, rate, interval in zip(
-            entry["widths"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True
-        )
+        for width, rate, interval in found_at(entry)
         if rate is not None
-    ]  # fmt: skip
+    ]
     columns = charts.columns(("recipe", "width", "lr", "log2_lr", "low", "high"), rows)
     shown = charts.tooltip(
         recipe="recipe", width="width", lr="best rate|.3g", log2_lr="log2 of it|.2f", low="from|.3g", high="to|.3g"
     )
     color, shape = charts.series("recipe", "recipe", [entry["recipe"] for entry in summary["recipes"]])
-    title, x = "best learning rate", charts.sizes("width", "width", summary["config"]["widths"])
+    y, low = (alt.Y(field, type="quantitative", title="best learning rate") for field in ("lr", "low"))
     layers = [
-        charts.rows().mark_line(strokeWidth=2).encode(alt.Y("lr:Q", title=title)),
-        charts.rows().mark_rule(strokeWidth=2).encode(alt.Y("low:Q", title=title), y2="high:Q"),
-        charts.rows().mark_point(filled=True, size=55).encode(alt.Y("lr:Q", title=title), shape),
+        charts.rows().mark_line(strokeWidth=2).encode(y),
+        charts.rows().mark_rule(strokeWidth=2).encode(low, y2="high:Q"),
+        charts.rows().mark_point(filled=True, size=55).encode(y, shape),
     ]
+    x = charts.sizes("width", "width", summary["config"]["widths"])
     return Chart(
         "Best learning rate against width",
         "On a level line the rate tuned on the narrow model serves the wide one. Bars are 95 % intervals over seeds.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, finite_or_none, read_lines
-from surefoot.experiment.reports.style import aligned
+from surefoot.experiment.reports.page import Table
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 
@@ -44,26 +44,18 @@ def summarise(directory: Path) -> dict[str, Any]:
     """
     layers, lines = load(directory)
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
-    return {"steps": lines[-1]["step"], "kinds": _kinds(layers, lines, alarms), "alarms": alarms}
-
-
-def _kinds(layers: Mapping[str, Any], lines: Sequence[Record], alarms: Sequence[Record]) -> list[dict[str, Any]]:
     kinds = []
     for role, curves in by_role(layers, lines).items():
         top = [max(values) for values in zip(*curves.values(), strict=True)]
-        largest = max(curves, key=lambda name: max(curves[name]))
+        name = max(curves, key=lambda name: max(curves[name]))
+        bound, limit = (layers[name][end] and layers[name][end] / layers[name]["unit"] for end in ("bound", "limit"))
+        start, largest, last = map(finite_or_none, (top[0], max(top), top[-1]))
         kinds.append({
-            "role": role,
-            "layers": len(curves),
-            "start": finite_or_none(top[0]),
-            "largest": finite_or_none(max(top)),
-            "largest_layer": largest,
-            "last": finite_or_none(top[-1]),
-            "bound": layers[largest]["bound"] and layers[largest]["bound"] / layers[largest]["unit"],
-            "limit": layers[largest]["limit"] / layers[largest]["unit"],
+            "role": role, "layers": len(curves), "start": start, "largest": largest, "largest_layer": name,
+            "last": last, "bound": bound, "limit": limit,
             "alarms": sum(layers[alarm["layer"]]["role"] == role for alarm in alarms),
         })  # fmt: skip
-    return kinds
+    return {"steps": lines[-1]["step"], "kinds": kinds, "alarms": alarms}
 
 
 def by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
@@ -91,29 +83,26 @@ def statement(summary: Mapping[str, Any]) -> str:
     >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
     | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
     """
-    return "\n".join([aligned(*cells(summary)), "", note(summary), *map(_sentence, summary["alarms"])])
+    alarms = [
+        f"alarm at step {step}: {layer}, norm {norm}, limit {limit} ({reason})"
+        for step, layer, norm, limit, reason in alarm_table(summary).rows
+    ]
+    return "\n".join([str(table(summary)), *alarms])
 
 
-def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's columns and, per role, its cells."""
-    head = ["role", "layers", "start", "largest", "of", "last", "bound", "limit", "alarms"]
+def table(summary: Mapping[str, Any]) -> Table:
+    """Tabulate the norms of each role."""
     keys = ["role", "layers", "start", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
-    return head, [[_cell(key, kind[key]) for key in keys] for kind in summary["kinds"]]
+    rows = [[_cell(kind[key], "none" if key == "bound" else "not finite") for key in keys] for kind in summary["kinds"]]
+    note = f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V)."
+    return Table("Norms by kind of layer", [key.replace("largest_layer", "of") for key in keys], rows, [note])
 
 
-def note(summary: Mapping[str, Any]) -> str:
-    """Return what the table's numbers are."""
-    return f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V)."
+def alarm_table(summary: Mapping[str, Any]) -> Table:
+    """List the alarms."""
+    head = ["step", "layer", "norm", "limit", "reason"]
+    return Table("Alarms", head, [[_cell(alarm[key]) for key in head] for alarm in summary["alarms"]])
 
 
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return "none" if key == "bound" else "not finite"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _sentence(alarm: Mapping[str, Any]) -> str:
-    norm = "not finite" if alarm["norm"] is None else f"{alarm['norm']:.3g}"
-    return (
-        f"alarm at step {alarm['step']}: {alarm['layer']}, norm {norm}, limit {alarm['limit']:.3g} ({alarm['reason']})"
-    )
+def _cell(value: Any, none: str = "not finite") -> str:
+    return none if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

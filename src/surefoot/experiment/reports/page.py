@@ -28,19 +28,16 @@ ASSETS = Path(__file__).parent / "assets"
 LIVE_SECONDS = 2.0
 """Time between two questions of a live page to its server."""
 
-_AXIS = {
-    "labelColor": "var(--ink)", "titleColor": "var(--ink)", "gridColor": "var(--line)", "domainColor": "var(--soft)",
-    "tickColor": "var(--soft)", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
-    "gridOpacity": 0.7,
-}  # fmt: skip
-_TITLE = {"color": "var(--ink)", "subtitleColor": "var(--soft)", "fontSize": 13, "subtitleFontSize": 12}
+_INK, _SOFT = "var(--ink)", "var(--soft)"
+_TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+_LINES = {"gridColor": "var(--line)", "gridOpacity": 0.7, "domainColor": _SOFT, "tickColor": _SOFT}
 CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
-    "axis": _AXIS,
-    "legend": {key: _AXIS[key] for key in _AXIS if key.startswith(("label", "title"))} | {"orient": "bottom"},
-    "title": _TITLE,
+    "axis": {**_TEXT, **_LINES},
+    "legend": {**_TEXT, "orient": "bottom"},
+    "title": {"color": _INK, "subtitleColor": _SOFT, "fontSize": 13, "subtitleFontSize": 12},
     "range": {"category": [f"var(--s{i})" for i in range(8)]},
 }
 """The look of all charts, for Vega; colours are variables of the page's style."""
@@ -78,12 +75,26 @@ class Table:
         head: the columns' titles.
         rows: a text per column.
         notes: below it.
+
+    >>> print(Table("Losses", ["recipe", "loss"], [["muon", "2.1"]], ["in nats"]))
+    | recipe | loss |
+    |--------|------|
+    | muon   | 2.1  |
+    <BLANKLINE>
+    in nats
     """
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """For a terminal: padded Markdown without the title, and the notes."""
+        lines = [self.head, *self.rows]
+        sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        top, *rest = (f"| {' | '.join(map(str.ljust, line, sizes))} |" for line in lines)
+        return "\n".join([top, f"|{'|'.join('-' * (size + 2) for size in sizes)}|", *rest, "", *self.notes])
 
 
 @dataclass(frozen=True)
@@ -166,16 +177,12 @@ def html(pages: Sequence[Page], *, live: bool = False) -> str:
         The document: no script, style, font or picture of it comes from elsewhere, and a policy in its head forbids
         the browser to ask for any.
     """
-    main = body(pages)
-    values = {
-        "pages": pages,
-        "body": main,
-        "version": version(main),
-        "live": LIVE_SECONDS if live else None,
-        "style": _inline((ASSETS / "page.css").read_text("utf-8")),
-        "scripts": [_inline(text) for text in (_vega(), (ASSETS / "page.js").read_text("utf-8"))],
-    }
-    return _templates().get_template("page.html").render(values)
+    main, style, script = (
+        body(pages),
+        *(_inline((ASSETS / f"page.{kind}").read_text("utf-8")) for kind in ("css", "js")),
+    )
+    values = {"body": main, "version": version(main), "style": style, "scripts": [_inline(_vega()), script]}
+    return _templates().get_template("page.html").render(values, pages=pages, live=LIVE_SECONDS if live else None)
 
 
 def body(pages: Sequence[Page]) -> str:
@@ -188,8 +195,9 @@ def body(pages: Sequence[Page]) -> str:
         HTML, with the charts' specifications and data in it as JSON.
     """
     charts = [[asdict(chart) for chart in page.charts] for page in pages]
-    payload = {"config": CONFIG, "pages": charts}
-    data = json.dumps(payload, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps({"config": CONFIG, "pages": charts}, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return _templates().get_template("body.html").render(pages=pages, data=data)
 
 

@@ -48,7 +48,7 @@ KINDS = {
     for kind in (
         RunKind("transfer", lambda directory: sweep.load(directory)[0], transfer.statement, transfer.page),
         RunKind("extrapolate", lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
-        RunKind("compare", comparison.load, compare.statement, compare.page),
+        RunKind("compare", comparison.load, lambda summary: str(compare.table(summary)), compare.page),
         RunKind("train", norms.summarise, norms.statement, train.page),
         RunKind("coordcheck", coordcheck.load, coordcheck.statement, coordcheck.page),
     )

@@ -21,33 +21,8 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " -
     | --- | --- |
     | muon | 2.1 |
     """
-    return _table(head, [rule] * len(head), rows)
-
-
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table whose columns are padded to an even width, for a terminal.
-
-    Args:
-        head: the columns' titles.
-        rows: one cell per column.
-
-    Returns:
-        The table's lines.
-
-    >>> print(aligned(["recipe", "loss"], [["muon", "2.1"]]))
-    | recipe | loss |
-    |--------|------|
-    | muon   | 2.1  |
-    """
-    lines = [list(head), *map(list, rows)]
-    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[*map(str.ljust, line, sizes)] for line in lines]
-    return _table(padded[0], ["-" * (size + 2) for size in sizes], padded[1:])
-
-
-def _table(head: Sequence[str], rules: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([cells[0], f"|{'|'.join(rules)}|", *cells[1:]])
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join([rule] * len(head))}|", *lines[1:]])
 
 
 def plus_minus(interval: Sequence[float] | None, digits: int) -> str:
@@ -73,3 +48,30 @@ def lr(log2_lr: float) -> float:
     (0.0625, True)
     """
     return float(2.0 ** max(-1000.0, min(1000.0, log2_lr)))
+
+
+def estimate(value: float | None, interval: Sequence[float] | None, form: str, none: str = "not known") -> str:
+    """Format a value and half the width of its interval.
+
+    Args:
+        value: it.
+        interval: its two ends; None where there is none.
+        form: of the value, with one digit for those after the decimal point.
+        none: what is said in place of no value.
+
+    Returns:
+        The text.
+
+    >>> estimate(2.5, (2.25, 2.75), "+.2f"), estimate(None, None, ".3f")
+    ('+2.50 ± 0.25', 'not known')
+    """
+    return none if value is None else f"{value:{form}}{plus_minus(interval, int(form[-2]))}"
+
+
+def span(log2_lrs: Iterable[float]) -> str:
+    """Format an interval of log2 rates as one of rates.
+
+    >>> span((-4.0, -3.0))
+    '0.0625 to 0.125'
+    """
+    return " to ".join(f"{lr(end):.3g}" for end in log2_lrs)

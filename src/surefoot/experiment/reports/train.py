@@ -13,7 +13,7 @@ import altair as alt
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, read_lines
 from surefoot.experiment.reports import charts, norms
-from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
+from surefoot.experiment.reports.page import Chart, Choice, Fact, Page
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
@@ -56,10 +56,9 @@ def page(directory: Path) -> Page:
             f"diverged after {result['steps']} steps" if result["diverged"] else f"finished: {result['steps']} steps"
         )
     drawn = [*_losses(log), *_layers(layers, lines), *_speed(log)]
-    tables = []
-    if lines:
-        tables.append(Table("Norms by kind of layer", *norms.cells(summary), [norms.note(summary)]))
-        tables += [_alarms(summary["alarms"])] if summary["alarms"] else []
+    tables = [norms.table(summary)] if lines else []
+    if summary["alarms"]:
+        tables.append(norms.alarm_table(summary))
     details = {"Configuration": charts.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
     facts = _facts(log, result, summary)
     return Page(directory.name, f"training of {config['model']}", state, facts, drawn, tables, details)
@@ -206,18 +205,6 @@ def _speed(log: Sequence[Record]) -> list[Chart]:
         if rows:
             drawn.append(_lines(title, what, charts.columns(("step", key, "of"), rows), unit))
     return drawn
-
-
-def _alarms(alarms: Sequence[Mapping[str, Any]]) -> Table:
-    head = ["step", "layer", "norm", "limit", "reason"]
-    rows = [
-        [
-            str(alarm["step"]), alarm["layer"], "not finite" if alarm["norm"] is None else f"{alarm['norm']:.3g}",
-            f"{alarm['limit']:.3g}", alarm["reason"],
-        ]
-        for alarm in alarms
-    ]  # fmt: skip
-    return Table("Alarms", head, rows)
 
 
 def _lines(

@@ -3,51 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import charts
-from surefoot.experiment.reports.loss_curves import curves, measured_within, missed, optima, shared_axes
+from surefoot.experiment.reports.loss_curves import curves, measured_within, missed, optima
 from surefoot.experiment.reports.page import Fact, Page, Table
-from surefoot.experiment.reports.style import aligned, lr, plus_minus
+from surefoot.experiment.reports.style import estimate, plus_minus, span
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import SUMMARY, load
 from surefoot.experiment.training.config import Optimisation
 
 Entry = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Entry], str]]
+
+_FACTORS = {-1.0: "half", 1.0: "twice"}
+"""What is said of a rate so many octaves beside the best one."""
 
 
-def table(summary: Mapping[str, Any]) -> str:
-    """Format the optima, drift, regret and best loss of each recipe as a Markdown table with notes below.
+def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
+    """Tabulate the optima, drift, regret and best loss of each recipe.
 
     Args:
         summary: the content of `summary.json`.
+        decimal: as `optimum`.
 
     Returns:
-        Padded Markdown, for a terminal.
+        The table, with notes.
 
     >>> entry = {"recipe": "muon", "widths": [32, 64], "best_log2_lr": [-4.0, -4.5],
     ...          "best_log2_lr_ci": [None, None], "best_loss": [2.1, 2.0], "status": ["interior"] * 2,
     ...          "drift_octaves": -0.5, "drift_octaves_ci": None, "regret_nats": 0.01,
     ...          "regret_nats_ci": None, "regret_diverged": False, "seeds": 1}
-    >>> print(table({"recipes": [entry]}).splitlines()[2])
+    >>> print(str(table({"recipes": [entry]})).splitlines()[2])
     | muon   | 2^-4.00       | 2^-4.50       | -0.50 (x 0.71)   | 0.010        | 2.000           |
     """
-    return "\n".join([aligned(*cells(summary)), "", *notes(summary)])
+    widths = summary["recipes"][0]["widths"]
+    columns = {"drift in octaves": drift, f"regret at {widths[-1]}": _regret} if len(widths) > 1 else {}
+    notes = [
+        "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
+        "the narrowest optimum run at the widest model, minus the best measured there.",
+        *seeds_and_edges(summary["recipes"]),
+    ]
+    return recipes(summary["recipes"], [*map(str, widths)], columns, notes, decimal)
 
 
-def cells(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the table's columns and, per recipe, its cells."""
-    entries = summary["recipes"]
-    widths = entries[0]["widths"]
-    head = ["recipe", *(f"best lr at {width}" for width in widths)]
-    if len(widths) > 1:
-        head += ["drift in octaves", f"regret at {widths[-1]}"]
-    return [*head, f"best loss at {widths[-1]}"], [_row(entry) for entry in entries]
+def recipes(
+    entries: Sequence[Entry], places: Sequence[str], columns: Columns, notes: Sequence[str], decimal: bool
+) -> Table:
+    """Tabulate the best rate of each recipe at each place, and its best loss at the last.
+
+    Args:
+        entries: the summary's, of the recipes.
+        places: the widths, or what is there in their place.
+        columns: between these: title -> the cell of an entry.
+        notes: below.
+        decimal: as `optimum`.
+
+    Returns:
+        The table.
+    """
+    head = ["recipe", *(f"best lr at {place}" for place in places), *columns, f"best loss at {places[-1]}"]
+    rows = []
+    for entry in entries:
+        optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
+        cells = [*(optimum(*one, decimal) for one in optima), *(cell(entry) for cell in columns.values())]
+        rows.append([entry["recipe"], *cells, estimate(entry["best_loss"][-1], None, ".3f", "none")])
+    return Table("Recipes", head, rows, notes)
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -68,49 +93,43 @@ def recommendation(summary: Mapping[str, Any]) -> str:
     ...                              "best_log2_lr_ci": [[-4.1, -3.9]]}]})
     'muon: lr = 0.0625 at width 32 (0.0583 to 0.067)'
     """
-    lines = []
-    for entry in summary["recipes"]:
-        rate, ci = entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1]
-        if rate is not None:
-            between = "" if ci is None else f" ({lr(ci[0]):.3g} to {lr(ci[1]):.3g})"
-            lines.append(f"{entry['recipe']}: lr = {2**rate:.3g} at width {entry['widths'][-1]}{between}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{entry['recipe']}: lr = {2**rate:.3g} at width {entry['widths'][-1]}" + (f" ({span(ci)})" if ci else "")
+        for entry in summary["recipes"]
+        for rate, ci in [(entry["best_log2_lr"][-1], entry["best_log2_lr_ci"][-1])]
+        if rate is not None
+    )
 
 
-def _row(entry: Mapping[str, Any]) -> list[str]:
-    optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
-    cells = [entry["recipe"], *(optimum(*one) for one in optima)]
-    if len(entry["widths"]) > 1:
-        cells += [drift(entry), _regret(entry)]
-    return [*cells, "none" if entry["best_loss"][-1] is None else f"{entry['best_loss'][-1]:.3f}"]
+def optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str, decimal: bool = False) -> str:
+    """Format a best rate, or why there is none.
+
+    Args:
+        log2_lr: log2 of it; None if there is none.
+        ci: its interval.
+        status: why there is none.
+        decimal: whether the rate itself stands above the power of two.
+
+    Returns:
+        The cell.
+
+    >>> optimum(-3.0, (-3.1, -2.9), "interior"), optimum(None, None, "low edge", True)
+    ('2^-3.00 ± 0.10', 'low edge')
+    """
+    above = f"{2**log2_lr:.3g}\n" if decimal and log2_lr is not None else ""
+    return status if log2_lr is None else f"{above}2^{log2_lr:.2f}{plus_minus(ci, 2)}"
 
 
-def optimum(log2_lr: float | None, ci: Sequence[float] | None, status: str) -> str:
-    """Format a best rate, or why there is none."""
-    return status if log2_lr is None else f"2^{log2_lr:.2f}{plus_minus(ci, 2)}"
-
-
-def drift(entry: Mapping[str, Any]) -> str:
+def drift(entry: Entry) -> str:
     """Format how far a recipe's best rate moves."""
-    drift = entry["drift_octaves"]
-    if drift is None:
-        return "not known"
-    return f"{drift:+.2f}{plus_minus(entry['drift_octaves_ci'], 2)} (x {2**drift:.2f})"
+    octaves = entry["drift_octaves"]
+    times = "" if octaves is None else f" (x {2**octaves:.2f})"
+    return estimate(octaves, entry["drift_octaves_ci"], "+.2f") + times
 
 
-def _regret(entry: Mapping[str, Any]) -> str:
-    if entry["regret_nats"] is None:
-        return "diverged" if entry["regret_diverged"] else "not known"
-    return f"{entry['regret_nats']:.3f}{plus_minus(entry['regret_nats_ci'], 3)}"
-
-
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return what the table's columns mean, in lines."""
-    return [
-        "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
-        "the narrowest optimum run at the widest model, minus the best measured there.",
-        *seeds_and_edges(summary["recipes"]),
-    ]
+def _regret(entry: Entry) -> str:
+    none = "diverged" if entry["regret_diverged"] else "not known"
+    return estimate(entry["regret_nats"], entry["regret_nats_ci"], ".3f", none)
 
 
 def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}") -> list[str]:
@@ -123,27 +142,19 @@ def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}"
     Returns:
         The lines.
     """
-    lines = []
-    seeds = max(entry["seeds"] for entry in entries)  # while runs go on a recipe may have fewer
-    if seeds < fit.SEEDS_FOR_AN_INTERVAL:
-        lines.append(f"n = {seeds} seed{'s' * (seeds != 1)}: no intervals (they need three).")
-    else:
-        lines.append(f"n = {seeds} seeds, ± half a 95 % interval, paired over seeds.")
+    n = max(entry["seeds"] for entry in entries)  # while runs go on a recipe may have fewer
+    few, intervals = f"{'s' * (n != 1)}: no intervals (they need three)", "s, ± half a 95 % interval, paired over seeds"
+    lines = [f"n = {n} seed{few if n < fit.SEEDS_FOR_AN_INTERVAL else intervals}."]
     if any(status.endswith(("edge", "divergence")) for entry in entries for status in entry["status"]):
         lines.append("edge, divergence: the best rate measured lies there, so no optimum is claimed.")
-    return [*lines, *_failed(entries, text)]
-
-
-def _failed(entries: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """A line for the runs that failed, if any did; summaries of earlier versions lack the key."""
-    counts = [
+    failed = [
         f"{entry['recipe']} {count} at {text.format(width)}"
         for entry in entries
-        for width, count in zip(entry["widths"], entry.get("failed", [0] * len(entry["widths"])), strict=True)
+        for width, count in zip(entry["widths"], entry.get("failed", ()), strict=False)  # earlier versions lack the key
         if count
     ]
     again = "killed twice, counted as diverged; to run one again, delete its line in results.jsonl."
-    return [f"failed: {', '.join(counts)}; {again}"] if counts else []
+    return [*lines, f"failed: {', '.join(failed)}; {again}"] if failed else lines
 
 
 def page(directory: Path) -> Page:
@@ -160,20 +171,17 @@ def page(directory: Path) -> Page:
         ValueError: its files are damaged.
     """
     summary, records = load(directory)
-    state = f"finished: {len(records)} runs" if (directory / SUMMARY).exists() else f"under way: {len(records)} runs"
-    details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
-    tables, kind = [_recipes(summary, records), runs(records)], f"learning-rate transfer over width{_size(summary)}"
-    drawn = []
-    if axes := shared_axes(summary, records):
-        drawn = [curves(summary, records, axes), *([optima(summary)] if len(summary["config"]["widths"]) > 1 else [])]
-    return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
-
-
-def _size(summary: Mapping[str, Any]) -> str:
     config = {**summary["config"].get("settings", {}), **summary["config"]}
-    model, steps = config.get("model"), f"{config['steps']} steps"
+    model = f"{config['model']}, " if "model" in config else ""
     batch = " of {batch_size} x {context} tokens".format(**config) if config.keys() >= {"batch_size", "context"} else ""
-    return f": {model}, {steps}{batch}" if model else f": {steps}{batch}"
+    kind = f"learning-rate transfer over width: {model}{config['steps']} steps{batch}"
+    state = f"{'finished' if (directory / SUMMARY).exists() else 'under way'}: {len(records)} runs"
+    details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
+    drawn = curves(summary, records)
+    if drawn and len(config["widths"]) > 1:
+        drawn.append(optima(summary))
+    tables = [_recipes(summary, records), runs(records)]
+    return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
 
 
 def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
@@ -190,8 +198,8 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
         missing_it(best, records),
     ]
     if len(best["widths"]) > 1:
-        span = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
-        facts.append(Fact(f"The best rate of {name} moves by", drift(best), span))
+        between = f"from width {best['widths'][0]} to {width}, in octaves (factors of two)"
+        facts.append(Fact(f"The best rate of {name} moves by", drift(best), between))
     return facts
 
 
@@ -213,68 +221,42 @@ def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
     """
     missing = _missed(best, records)
     costs = "\n".join(f"{cost} at {factor}" for factor, cost in missing)
-    ends = [
-        f"; {factor} was the {end} rate tried" for (factor, _), end in zip(missing, ("lowest", "highest"), strict=True)
-    ]
-    short = "".join(end for end in ends if not end.startswith(("; half", "; twice")))
-    return Fact("Missing it by a factor of two costs", costs, f"nats of validation loss{at}{short}")
+    note = f"nats of validation loss{at}"
+    for (factor, _), end in zip(missing, ("lowest", "highest"), strict=True):
+        note += f"; {factor} was the {end} rate tried" if factor not in _FACTORS.values() else ""
+    return Fact("Missing it by a factor of two costs", costs, note)
 
 
 def interval(ends: Sequence[float] | None, seeds: int, has: str = "this sweep has", but: str = "") -> Fact:
     """Say where the rate to use lies, or that it needs more seeds; `but` is what the interval does not contain."""
-    if ends is None:
-        note = f"it needs three seeds and {has} {seeds}: --seeds 3, in another directory"
-        return Fact("Its 95 % interval", "not measured", note)
-    low, high = map(lr, ends)
-    return Fact("Its 95 % interval", f"{low:.3g} to {high:.3g}", f"over {seeds} seeds{but}")
+    value, note = "not measured", f"it needs three seeds and {has} {seeds}: --seeds 3, in another directory"
+    if ends is not None:
+        value, note = span(ends), f"over {seeds} seeds{but}"
+    return Fact("Its 95 % interval", value, note)
 
 
 def _missed(entry: Entry, records: Sequence[Record]) -> list[tuple[str, str]]:
     """Half and twice the best rate at the widest model, or as far as was measured, and what each costs."""
     if (rate := entry["best_log2_lr"][-1]) is None:
         return []
-    measured = points(records, entry["recipe"], entry["widths"][-1])
-    rates = [measured_within(measured, rate, octaves) for octaves in (-1.0, 1.0)]
-    return [(_factor(other - rate), _cost(missed(measured, other))) for other in rates]
-
-
-def _factor(octaves: float) -> str:
-    return {-1.0: "half", 1.0: "twice"}.get(round(octaves, 6), f"{2**octaves:.2g} times")
-
-
-def _cost(cost: fit.Estimate) -> str:
-    if cost.value is None:
-        return "not measured"
-    return "divergence" if cost.value == math.inf else f"+{cost.value:.3f}{plus_minus(cost.interval, 3)}"
+    measured, found = points(records, entry["recipe"], entry["widths"][-1]), []
+    for end in _FACTORS:
+        other = measured_within(measured, rate, end)
+        octaves, cost = round(other - rate, 6), missed(measured, other)
+        costs = estimate(cost.value, cost.interval, "+.3f", "not measured") if cost.value != math.inf else "divergence"
+        found.append((_FACTORS.get(octaves, f"{2**octaves:.2g} times"), costs))
+    return found
 
 
 def _recipes(summary: Mapping[str, Any], records: Sequence[Record]) -> Table:
-    head, rows = cells(summary)
+    found = table(summary, decimal=True)
     costs = ["\n".join(f"{factor}: {cost}" for factor, cost in _missed(entry, records)) for entry in summary["recipes"]]
-    below = [
-        *notes(summary),
+    note = (
         "best loss: the lowest mean that was measured. missing it: the loss at half and at twice the best rate, or as "
-        "far as was measured, on the line between two rates, minus the lowest.",
-    ]
-    both = [[*row, cost] for row, cost in zip(rates_first(rows, summary["recipes"]), costs, strict=True)]
-    return Table("Recipes", [*head, "missing it by two"], both, below)
-
-
-def rates_first(rows: Sequence[Sequence[str]], entries: Sequence[Entry]) -> list[list[str]]:
-    """Write each best rate itself above the power of two that a table of recipes gives it as.
-
-    Args:
-        rows: of the table: a recipe's name, its best rate at each width, and other cells.
-        entries: the summary's, of the same recipes.
-
-    Returns:
-        The rows.
-
-    >>> rates_first([["muon", "2^-3.00 ± 0.09", "low edge"]], [{"best_log2_lr": [-3.0, None]}])
-    [['muon', '0.125\\n2^-3.00 ± 0.09', 'low edge']]
-    """
-    rates = [["", *("" if x is None else f"{2**x:.3g}\n" for x in entry["best_log2_lr"])] for entry in entries]
-    return [[rate + cell for rate, cell in zip_longest(*both, fillvalue="")] for both in zip(rates, rows, strict=True)]
+        "far as was measured, on the line between two rates, minus the lowest."
+    )
+    rows = [[*row, cost] for row, cost in zip(found.rows, costs, strict=True)]
+    return Table("Recipes", [*found.head, "missing it by two"], rows, [*found.notes, note])
 
 
 def runs(records: Sequence[Record], of: str = "width") -> Table:

@@ -235,7 +235,7 @@ def test_two_values_have_no_distance_from_the_line(tmp_path):
     summary = measure(tmp_path, config(values=(400, 100)), target=1600)
     assert summary["values"] == [100, 400]
     assert summary["recipes"][0]["rms_octaves"] is None
-    assert report.cells(summary)[1][0][4] == "not known"
+    assert report.table(summary).rows[0][4] == "not known"
 
 
 def test_one_executor_serves_all_and_each_value_is_announced(tmp_path):
