@@ -20,6 +20,7 @@ NAMED = 7
 """Lines outside the band that get a colour and a name in a panel: the steepest."""
 _PASS = ("inside", "zero")
 _LABELS = {"start": "activations at the start", "change": "their change"}
+_CHOICES = [Choice(label, {"of": label}) for label in _LABELS.values()]
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -44,14 +45,12 @@ def statement(summary: Mapping[str, Any]) -> str:
 
 
 def _table(summary: Mapping[str, Any]) -> Table:
-    rows = [
-        [
-            layer["layer"],
-            *(estimate(layer[q]["slope"], layer[q]["ci"], "+.2f", layer[q]["status"]) for q in QUANTITIES),
-            ", ".join(q for q in QUANTITIES if layer[q]["status"] not in _PASS),
-        ]
-        for layer in summary["layers"]
-    ]
+    rows = []
+    for layer in summary["layers"]:
+        fits = [layer[quantity] for quantity in QUANTITIES]
+        slopes = [estimate(fit["slope"], fit["ci"], "+.2f", fit["status"]) for fit in fits]
+        leaves = [quantity for quantity in QUANTITIES if layer[quantity]["status"] not in _PASS]
+        rows.append([layer["layer"], *slopes, ", ".join(leaves)])
     config, widths, n = summary["config"], summary["widths"], len(summary["seeds"])
     intervals = ": no intervals (they need three)" if n < fit.SEEDS_FOR_AN_INTERVAL else ", ± half a 95 % interval"
     notes = [
@@ -71,9 +70,9 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if summary["passes"]:
         return f"passes: all {len(slopes)} slopes within ±{summary['band']:g}"
     line = f"FAILS: {len(wrong)} of {len(slopes)} slopes leave ±{summary['band']:g}"
-    reaching = [slope for slope in wrong if slope["ci"] and max(slope["ci"][0], -slope["ci"][1]) <= summary["band"]]
-    more = f"; {len(reaching)} may be noise, their intervals reach into the band: more --seeds would tell"
-    return line + (more if reaching else "")
+    reaching = sum(max(ci[0], -ci[1]) <= summary["band"] for slope in wrong if (ci := slope["ci"]))
+    more = f"; {reaching} may be noise, their intervals reach into the band: more --seeds would tell"
+    return line + more * bool(reaching)
 
 
 def load(directory: Path) -> dict[str, Any]:
@@ -106,34 +105,27 @@ def page(directory: Path) -> Page:
         ValueError: a file is damaged.
     """
     _, config = configs.kind_of(directory)
+    name, details = f"coordinate check of {config['method']}", {"Configuration": charts.flat(config)}
     if not (directory / SUMMARY).exists():
-        return _unfinished(directory, config)
+        records = finished(read_lines(directory / RESULTS, ("width", "seed")))
+        details["Finished runs"] = {f"width {record['width']}, seed {record['seed']}": "" for record in records}
+        facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
+        return Page(directory.name, name, f"under way: {len(records)} runs", facts, [], [], details)
     summary = load(directory)
     facts = [
         Fact("Coordinate check", "passes" if summary["passes"] else "FAILS", verdict(summary).partition(": ")[2]),
         Fact("Of", config["method"], f"at lr {config['lr']:.4g}, {config['steps']} steps"),
         Fact("Widths", ", ".join(map(str, summary["widths"])), f"n = {len(summary['seeds'])} seeds"),
     ]
-    details = {"Configuration": charts.flat(config), "Machine and versions": summary.get("environment", {})}
-    name = f"coordinate check of {config['method']}"
-    return Page(
-        directory.name, name, "finished", facts, [_slopes(summary), _sizes(summary)], [_table(summary)], details
-    )
-
-
-def _unfinished(directory: Path, config: Mapping[str, Any]) -> Page:
-    records = finished(read_lines(directory / RESULTS, ("width", "seed")))
-    runs = [f"width {record['width']}, seed {record['seed']}" for record in records]
-    facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
-    details = {"Configuration": charts.flat(config), "Finished runs": dict.fromkeys(runs, "")}
-    name, state = f"coordinate check of {config['method']}", f"under way: {len(records)} runs"
-    return Page(directory.name, name, state, facts, [], [], details)
+    details["Machine and versions"] = summary.get("environment", {})
+    drawn = [_slopes(summary), _sizes(summary)]
+    return Page(directory.name, name, "finished", facts, drawn, [_table(summary)], details)
 
 
 def _slopes(summary: Mapping[str, Any]) -> Chart:
     rows = [
-        (_LABELS[quantity], layer["layer"], fitted["slope"], *(fitted["ci"] or (None, None)), fitted["status"])
-        for quantity in QUANTITIES
+        (of, layer["layer"], fitted["slope"], *(fitted["ci"] or (None, None)), fitted["status"])
+        for quantity, of in _LABELS.items()
         for layer in summary["layers"]
         if (fitted := layer[quantity])["slope"] is not None
     ]
@@ -156,7 +148,7 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
         f"A point per layer with its 95 % interval. Inside the dashed band, ±{band:g}, its size keeps its scale.",
         charts.spec(*layers),
         charts.columns(("of", "layer", "slope", "low", "high", "status"), rows),
-        _choices(),
+        _CHOICES,
         side_by_side=True,
         height=90 + max(250, 16 * len(summary["layers"])),
     )
@@ -164,15 +156,14 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
 
 def _sizes(summary: Mapping[str, Any]) -> Chart:
     rows = []
-    for quantity in QUANTITIES:
-        drawn = [layer for layer in summary["layers"] if layer[quantity]["slope"] is not None]
-        outside = [layer for layer in drawn if layer[quantity]["status"] == "outside"]
-        steepest = sorted(outside, key=lambda layer: -abs(layer[quantity]["slope"]))[:NAMED]
-        for layer in [*steepest, *(layer for layer in drawn if layer not in steepest)]:
-            name, fitted = layer["layer"], layer[quantity]
-            label = f"{name} {fitted['slope']:+.2f}" if layer in steepest else None
-            for width, size in zip(summary["widths"], fitted["log2_rms"], strict=True):
-                rows.append((_LABELS[quantity], name, width, 2**size, fitted["status"], label))
+    for quantity, of in _LABELS.items():
+        fits = {layer["layer"]: layer[quantity] for layer in summary["layers"] if layer[quantity]["slope"] is not None}
+        outside = [name for name in fits if fits[name]["status"] == "outside"]
+        steepest = sorted(outside, key=lambda name: -abs(fits[name]["slope"]))[:NAMED]
+        for name in dict.fromkeys([*steepest, *fits]):
+            label = f"{name} {fits[name]['slope']:+.2f}" if name in steepest else None
+            sizes = zip(summary["widths"], fits[name]["log2_rms"], strict=True)
+            rows += [(of, name, width, 2**size, fits[name]["status"], label) for width, size in sizes]
     columns = charts.columns(("of", "layer", "width", "rms", "status", "name"), rows)
     legend, scale = alt.Legend(columns=2, labelLimit=400, symbolOpacity=1), alt.Scale(range=charts.COLOURS)
     by_name = alt.Color("name:N", title="outside the band", sort=None, scale=scale, legend=legend)
@@ -192,12 +183,8 @@ def _sizes(summary: Mapping[str, Any]) -> Chart:
         "A line per layer, the mean over seeds. Level lines keep their scale.",
         charts.spec(*layers, x=x, y=y, detail=alt.Detail("layer:N")),
         columns,
-        _choices(),
+        _CHOICES,
         side_by_side=True,
         axes={"y": charts.scales(rates=columns["rms"])},
         file="coordcheck.png",
     )
-
-
-def _choices() -> list[Choice]:
-    return [Choice(_LABELS[quantity], {"of": _LABELS[quantity]}) for quantity in QUANTITIES]

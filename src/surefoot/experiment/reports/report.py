@@ -8,9 +8,9 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import vl_convert
 
@@ -25,35 +25,28 @@ from surefoot.experiment.sweep import sweep
 FILE = "report.html"
 
 
-@final
-@dataclass(frozen=True)
-class RunKind:
+class RunKind(NamedTuple):
     """A kind of run.
 
     Args:
-        name: in `config.json`, one of `configs.KINDS`.
         load: reads the summary of a directory, of a run that has not finished, too, if it has one.
         statement: formats a summary for a terminal: the table, and what follows from it.
         page: describes a directory for the browser.
     """
 
-    name: str
     load: Callable[[Path], dict[str, Any]]
     statement: Callable[[Mapping[str, Any]], str]
     page: Callable[[Path], Page]
 
 
 KINDS = {
-    kind.name: kind
-    for kind in (
-        RunKind("transfer", lambda directory: sweep.load(directory)[0], transfer.statement, transfer.page),
-        RunKind("extrapolate", lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
-        RunKind("compare", comparison.load, lambda summary: str(compare.table(summary)), compare.page),
-        RunKind("train", norms.summarise, norms.statement, train.page),
-        RunKind("coordcheck", coordcheck.load, coordcheck.statement, coordcheck.page),
-    )
+    "transfer": RunKind(lambda directory: sweep.load(directory)[0], transfer.statement, transfer.page),
+    "extrapolate": RunKind(lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
+    "compare": RunKind(comparison.load, lambda summary: str(compare.table(summary)), compare.page),
+    "train": RunKind(norms.summarise, norms.statement, train.page),
+    "coordcheck": RunKind(coordcheck.load, coordcheck.statement, coordcheck.page),
 }
-"""By name."""
+"""By the names of `configs.KINDS`."""
 
 
 def kind(directory: Path) -> RunKind:
@@ -130,24 +123,18 @@ def draw(directory: Path) -> Path | None:
         ValueError: its files are damaged.
     """
     made = page(directory)
-    chart = next((chart for chart in made.charts if chart.file), None)
-    if chart is None:
+    if (chart := next((chart for chart in made.charts if chart.file), None)) is None:
         return None
     choices = [choice for choice in chart.choices if choice.group == chart.choices[0].group] or [Choice("", {})]
     beside = len(choices) if len(choices) <= 3 else math.ceil(math.sqrt(len(choices)))
     fact, letters = made.facts[0], 60 * max(2, beside)
     first = textwrap.wrap(f"{fact.label}: {fact.value}{'; ' * bool(fact.note)}{fact.note}", letters)
     below = textwrap.wrap(chart.description.removesuffix(POINTING), letters)
-    quiet = {"fontSize": 12, "fontWeight": "normal", "color": "var(--soft)"}
-    width = 320 if beside > 1 else 600
-    panels = {
-        "concat": [_panel(chart, choice, width) for choice in choices],
-        "columns": beside,
-        "title": {"text": below, "orient": "bottom", "anchor": "start", **quiet},
-    }
+    quiet = {"orient": "bottom", "anchor": "start", "fontSize": 12, "fontWeight": "normal", "color": "var(--soft)"}
+    panels = [_panel(chart, choice, 320 if beside > 1 else 600) for choice in choices]
     drawn = {
         "title": {"text": made.kind, "subtitle": first, "anchor": "start", "fontSize": 15, "offset": 12},
-        "vconcat": [panels],
+        "vconcat": [{"concat": panels, "columns": beside, "title": {"text": below, **quiet}}],
         "config": {**CONFIG, "background": "white", "font": "sans-serif"},
     }
     light = dict(reversed(re.findall(r"(--\w+): (#\w+)", (ASSETS / "page.css").read_text("utf-8"))))
@@ -165,8 +152,8 @@ def _panel(chart: Chart, choice: Choice, width: int) -> dict[str, Any]:
         spec = _with_axis(spec, channel, {"scale": {"domain": domain}})
     rows = [dict(zip(chart.columns, row, strict=True)) for row in zip(*chart.columns.values(), strict=True)]
     shown = [row for row in rows if all(row[name] == value for name, value in choice.where.items())]
-    title = {"text": choice.label, "subtitle": choice.note}
-    return {**spec, "title": title, "data": {"values": shown}, "width": width, "height": 280}
+    drawn = {"title": {"text": choice.label, "subtitle": choice.note}, "data": {"values": shown}}
+    return {**spec, **drawn, "width": width, "height": 280}
 
 
 def _with_axis(node: Any, channel: str, chosen: Mapping[str, Any]) -> Any:

@@ -42,8 +42,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self, directories: Sequence[Path], port: int = PORT) -> None:
         for directory in directories:
             if not directory.is_dir():
-                message = f"{directory} does not exist: give the run directory of a command that has begun"
-                raise with_remedy(FileNotFoundError(message), Locate(directory))
+                begun = f"{directory} does not exist: give the run directory of a command that has begun"
+                raise with_remedy(FileNotFoundError(begun), Locate(directory))
         super().__init__((ADDRESS, port), _Handler)
         self.url: str = f"http://{ADDRESS}:{self.server_port}/"
         self._directories = tuple(directories)
@@ -55,21 +55,13 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             return [self._page(directory) for directory in self._directories]
 
-    def is_user_model(self, host: str | None, origin: str | None) -> bool:
-        """Whether a request's `Host` and `Origin` are those of a page that this server gave."""
-        names = [f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")]
-        return host in names and (origin is None or origin in [f"http://{name}" for name in names])
-
     def _page(self, directory: Path) -> Page:
         files = sorted([*directory.glob("*.json"), *directory.glob("*.jsonl"), *directory.glob("*/results.jsonl")])
         stamp = [(path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),)]
-        known, made = self._made.get(directory, (None, None))
-        if made is None or known != stamp:
-            made = (
-                page(directory) if stamp else Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
-            )
-            self._made[directory] = stamp, made
-        return made
+        if self._made.get(directory, (None,))[0] != stamp:
+            empty = Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
+            self._made[directory] = stamp, page(directory) if stamp else empty
+        return self._made[directory][1]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -85,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        if not self.server.is_user_model(self.headers["Host"], self.headers["Origin"]):
+        own = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
+        if self.headers["Host"] not in own or self.headers["Origin"] not in (None, *(f"http://{name}" for name in own)):
             self._send(HTTPStatus.FORBIDDEN, "surefoot watch answers its own page only")
             return
         address = urlsplit(self.path)

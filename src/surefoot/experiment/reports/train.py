@@ -14,6 +14,7 @@ from surefoot.experiment import configs
 from surefoot.experiment.files import Record, read_lines
 from surefoot.experiment.reports import charts, norms
 from surefoot.experiment.reports.page import Chart, Choice, Fact, Page
+from surefoot.experiment.reports.style import estimate
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
@@ -21,6 +22,7 @@ _CHANGES = {
     "moved": ("What each step changed", "The norm of the change by the last step before a measurement, natural units."),
     "updates": ("What the next step can change", "A bound on the change by the next step, promised, in natural units."),
 }
+_LOSSES = {"loss": "training", "val_loss": "validation", "val_loss_average": "validation, averaged weights"}
 _SPEEDS = {
     "tokens_per_second": ("Throughput", "tokens per second", "Over the steps since the record before."),
     "optimizer_share": ("Optimizer's share of a step", "share of the time", "The optimizer's part of a whole step."),
@@ -49,44 +51,37 @@ def page(directory: Path) -> Page:
     result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
     lines = read_lines(directory / NORMS, ("step", "norms")) if layers else []
     summary = norms.summarise(directory) if lines else {"kinds": [], "alarms": []}
-    step = log[-1]["step"] if log else 0
-    state = f"step {step} of {config['steps']}"
+    state = f"step {log[-1]['step'] if log else 0} of {config['steps']}"
     if result:
-        state = (
-            f"diverged after {result['steps']} steps" if result["diverged"] else f"finished: {result['steps']} steps"
-        )
-    drawn = [*_losses(log), *_layers(layers, lines), *_speed(log)]
+        state = f"{'diverged after' if result['diverged'] else 'finished:'} {result['steps']} steps"
+    what = "Training loss of a batch, and validation loss where it was measured."
+    losses = _logged(log, "Loss", "loss (nats)", what, _LOSSES)
+    speeds = [chart for key, said in _SPEEDS.items() for chart in _logged(log, *said, {key: said[0]})]
     tables = [norms.table(summary)] if lines else []
     if summary["alarms"]:
         tables.append(norms.alarm_table(summary))
     details = {"Configuration": charts.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
-    facts = _facts(log, result, summary)
-    return Page(directory.name, f"training of {config['model']}", state, facts, drawn, tables, details)
+    kind, drawn = f"training of {config['model']}", [*losses, *_layers(layers, lines), *speeds]
+    return Page(directory.name, kind, state, _facts(log, result, summary), drawn, tables, details)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The content of a JSON file; empty where there is none."""
-    try:
-        return configs.read(path)
-    except FileNotFoundError:
-        return {}
+    return configs.read(path) if path.exists() else {}
 
 
 def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Fact]:
     last: Mapping[str, Any] = log[-1] if log else {}
-    validated = [record for record in log if record.get("val_loss") is not None]
-    if result.get("val_loss") is not None:
-        loss = Fact("Validation loss", f"{result['val_loss']:.4f}", "nats, at the end")
-    elif validated:
-        loss = Fact("Validation loss", f"{validated[-1]['val_loss']:.4f}", f"nats, at step {validated[-1]['step']}")
-    else:
-        value = "none yet" if last.get("loss") is None else f"{last['loss']:.4f}"
-        loss = Fact("Training loss", value, f"nats, at step {last['step']}" if last else "")
-    alarms, bounded = summary["alarms"], [kind for kind in summary["kinds"] if kind["bound"] is not None]
-    norm = "inside their bands" if not alarms else f"{len(alarms)} alarm{'s' * (len(alarms) > 1)}"
-    kinds = len(summary["kinds"])
-    note = f"{len(bounded)} of {kinds} kinds of layer have a bound" if kinds else "not measured yet"
-    facts = [loss, Fact("Norms", norm if kinds else "not measured yet", note if kinds else "")]
+    losses = [(record.get("val_loss"), f"nats, at step {record['step']}") for record in log]
+    validated = [loss for loss in [*losses, (result.get("val_loss"), "nats, at the end")] if loss[0] is not None]
+    loss, note = validated[-1] if validated else (last.get("loss"), f"nats, at step {last['step']}" if last else "")
+    alarms, kinds = len(summary["alarms"]), summary["kinds"]
+    norm = f"{alarms} alarm{'s' * (alarms > 1)}" if alarms else "inside their bands"
+    bounded = f"{sum(kind['bound'] is not None for kind in kinds)} of {len(kinds)} kinds of layer have a bound"
+    facts = [
+        Fact("Validation loss" if validated else "Training loss", estimate(loss, None, ".4f", "none yet"), note),
+        Fact("Norms", norm, bounded) if kinds else Fact("Norms", "not measured yet"),
+    ]
     if last.get("tokens_per_second"):
         facts.append(Fact("Throughput", f"{last['tokens_per_second']:,.0f} tokens/s", "at the end of the log"))
     if last.get("optimizer_share") is not None:
@@ -95,19 +90,17 @@ def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[st
     return facts
 
 
-def _losses(log: Sequence[Record]) -> list[Chart]:
-    named = {"loss": "training", "val_loss": "validation", "val_loss_average": "validation, averaged weights"}
+def _logged(log: Sequence[Record], title: str, unit: str, what: str, named: Mapping[str, str]) -> list[Chart]:
+    """A line for each of these keys of the log's records, if any has values; several have a legend."""
     rows = [
         (record["step"], record[key], name)
         for key, name in named.items()
         for record in log
         if record.get(key) is not None
     ]
-    if not rows:
-        return []
-    what = "Training loss of a batch, and validation loss where it was measured."
-    columns = charts.columns(("step", "loss", "of"), rows)
-    return [_lines("Loss", what, columns, "loss (nats)", dict.fromkeys(columns["of"]))]
+    columns = charts.columns(("step", next(iter(named)), "of"), rows)
+    names = dict.fromkeys(columns["of"]) if len(named) > 1 else ()
+    return [_lines(title, what, columns, unit, names)] if rows else []
 
 
 def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
@@ -115,42 +108,32 @@ def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
         return []
     every = max(1, len(lines) * len(layers) // POINTS + 1)
     kept = [line for i, line in enumerate(lines) if i % every == 0 or i == len(lines) - 1 or "alarms" in line]
-    roles = norms.by_role(layers, kept)
-    roles = {role: roles[role] for role in sorted(roles, key=lambda role: role != "linear")}  # of most layers, first
-    names = [name for curves in roles.values() for name in curves]
-    bands = {name: _band(layers[name]) for name in names}
+    roles = sorted(norms.by_role(layers, kept).items(), key=lambda role: role[0] != "linear")  # of most layers, first
+    curves = [(role, name, curve) for role, own in roles for name, curve in own.items()]
+    bands = {name: _band(layers[name]) for _, name, _ in curves}
     choices = [
-        Choice(f"every {role} layer ({len(curves)})", {"role": role}, "kinds", _domain(curves, bands))
-        for role, curves in roles.items()
+        Choice(f"every {role} layer ({len(own)})", {"role": role}, "kinds", _domain(own, bands)) for role, own in roles
     ]
-    choices += [
-        Choice(name, {"layer": name}, role, _domain({name: curve}, bands))
-        for role, curves in roles.items()
-        for name, curve in curves.items()
-    ]
+    choices += [Choice(name, {"layer": name}, role, _domain({name: curve}, bands)) for role, name, curve in curves]
     alarms = {(line["step"], alarm["layer"]): alarm["reason"] for line in kept for alarm in line.get("alarms", [])}
     rows = [
         (role, name, line["step"], value if value < math.inf else None, *bands[name], alarms.get((line["step"], name)))
-        for role, curves in roles.items()
-        for name, curve in curves.items()
+        for role, name, curve in curves
         for line, value in zip(kept, curve, strict=True)
     ]
-    columns = charts.columns(("role", "layer", "step", "norm", "band", "kind", "alarm"), rows)
-    drawn = [_norms(columns, choices)]
+    drawn = [_norms(charts.columns(("role", "layer", "step", "norm", "band", "kind", "alarm"), rows), choices)]
     for key, (title, what) in _CHANGES.items():
-        measured = [
-            (layers[name]["role"], name, line["step"], line[key][name])
-            for name in names
+        changes = [
+            (role, name, line["step"], line[key][name])
+            for role, name, _ in curves
             for line in kept
             if (line.get(key) or {}).get(name) is not None
         ]
-        if measured:
-            own = charts.columns(("role", "layer", "step", "change"), measured)
-            there = {row[1] for row in measured}
-            kinds = {row[0] for row in measured}
-            some = [c for c in choices if c.where.get("layer") in there or c.where.get("role") in kinds]
-            some = [replace(choice, domains={}) for choice in some]
-            drawn.append(_lines(title, what, own, "norm of the change", choices=some))
+        if changes:
+            there = {part for role, name, *_ in changes for part in (("role", role), ("layer", name))}
+            some = [replace(choice, domains={}) for choice in choices if choice.where.items() <= there]
+            columns = charts.columns(("role", "layer", "step", "change"), changes)
+            drawn.append(_lines(title, what, columns, "norm of the change", choices=some))
     return drawn
 
 
@@ -196,15 +179,6 @@ def _norms(columns: Mapping[str, Sequence[Any]], choices: Sequence[Choice]) -> C
         axes={"y": charts.scales()},
         file="norms.png",
     )
-
-
-def _speed(log: Sequence[Record]) -> list[Chart]:
-    drawn = []
-    for key, (title, unit, what) in _SPEEDS.items():
-        rows = [(record["step"], record[key], title) for record in log if record.get(key) is not None]
-        if rows:
-            drawn.append(_lines(title, what, charts.columns(("step", key, "of"), rows), unit))
-    return drawn
 
 
 def _lines(
