@@ -55,7 +55,7 @@ def test_a_file_of_tokens_for_validation_has_the_training_s_vocabulary_and_is_va
     assert main(training(tmp_path / "run", source, "--eval-data", val)) == 0
     capsys.readouterr()
     said = refused(training(tmp_path / "x", source, "--vocab", "512"), capsys)
-    assert f"--vocab 512 and --data {source} are two vocabularies: give one" in said
+    assert "--vocab 512 is for --data bin:PATH; other data and bin:N:PATH have their own" in said
 
 
 @pytest.mark.parametrize("source", ["", "text:"])

@@ -194,7 +194,7 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
 
 
 def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_path, text, capsys, monkeypatch):
-    monkeypatch.setattr("surefoot.cli.train.find_spec", lambda name: None)
+    monkeypatch.setattr("surefoot.cli.training.find_spec", lambda name: None)
     assert main(training(tmp_path / "run", text)) == 0
     assert "no page and no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()

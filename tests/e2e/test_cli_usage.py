@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from surefoot.cli import _parser
-from surefoot.cli.options import settings
+from surefoot.cli.chosen import settings
 from surefoot.experiment.training.config import TrainConfig
 
 from .commands import command, finish, refused, sweep
@@ -94,10 +94,10 @@ def test_a_device_that_runs_elsewhere_are_not_given_is_refused(options):
 def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
     script = """
 import sys
-from surefoot.cli import _parser, options
+from surefoot.cli import _parser, chosen
 import surefoot.experiment.coordcheck, surefoot.experiment.sweep.clusters
 for name in ("transfer", "coordcheck"):
-    options.executor(_parser().parse_args([name]))
+    chosen.executor(_parser().parse_args([name]))
 assert not {"ray", "submitit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -11,25 +11,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from types import FrameType
 
 import surefoot
-from surefoot.cli import audit, compare, convert, coordcheck, report, tokens, train, transfer
-from surefoot.cli.exit_codes import (
-    DIVERGED,
-    FAILED,
-    INTERRUPTED,
-    TABLE,
-    TERMINATED,
-    USAGE,
-    Misuse,
-    Parser,
-    code_of,
-    next_line,
-)
+from surefoot.cli import audit, compare, convert, coordcheck, exit_codes, report, tokens, train, transfer
+from surefoot.cli.exit_codes import Misuse, Parser
 from surefoot.experiment.errors import Install, with_remedy
 
 _COMMANDS = (transfer, compare, train, tokens, audit, convert, coordcheck, report)
@@ -71,57 +60,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments = _parse(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.refuse(unknown)
     except Misuse as error:
         _say(f"error: {error}", error.prog.removeprefix("surefoot").strip())
         _try(argv, error)
-        return USAGE
+        return exit_codes.USAGE
     if arguments.command is None:  # no command is no success: a script whose variable is empty must notice
         print("\n".join([_GUIDE, *_missing()]), file=sys.stderr)
-        return USAGE
-    return _run(argv, arguments)
+        return exit_codes.USAGE
+    with warnings.catch_warnings(), ExitStack() as stack:
+        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+        if threading.current_thread() is threading.main_thread():  # only that may set handlers
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminate))
+        return _run(argv, arguments)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
 
 
 def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
     """Run a command; errors are said in a line, followed by the one to type next."""
     try:
-        with _plain_warnings(), _terminable():
-            code: int = arguments.run(arguments)
-            sys.stdout.flush()  # a full disk raises here rather than at exit, where nothing can report it
-            if code == DIVERGED:
-                _try(argv, None, arguments)
-            return code
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()  # a full disk raises here rather than at exit, where nothing can report it
+        if code == exit_codes.DIVERGED:
+            _try(argv, None, arguments)
+        return code
     except KeyboardInterrupt as interrupt:
-        again = getattr(arguments, "resume", "") or "nothing was left half written"
-        _say(f"interrupted; {again}")
-        return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
+        _say(f"interrupted; {getattr(arguments, 'resume', 'nothing was left half written')}")
+        return exit_codes.TERMINATED if isinstance(interrupt, _Terminated) else exit_codes.INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()  # the reader (head, less) has closed the pipe
-        return FAILED
+        return exit_codes.FAILED
     except ModuleNotFoundError as error:
         _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
         _try(argv, with_remedy(error, Install("cli,plots")), arguments)
-        return FAILED
+        return exit_codes.FAILED
     except (ValueError, OSError, RuntimeError) as error:
-        _say(f"error: {_explain(error)}", arguments.command)
+        message = f"{error}"
+        if isinstance(error, OSError) and error.strerror is not None:
+            message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        _say(f"error: {message}", arguments.command)
         _try(argv, error, arguments)
         _discard_stdout()
-        return code_of(error)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _parser()
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        arguments.parser.refuse(unknown)
-    return arguments
+        return exit_codes.code_of(error)
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="surefoot",
         description="Steepest descent under the right norm for each layer: one learning rate at every width.",
-        epilog="\n".join(["example: surefoot transfer --out runs/transfer", TABLE, *_missing()]),
+        epilog="\n".join(["example: surefoot transfer --out runs/transfer", exit_codes.TABLE, *_missing()]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -136,26 +128,17 @@ def _parser() -> Parser:
 def _missing() -> list[str]:
     """A line for each extra of which a package is not installed."""
     absent = {extra: [name for name in names if find_spec(name) is None] for extra, names in _EXTRAS.items()}
-    return [
-        f"not installed: {', '.join(names)}: pip install 'surefoot[{extra}]'"
-        for extra, names in absent.items()
-        if names
-    ]
+    said = "not installed: {}: pip install 'surefoot[{}]'"
+    return [said.format(", ".join(names), extra) for extra, names in absent.items() if names]
 
 
 def _try(argv: Sequence[str], error: Exception | None, arguments: argparse.Namespace | None = None) -> None:
-    if line := next_line(argv, error, arguments):
+    if line := exit_codes.next_line(argv, error, arguments):
         print(f"try: {line}", file=sys.stderr)
 
 
 def _say(text: str, command: str = "") -> None:
     print(f"surefoot {command}".strip() + f": {text}", file=sys.stderr)
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def _discard_stdout() -> None:
@@ -164,30 +147,3 @@ def _discard_stdout() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print warnings on stderr without the line of code that they come from."""
-
-    def show(message: Warning | str, *_: object) -> None:
-        _say(f"warning: {message}")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.experiment.models.sizes import MODELS
+from surefoot.experiment.models.sizes import MODELS, is_user_model
 from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.names import RECIPES
 
@@ -35,20 +34,17 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "print the plan of a model: role, norm and reason of every parameter"
     parser = options.command(commands, "audit", run, help, _EXAMPLES)
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="model",
-        help=f"{', '.join(MODELS)}, module:function returning a model, or a Hugging Face config.json",
-    )
+    add = parser.add_argument
+    help = f"{', '.join(MODELS)}, module:function returning a model, or a Hugging Face config.json"
+    add("target", nargs="?", metavar="model", help=help)
     options.add(parser, Architecture, "model", default=None, help="the same (default: gpt)")
-    options.add_recipe(parser, RECIPES)
+    options.add_recipes(parser, names=RECIPES)
     options.add(parser, Architecture, "width", "depth", "head_dim")
-    vocab = f"vocabulary of a reference model (default: {VOCAB}, or the published model's)"
-    parser.add_argument("--vocab", type=options.count, help=vocab)
-    whole = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"
-    parser.add_argument("--weights", action="store_true", help=whole)
-    parser.add_argument("--head", metavar="MODULE", help="the LM head's module, or none (default: by the wiring)")
+    help = f"vocabulary of a reference model (default: {VOCAB}, or the published model's)"
+    add("--vocab", type=options.count, help=help)
+    help = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"
+    add("--weights", action="store_true", help=help)
+    add("--head", metavar="MODULE", help="the LM head's module, or none (default: by the wiring)")
     options.add_json(parser)
 
 
@@ -102,10 +98,8 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
     if not any(p.is_meta for p in model.parameters()):
         for name, placement in plan.placements.items():
             blocks, _ = stability(model.get_parameter(name), placement, lr=0.0)
-            norm = max((block["forward_lower"] for block in blocks), default=0.0)
-            if norm > LARGE_NORM:
-                remedy = "plan.initialise_ it, or if pretrained use plan.relative_to"
-                lines.append(f"{name} has norm {norm:.3g}: {remedy}")
+            if (norm := max((block["forward_lower"] for block in blocks), default=0.0)) > LARGE_NORM:
+                lines.append(f"{name} has norm {norm:.3g}: plan.initialise_ it, or if pretrained use plan.relative_to")
     return lines
 
 
@@ -113,28 +107,23 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     """The model; one with a name is built on the meta device, where any size takes no time."""
     import torch
 
+    from surefoot.cli import chosen
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
-    from surefoot.experiment.models.sizes import is_user_model
     from surefoot.experiment.models.user_model import call
     from surefoot.experiment.training.build import build
 
     name = arguments.target or arguments.model or Architecture().model
     if arguments.model not in (None, name):
         raise ValueError(f"{name} and --model {arguments.model}: name one model")
-    if arguments.weights or is_config(name):
-        _refuse_sizes(name, arguments, ("width", "depth", "head_dim", "vocab"))
+    described, own = arguments.weights or is_config(name), is_user_model(name)
+    for size in ("width",) * described + ("depth", "head_dim", "vocab") * (described or own):
+        if getattr(arguments, size) is not None:
+            raise ValueError(f"{name} has sizes of its own: leave --{size.replace('_', '-')} out")
+    if described:
         return from_checkpoint(name) if arguments.weights else from_config(name)
-    if is_user_model(name):
-        _refuse_sizes(name, arguments, ("depth", "head_dim", "vocab"))
+    if own:
         return call(name, *(() if arguments.width is None else (arguments.width,)))
-    options.require_size(name, arguments)
+    chosen.require_size(name, arguments)
     config = TrainConfig(Architecture(name, arguments.width, arguments.depth, arguments.head_dim))
     with torch.device("meta"):
         return build(config, arguments.vocab or VOCAB)
-
-
-def _refuse_sizes(name: str, arguments: argparse.Namespace, sizes: Iterable[str]) -> None:
-    """Refuse options of sizes that the model of this name has itself."""
-    for size in sizes:
-        if getattr(arguments, size) is not None:
-            raise ValueError(f"{name} has sizes of its own: leave --{size.replace('_', '-')} out")

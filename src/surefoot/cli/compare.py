@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import show, write_page
+from surefoot.cli.report import reported
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
 
@@ -29,59 +27,37 @@ def add_to(commands: options.Commands) -> None:
     help = "compare recipes on one model: equal tuning for each, then paired runs over fresh seeds"
     parser = options.command(commands, "compare", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
-    parser.add_argument(
-        "--published", nargs="+", type=_published, metavar="NAME@RATE",
-        help="methods at a rate that is not tuned, muon@0.02 for example, in the conventions of this library",
-    )  # fmt: skip
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="whom the others are compared with (default: the first of --recipes)"
-    )
-    parser.add_argument(
-        "--rates-per-recipe", type=options.count, default=7, metavar="N",
-        help="learning rates that each recipe is tuned with, exactly so many; at least 3",
-    )  # fmt: skip
-    parser.add_argument("--tuning-seeds", type=options.count, default=1, help="seeds that each of these is run with")
-    parser.add_argument(
-        "--seeds", type=options.count, default=3, help="seeds of the final runs, none of them used in tuning"
-    )
-    parser.add_argument(
-        "--evaluations", type=options.count, default=20, help="of the validation loss during a final run, at most"
-    )
-    parser.add_argument(
-        "--target", type=options.positive, metavar="LOSS",
-        help="loss to which steps and time are counted (default: the baseline's mean final loss)",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="run directory, resumed if it exists")
-    options.add_executor(parser)
+    add = parser.add_argument
+    help = "methods at a rate that is not tuned, muon@0.02 for example, in the conventions of this library"
+    add("--published", nargs="+", type=options.checked(parse_at), metavar="NAME@RATE", help=help)
+    help = "whom the others are compared with (default: the first of --recipes)"
+    add("--baseline", metavar="NAME", help=help)
+    help = "learning rates that each recipe is tuned with, exactly so many; at least 3"
+    add("--rates-per-recipe", type=options.count, default=7, metavar="N", help=help)
+    add("--tuning-seeds", type=options.count, default=1, help="seeds that each of these is run with")
+    add("--seeds", type=options.count, default=3, help="seeds of the final runs, none of them used in tuning")
+    add("--evaluations", type=options.count, default=20, help="of the validation loss during a final run, at most")
+    help = "loss to which steps and time are counted (default: the baseline's mean final loss)"
+    add("--target", type=options.positive, metavar="LOSS", help=help)
+    options.add_executor(parser, "runs/compare")
     options.add_model(parser, "depth", "head_dim")
     options.add(parser, Architecture, "width")
     options.add_training(parser)
     options.add_json(parser)
 
 
-def _published(text: str) -> str:
-    try:
-        parse_at(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Tune, run over fresh seeds, print the table and draw the picture."""
+    from surefoot.cli import chosen
     from surefoot.experiment.compare import run as comparing
     from surefoot.experiment.compare.config import Question
     from surefoot.experiment.sweep.worker import run_trial
 
-    executor = options.executor(arguments)
-    comparison = configure(arguments)
+    executor, comparison = chosen.executor(arguments), configure(arguments)
     question = Question(arguments.baseline or comparison.names[0], arguments.target)
     question.check(comparison)
-    arguments.resume = "what was finished is kept: the same command goes on from there"
-    print(f"surefoot: writing to {arguments.out}/, data: {comparison.settings['text']}", file=sys.stderr)
-    comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
-    show(arguments.out, arguments.json)
-    write_page(arguments.out)
+    with reported(arguments, comparison.settings["text"]):
+        comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
     return 0
 
 
@@ -95,21 +71,15 @@ def configure(arguments: argparse.Namespace) -> Comparison:
         The comparison.
 
     Raises:
-        ValueError: as `options.trial_settings`, or a recipe that is named twice.
+        ValueError: as `chosen.trial_settings`, or a recipe that is named twice.
     """
+    from surefoot.cli import chosen
     from surefoot.experiment.compare.config import Comparison
 
     published = tuple(arguments.published or ())
     methods = [*arguments.recipes, *(parse_at(text)[0] for text in published)]
     width = arguments.width or Architecture(arguments.model).width
-    return Comparison(
-        recipes=tuple(arguments.recipes),
-        published=published,
-        width=width,
-        steps=arguments.steps,
-        rates_per_recipe=arguments.rates_per_recipe,
-        tuning_seeds=arguments.tuning_seeds,
-        seeds=arguments.seeds,
-        evaluations=arguments.evaluations,
-        settings=options.trial_settings(arguments, methods, [width]),
-    )
+    names = ("steps", "rates_per_recipe", "tuning_seeds", "seeds", "evaluations")
+    numbers = {name: getattr(arguments, name) for name in names}
+    settings = chosen.trial_settings(arguments, methods, [width])
+    return Comparison(tuple(arguments.recipes), published, width, settings=settings, **numbers)

@@ -23,18 +23,16 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "write a matrix's learning rate and weight decay in every published convention"
     parser = options.command(commands, "convert", run, help, _EXAMPLES)
-    parser.add_argument("--source", choices=CONVENTIONS, default="adamw", help="convention that they are given in")
-    parser.add_argument("--lr", type=options.positive, required=True, help="learning rate")
-    parser.add_argument("--weight-decay", type=float, default=0.0, metavar="WD", help="as published, times lr a step")
-    parser.add_argument("--d-in", type=options.count, help="fan-in of the matrix")
-    parser.add_argument("--d-out", type=options.count, help="fan-out of the matrix")
-    names = ", ".join(PUBLISHED)
-    parser.add_argument(
-        "--model", type=published_name, choices=tuple(PUBLISHED), metavar="NAME",
-        help=f"the hidden matrices of {names} in place of one matrix",
-    )  # fmt: skip
-    same = "fan-in of the same matrix in the base model, for muP's rate (default: no line for muP)"
-    parser.add_argument("--base-d-in", type=options.count, help=same)
+    add = parser.add_argument
+    add("--source", choices=CONVENTIONS, default="adamw", help="convention that they are given in")
+    add("--lr", type=options.positive, required=True, help="learning rate")
+    add("--weight-decay", type=float, default=0.0, metavar="WD", help="as published, times lr a step")
+    add("--d-in", type=options.count, help="fan-in of the matrix")
+    add("--d-out", type=options.count, help="fan-out of the matrix")
+    help = f"the hidden matrices of {', '.join(PUBLISHED)} in place of one matrix"
+    add("--model", type=published_name, choices=tuple(PUBLISHED), metavar="NAME", help=help)
+    help = "fan-in of the same matrix in the base model, for muP's rate (default: no line for muP)"
+    add("--base-d-in", type=options.count, help=help)
     options.add_json(parser)
 
 
@@ -42,15 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table for each matrix."""
     setting, base = Setting(arguments.lr, arguments.weight_decay), arguments.base_d_in
     if arguments.source == "mup" and base is None:
-        raise ValueError(
-            "muP's rates go by the fan-in of the same matrix in the base model: give --d-in, --d-out and --base-d-in"
-        )
+        raise ValueError("muP's rates go by the fan-in of the base model: give --d-in, --d-out and --base-d-in")
     tables = {(d_out, d_in): table(setting, arguments.source, d_in, d_out, base) for d_out, d_in in _shapes(arguments)}
     if arguments.json:
         facts = {f"{d_out}x{d_in}": {name: asdict(s) for name, s in of.items()} for (d_out, d_in), of in tables.items()}
         print(json.dumps(facts if arguments.model else next(iter(facts.values())), indent=2))
-        return 0
-    print("\n\n".join(_text(d_out, d_in, settings) for (d_out, d_in), settings in tables.items()))
+    else:
+        print("\n\n".join(_text(d_out, d_in, settings) for (d_out, d_in), settings in tables.items()))
     return 0
 
 
@@ -70,14 +66,14 @@ def _shapes(arguments: argparse.Namespace) -> list[tuple[int, int]]:
 
     with torch.device("meta"):
         placements = Plan.of(published(model)).placements.values()
-    shapes = {block[1:]: None for each in placements if each.role.name == "linear" for block in each.projections}
-    return [(rows, columns) for rows, columns in shapes]
+    blocks = [block for each in placements if each.role.name == "linear" for block in each.projections]
+    return list(dict.fromkeys((rows, columns) for _, rows, columns in blocks))
 
 
 def _text(d_out: int, d_in: int, settings: Mapping[str, Setting]) -> str:
     """The table of one matrix."""
-    lines = [f"a ({d_out}, {d_in}) matrix; the steps and the decay are the same in every line", ""]
-    lines.append("convention  learning rate  weight decay  norm stays below")
+    same = "the steps and the decay are the same in every line"
+    lines = [f"a ({d_out}, {d_in}) matrix; {same}", "", "convention  learning rate  weight decay  norm stays below"]
     for name, s in settings.items():
         bound = f"{1 / settings['natural'].weight_decay:.4g}" if s.weight_decay else "no bound"
         lines.append(f"{name:10}  {s.lr:<13.4g}  {s.weight_decay:<12.4g}  {bound}")

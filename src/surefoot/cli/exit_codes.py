@@ -13,17 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
-from surefoot.experiment.errors import (
-    CheckpointError,
-    DataError,
-    DirectoryInUse,
-    Install,
-    Locate,
-    OtherDirectory,
-    Respell,
-    remedy_of,
-    with_remedy,
-)
+from surefoot.experiment import errors
+from surefoot.experiment.errors import Install, Locate, OtherDirectory, Respell, with_remedy
 
 FAILED, USAGE, DIVERGED, DATA, CHECKPOINT, BUSY = 1, 2, 3, 4, 5, 6
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -47,7 +38,7 @@ def code_of(error: Exception) -> int:
     >>> code_of(ValueError("no such option")), code_of(OSError("full disk"))
     (2, 1)
     """
-    codes = {DataError: DATA, CheckpointError: CHECKPOINT, DirectoryInUse: BUSY, ValueError: USAGE}
+    codes = {errors.DataError: DATA, errors.CheckpointError: CHECKPOINT, errors.DirectoryInUse: BUSY, ValueError: USAGE}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 
@@ -115,7 +106,9 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
     >>> next_line(["tokens"], ValueError("give IN and OUT"), argparse.Namespace(command="tokens"))
     'surefoot tokens --help'
     """
-    remedy, words = remedy_of(error), [part for word in argv for part in _split(word)]
+    remedy, words = errors.remedy_of(error), []
+    for word in argv:
+        words += word.split("=", 1) if re.match("--.*=", word) else [word]  # --width=64 as two words
     if isinstance(remedy, Install):
         return f"pip install 'surefoot[{remedy.extra}]'"
     code, right = USAGE if error is None else code_of(error), None
@@ -131,14 +124,7 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
         return f"{'torchrun ... -m surefoot' if 'RANK' in os.environ else 'surefoot'} {shlex.join(right)}"
     if isinstance(error, Misuse):
         return f"{error.prog} --help"
-    known = arguments is not None and error is not None and code != FAILED
-    return f"surefoot {arguments.command} --help" if known and arguments else ""
-
-
-def _split(word: str) -> list[str]:
-    """`--width=64` as two words."""
-    flag, equals, value = word.partition("=")
-    return [flag, value] if equals and flag.startswith("--") else [word]
+    return "" if arguments is None or error is None or code == FAILED else f"surefoot {arguments.command} --help"
 
 
 def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
@@ -149,13 +135,12 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
     return [*words[:at], value, *words[at + 1 :]]
 
 
-def _elsewhere(words: Sequence[str], arguments: argparse.Namespace | None, diverged: bool) -> list[str] | None:
+def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str] | None:
     """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
-    from surefoot.cli.options import settings
+    from surefoot.cli.chosen import settings
     from surefoot.experiment.training.config import TrainConfig
 
-    out: Path | None = getattr(arguments, "out", None)
-    if arguments is None or out is None:
+    if (out := getattr(arguments, "out", None)) is None:
         return None
     if diverged:
         words = _with(words, "--lr", f"{TrainConfig.of(**settings(arguments)).lr / 4:.3g}")
@@ -178,7 +163,6 @@ def _located(words: Sequence[str], missing: Path) -> list[str] | None:
     for at, word in enumerate(words[1:], 1):  # the first is the command
         path = Path(word.rpartition(":")[2])
         if path.resolve() == missing.resolve() and not path.exists() and path.parent.is_dir():
-            near = get_close_matches(path.name, os.listdir(path.parent), 1)
-            if near:
-                return [*words[:at], word.removesuffix(path.name) + near[0], *words[at + 1 :]]
+            for near in get_close_matches(path.name, os.listdir(path.parent), 1):
+                return [*words[:at], word.removesuffix(path.name) + near, *words[at + 1 :]]
     return None

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from surefoot.cli.executor import device_elsewhere, slurm_option
-from surefoot.cli.executor import executor as executor
 from surefoot.experiment.errors import Respell, with_remedy
-from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
-from surefoot.experiment.training import config
-from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation, TrainConfig
+from surefoot.experiment.models.sizes import MODELS, is_user_model, published_name
+from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
 from surefoot.experiment.training.names import AUTO, COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 from surefoot.experiment.training.schedule import Schedule
-
-if TYPE_CHECKING:
-    from surefoot.experiment.data.corpus import Corpus
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
@@ -66,10 +59,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
-        if default is None or default is False or default is argparse.SUPPRESS:
+        if default in (None, argparse.SUPPRESS) or default is False:
             return action.help
-        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
-        return f"{action.help} (default: {shown})"
+        return f"{action.help} (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
 
 
 def _reader(number: Number) -> Callable[[str], Any]:
@@ -83,10 +75,20 @@ def _reader(number: Number) -> Callable[[str], Any]:
     return read
 
 
-count: Callable[[str], float] = _reader(COUNT)
-natural: Callable[[str], float] = _reader(NATURAL)
-positive: Callable[[str], float] = _reader(POSITIVE)
-exponent: Callable[[str], float] = _reader(LOG2)
+count, natural, positive, exponent = map(_reader, (COUNT, NATURAL, POSITIVE, LOG2))
+
+
+def checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Read text as it is, if a check does not refuse it with a `ValueError`, whose message argparse then shows."""
+
+    def read(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return read
 
 
 def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:
@@ -107,45 +109,24 @@ def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any
             parser.add_argument(flag, dest=setting.name, **{"default": setting.default, **declared, **changes})
 
 
-def add_recipe(parser: argparse.ArgumentParser, names: tuple[str, ...] = METHODS) -> None:
-    """Add the choice of one method.
+def add_recipes(
+    parser: argparse.ArgumentParser, default: str | list[str] = Optimisation.method, names: Sequence[str] = METHODS
+) -> None:
+    """Add the choice of one method, or of several.
 
     Args:
         parser: of a command.
+        default: name of a method, or a list of several.
         names: the methods to choose from.
     """
-    _add_recipe(parser, "method", names, "one of", default=config.TrainConfig().optimisation.method)
-
-
-def add_recipes(parser: argparse.ArgumentParser, default: list[str]) -> None:
-    """Add the choice of several methods.
-
-    Args:
-        parser: of a command.
-        default: names of methods.
-    """
-    _add_recipe(parser, "recipes", METHODS, "out of", default=default, nargs="+")
-
-
-def _add_recipe(
-    parser: argparse.ArgumentParser, dest: str, names: tuple[str, ...], of: str, default: Any, **arguments: Any
-) -> None:
-    valued = ", ".join(name for name in VALUES if name in names)
+    several = isinstance(default, list)
+    of, valued = "out of" if several else "one of", ", ".join(name for name in VALUES if name in names)
     help = f"{of} {', '.join(names)}; {valued} may take a value, as in moga_row:1.5; --recipe and --method are the same"
-    arguments |= {"dest": dest, "type": _method(names), "metavar": "NAME"}
-    parser.add_argument("--recipes", default=default, help=help, **arguments)
-    parser.add_argument("--recipe", "--method", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **arguments)
-
-
-def _method(names: tuple[str, ...]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        try:
-            parse(text, names)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return text
-
-    return read
+    read = checked(lambda text: parse(text, tuple(names)))
+    arguments: Any = {"dest": "recipes" if several else "method", "nargs": "+" if several else None, "type": read}
+    parser.add_argument("--recipes", default=default, help=help, metavar="NAME", **arguments)
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--recipe", "--method", default=hidden, help=hidden, metavar="NAME", **arguments)
 
 
 def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
@@ -157,25 +138,9 @@ def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
 
 def _model(text: str) -> str:
     if (name := published_name(text)) not in MODELS and not is_user_model(name):
-        known = ", ".join(MODELS)
-        error = argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {known}, or module:function")
-        raise with_remedy(error, Respell(text, MODELS))
+        message = f"{text!r} is unknown; choose one of {', '.join(MODELS)}, or module:function"
+        raise with_remedy(argparse.ArgumentTypeError(message), Respell(text, MODELS))
     return name
-
-
-def require_size(model: str, arguments: argparse.Namespace) -> None:
-    """Refuse sizes that were asked for beside a published model and are not its own.
-
-    Args:
-        model: any name.
-        arguments: as parsed; sizes that no option gave are None.
-
-    Raises:
-        ValueError: such a size.
-    """
-    if (name := published_name(model)) in PUBLISHED:
-        given = {size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])}
-        refuse_other(name, **given)
 
 
 def add_rate(parser: argparse.ArgumentParser) -> None:
@@ -201,24 +166,24 @@ def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     add(parser, Schedule)
     add(parser, Batches)
     add(parser, Execution)
-    data = (
-        "text file or folder (text:PATH is the same), bpe:N or bpe:N:PATH for BPE tokens, bin:PATH for a file or a "
-        "folder of tokens (see surefoot tokens), or markov:N (default: Python's standard library)"
-    )
-    parser.add_argument("--data", metavar="PATH", help=data)
-    vocab = "tokens of bin:PATH (default: its manifest's, or the largest token's rounded up to a multiple of 64)"
-    parser.add_argument("--vocab", type=count, help=vocab)
+    help = "text file or folder (text:PATH is the same), bpe:N or bpe:N:PATH for BPE tokens, bin:PATH for a file or a "
+    help += "folder of tokens (see surefoot tokens), or markov:N (default: Python's standard library)"
+    parser.add_argument("--data", metavar="PATH", help=help)
+    help = "tokens of bin:PATH (default: its manifest's, or the largest token's rounded up to a multiple of 64)"
+    parser.add_argument("--vocab", type=count, help=help)
     parser.set_defaults(**defaults)
 
 
-def add_executor(parser: argparse.ArgumentParser, default: str | None = "pool") -> None:
-    """Add the choice of where a command's runs are run, for `executor`.
+def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None = "pool") -> None:
+    """Add `--out`, and the choice of where a command's runs are run, for `chosen.executor`.
 
     Args:
-        parser: of a command that has `--out`.
+        parser: of a command.
+        out: the run directory without a choice.
         default: the executor without a choice; None for the command's own process, one run after the other.
     """
     add = parser.add_argument
+    add("--out", type=Path, default=Path(out), help="run directory, resumed if it exists")
     own = "" if default else " (default: this process, one run after the other)"
     help = f"where runs are run: processes of one thread each on this machine, Ray tasks, or slurm jobs{own}"
     add("--executor", choices=("pool", "ray", "slurm"), default=default, help=help)
@@ -228,96 +193,21 @@ def add_executor(parser: argparse.ArgumentParser, default: str | None = "pool") 
     add("--ray-address", metavar="ADDRESS", help=help)
     add("--gpus-per-run", type=positive, metavar="N", help="with ray or slurm: GPUs for each run (default: none)")
     help = "with slurm: options by submitit's names, as in partition=long time=120 (minutes; default: 60)"
-    add("--slurm", nargs="+", default=[], metavar="KEY=VALUE", type=slurm_option, help=help)
+    add("--slurm", nargs="+", default=[], metavar="KEY=VALUE", type=_slurm_option, help=help)
+
+
+def _slurm_option(text: str) -> tuple[str, str | int]:
+    """Read KEY=VALUE, a whole number as such.
+
+    >>> _slurm_option("partition=long"), _slurm_option("time=120")
+    (('partition', 'long'), ('time', 120))
+    """
+    key, equals, value = text.partition("=")
+    if not key.isidentifier() or not equals or (key == "time" and not value.isdecimal()):
+        raise argparse.ArgumentTypeError(f"give KEY=VALUE, time in minutes, got {text}")
+    return key, int(value) if value.isdecimal() else value
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout, and nothing else there")
-
-
-def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `TrainConfig` for which a command has options, by their flat names.
-
-    Args:
-        arguments: as parsed; a command without an option for the learning rate has none in the result either.
-
-    Returns:
-        The settings, with the model's sizes, the learning rate and the device resolved.
-
-    Raises:
-        ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
-            and there is none.
-    """
-    from surefoot.experiment.training.build import pick_device
-    from surefoot.experiment.training.methods import method
-
-    chosen = {name: getattr(arguments, name) for name in config.TrainConfig().to_json() if hasattr(arguments, name)}
-    if "method" in chosen:
-        method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
-    chosen["device"] = device_elsewhere(arguments) or pick_device(arguments.device).type
-    resolved = config.TrainConfig.of(**chosen).to_json()
-    return {name: resolved[name] for name in chosen}
-
-
-def data(arguments: argparse.Namespace) -> str | None:
-    """What `--data` and `--vocab` ask for, as `surefoot.experiment.data.sources.load` takes it.
-
-    Args:
-        arguments: as parsed.
-
-    Returns:
-        The value of `--data`, with the vocabulary in it if one is given.
-
-    Raises:
-        ValueError: a vocabulary for other data than `bin:PATH`, or a second one.
-    """
-    source: str | None = arguments.data
-    if arguments.vocab is None:
-        return source
-    if source is None or not source.startswith("bin:"):
-        raise ValueError(f"--vocab {arguments.vocab} is for --data bin:PATH; other data have their own vocabulary")
-    if re.match(r"bin:\d+:", source):
-        raise ValueError(f"--vocab {arguments.vocab} and --data {source} are two vocabularies: give one")
-    return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
-
-
-def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
-    """Say on stderr that a run reads documents more than once, if it does."""
-    batches, steps = config.batches, config.schedule.steps
-    epochs = steps * batches.batch_size * batches.context / corpus.train.size
-    if batches.data_order == "documents" and epochs > 1:
-        told = f"{steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
-        print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
-
-
-def trial_settings(
-    arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int], **longest: int
-) -> dict[str, Any]:
-    """The settings of a sweep's trials; refuses what cannot be run before anything is written.
-
-    Args:
-        arguments: as parsed.
-        methods: names of the methods that are to be run.
-        widths: of the models.
-        **longest: settings of the longest runs, where they are not those of the arguments, for `note_epochs`.
-
-    Returns:
-        The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
-
-    Raises:
-        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
-            baseline.
-    """
-    from surefoot.experiment.data.sources import absolute, load
-    from surefoot.experiment.training.build import require_model
-    from surefoot.experiment.training.methods import method
-
-    for name in methods:
-        method(name, arguments.stabiliser)
-    corpus = load(data(arguments), context=arguments.context)
-    shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
-    for width in widths:
-        require_model(config.TrainConfig.of(width=width, **shared), corpus)
-    note_epochs(config.TrainConfig.of(**{**shared, "steps": arguments.steps, **longest}), corpus)
-    return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

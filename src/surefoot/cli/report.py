@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from surefoot.cli import options
 
@@ -30,19 +33,16 @@ def add_to(commands: options.Commands) -> None:
     """Add both commands."""
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
-    parser.add_argument(
-        "directories", type=Path, nargs="+", metavar="RUN", help="what transfer, compare, train or coordcheck wrote to"
-    )
-    parser.add_argument(
-        "--html", action="store_true", help="write an interactive page; several runs stand side by side"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="where the page is written (default: RUN/report.html, of several runs ./report.html)"
-    )
+    runs: Any = {"type": Path, "nargs": "+", "metavar": "RUN"}
+    parser.add_argument("directories", help="what transfer, compare, train or coordcheck wrote to", **runs)
+    help = "write an interactive page; several runs stand side by side"
+    parser.add_argument("--html", action="store_true", help=help)
+    help = "where the page is written (default: RUN/report.html, of several runs ./report.html)"
+    parser.add_argument("--out", type=Path, help=help)
     options.add_json(parser)
     help = "show run directories in the browser while runs go on; on this machine only, reads only"
     watching = options.command(commands, "watch", watch, help, _WATCHING)
-    watching.add_argument("directories", type=Path, nargs="+", metavar="RUN", help="what transfer, train, ... write to")
+    watching.add_argument("directories", help="what transfer, train, ... write to", **runs)
     watching.add_argument("--port", type=options.natural, default=8573, help="0: any that is free (default: 8573)")
     watching.add_argument("--open", action="store_true", help="open the page in the browser")
 
@@ -84,6 +84,16 @@ def watch(arguments: argparse.Namespace) -> int:
             webbrowser.open(server.url)
         server.serve_forever()
     return 0
+
+
+@contextmanager
+def reported(arguments: argparse.Namespace, data: str) -> Iterator[None]:
+    """Around the runs of a command: say where they are written and what to do if they stop; show what came of them."""
+    arguments.resume = "what was finished is kept: the same command goes on from there"
+    print(f"surefoot: writing to {arguments.out}/, data: {data}", file=sys.stderr)
+    yield
+    show(arguments.out, arguments.json)
+    write_page(arguments.out)
 
 
 def show(directory: Path, as_json: bool) -> None:

@@ -7,8 +7,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from surefoot.cli import options
 
@@ -25,21 +25,20 @@ def add_to(commands: options.Commands) -> None:
     """Add the command."""
     help = "encode text as files of tokens (nanoGPT's and modded-nanogpt's format), with a manifest"
     parser = options.command(commands, "tokens", run, help, _EXAMPLES)
-    what = "text file or folder, .jsonl, .parquet, or hf:NAME or hf:NAME:CONFIG, a data set of the Hugging Face hub"
-    parser.add_argument("source", metavar="IN", nargs="?", help=what)
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write, gone on with if it was interrupted")
-    parser.add_argument("--vocab", type=options.count, help="train a byte-level BPE vocabulary of so many tokens")
-    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json, in place of training one")
-    layouts = (
-        "header: 256 int32 (magic, version, count) before the tokens; raw: uint16 tokens alone, as nanoGPT has them"
-    )
-    parser.add_argument("--layout", choices=["header", "raw"], default="header", help=layouts)
-    parser.add_argument("--field", default="text", help="name of the text in lines, rows and data sets")
-    parser.add_argument("--shard-tokens", type=options.count, default=100_000_000, help="tokens of a file")
-    part = "one document in so many is for validation, chosen by its text"
-    parser.add_argument("--validation-one-in", type=options.count, default=100, metavar="N", help=part)
-    parser.add_argument("--limit", type=options.count, metavar="N", help="stop after so many documents")
-    parser.add_argument("--verify", action="store_true", help="only compare the files of OUT with their digests")
+    add = parser.add_argument
+    help = "text file or folder, .jsonl, .parquet, or hf:NAME or hf:NAME:CONFIG, a data set of the Hugging Face hub"
+    add("source", metavar="IN", nargs="?", help=help)
+    add("out", metavar="OUT", type=Path, help="folder to write, gone on with if it was interrupted")
+    add("--vocab", type=options.count, help="train a byte-level BPE vocabulary of so many tokens")
+    add("--tokenizer", metavar="FILE", help="a tokenizer.json, in place of training one")
+    help = "header: 256 int32 (magic, version, count) before the tokens; raw: uint16 tokens alone, as nanoGPT has them"
+    add("--layout", choices=["header", "raw"], default="header", help=help)
+    add("--field", default="text", help="name of the text in lines, rows and data sets")
+    add("--shard-tokens", type=options.count, default=100_000_000, help="tokens of a file")
+    help = "one document in so many is for validation, chosen by its text"
+    add("--validation-one-in", type=options.count, default=100, metavar="N", help=help)
+    add("--limit", type=options.count, metavar="N", help="stop after so many documents")
+    add("--verify", action="store_true", help="only compare the files of OUT with their digests")
     options.add_json(parser)
 
 
@@ -52,25 +51,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verify:
         manifest = verify(arguments.out)
     else:
-        names = ("source", "vocab", "tokenizer", "layout", "field", "shard_tokens", "validation_one_in", "limit")
-        conversion = absolute(Conversion(**{name: getattr(arguments, name) for name in names}))
+        conversion = absolute(Conversion(**{each.name: getattr(arguments, each.name) for each in fields(Conversion)}))
         arguments.resume = f"the same command goes on with what is in {arguments.out}"
         with _progress(arguments.limit) as progress:
             manifest = convert(conversion, arguments.out, progress)
-    if arguments.json:
-        print(json.dumps(manifest, allow_nan=False))
-    else:
-        print(_sentence(manifest, arguments.out, arguments.verify))
-    return 0
-
-
-def _sentence(manifest: dict[str, Any], out: Path, verified: bool) -> str:
-    held = sum(shard["tokens"] for shard in manifest["shards"] if shard["name"].startswith("val"))
-    return (
-        f"{out}: {manifest['tokens']:,} tokens of {manifest['vocab']:,}, {held:,} of them for validation, "
-        f"in {len(manifest['shards'])} files{', all as they were written' if verified else ''}; "
-        f"{manifest['documents']:,} documents"
+    shards, written = manifest["shards"], ", all as they were written" * arguments.verify
+    held = sum(shard["tokens"] for shard in shards if shard["name"].startswith("val"))
+    sentence = (
+        f"{arguments.out}: {manifest['tokens']:,} tokens of {manifest['vocab']:,}, {held:,} of them for validation, "
+        f"in {len(shards)} files{written}; {manifest['documents']:,} documents"
     )
+    print(json.dumps(manifest, allow_nan=False) if arguments.json else sentence)
+    return 0
 
 
 @contextmanager

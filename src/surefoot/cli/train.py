@@ -3,286 +3,88 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
-from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from surefoot.cli import options, train_options
-from surefoot.cli.exit_codes import DIVERGED
-from surefoot.cli.report import write_page
-from surefoot.experiment.training.config import TrainConfig
-from surefoot.experiment.training.names import AUTO
-from surefoot.scaling import LAWS
+from surefoot.cli import options
+from surefoot.experiment.training.config import Optimisation, TrainConfig
+from surefoot.experiment.training.norm_alarm import LIMIT
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from surefoot.experiment.data.corpus import Corpus
-    from surefoot.experiment.distributed.processes import Layout, Processes
-    from surefoot.experiment.files import Log
-    from surefoot.experiment.training.boards import Board
-    from surefoot.experiment.training.norm_alarm import Alarm
-    from surefoot.experiment.training.run import Run, TrainResult
-    from surefoot.experiment.training.throughput import Compute
-
-LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
-CHECKPOINTS, BOARD = "checkpoints", "tensorboard"
+_EXAMPLES = """
+surefoot train --width 128 --steps 1000 --out runs/one
+surefoot train --recipes adamw --lr 0.015 --out runs/adamw
+surefoot train --model gpt2-small --recipes moga_row:1.5 --device cuda --data bpe:50257:corpus.txt --out runs/gpt2
+surefoot train --model llama --width 256 --device cuda --autocast bfloat16 --data corpus.txt --out runs/llama
+surefoot train --model my_package.model:build --width 512 --accumulate 4 --average 0.999 --out runs/own
+surefoot train --width 128 --norm-limit 5 --tensorboard --out runs/watched
+torchrun --nproc-per-node 4 -m surefoot train --mesh fsdp=2,tp=2 --model llama --out runs/mesh
+surefoot train --width 128 --steps 1000 --out runs/one     again: goes on from the newest checkpoint
+surefoot train --width 128 --steps 1000 --out runs/two --resume runs/one/checkpoints/step-00000500.pt
+"""
 
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
-    train_options.add_to(commands, run)
+    help = "train one model, with a log and checkpoints"
+    parser = options.command(commands, "train", run, help, _EXAMPLES)
+    add = parser.add_argument
+    options.add_recipes(parser)
+    options.add_model(parser, "width", "depth", "head_dim")
+    options.add_rate(parser)
+    options.add(parser, Optimisation, "average")
+    options.add(parser, TrainConfig, "seed")
+    options.add_training(parser)
+    help = "where validation batches are from: the validation split of another source, as for --data"
+    add("--eval-data", metavar="PATH", help=help)
+    add("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
+    _add_checkpoints(parser)
+    add("--log-every", type=options.count, default=10, help="steps between lines of the log")
+    add("--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end")
+    help = "natural norm that a layer without a bound is warned of (--stabiliser bounds it)"
+    add("--norm-limit", type=options.positive, default=LIMIT, metavar="NORM", help=help)
+    add("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
+    help = "log to Weights & Biases; in the run directory, unless WANDB_MODE is set"
+    add("--wandb", action="store_true", help=help)
+    help = "FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)"
+    add("--peak-flops", type=options.positive, metavar="FLOPS", help=help)
+    _add_layout(parser)
+    options.add_json(parser)
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    help = (
+        "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
+        "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration"
+    )
+    add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
+    add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
+    add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
+    help = "keep the one with the lowest validation loss, too (see --eval-every)"
+    add("--keep-best", action="store_true", help=help)
+    help = "under torchrun: write checkpoints while training goes on"
+    add("--async-checkpoints", action="store_true", help=help)
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
+    """Options of how a step is computed, under any of which a run goes on."""
+    add = parser.add_argument
+    help = "under torchrun: processes along replicate, fsdp and tp, fsdp=4,tp=2 for example (default: all along fsdp)"
+    add("--mesh", metavar="AXIS=N,...", help=help)
+    help = "under torchrun: how long a process waits for another before it ends with an error"
+    add("--timeout", type=options.positive, default=10.0, metavar="MINUTES", help=help)
+    add("--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes a step")
+    help = "compute activations of a block again in the backward pass (less memory)"
+    add("--recompute", action="store_true", help=help)
+    add("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
+    add("--threads", type=options.count, help="CPU threads (default: torch's own choice)")
+
+
+def _start(text: str) -> str | Path:
+    return text if text in ("auto", "never") else Path(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or go on training."""
-    import torch
+    from surefoot.cli import training
 
-    from surefoot.experiment.data.sources import evaluation, load
-    from surefoot.experiment.distributed.processes import Layout
-    from surefoot.experiment.training.build import require_model
-
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    options.require_size(arguments.model, arguments)
-    config = TrainConfig.of(**options.settings(arguments))
-    corpus, identity = load(options.data(arguments), context=arguments.context), config.to_json()
-    identity |= {"text": corpus.name, "corpus": corpus.sha256}
-    if arguments.eval_data is not None:
-        other = evaluation(arguments.eval_data, options.data(arguments), corpus)
-        corpus = replace(corpus, validation=other.validation)
-        corpus.require(arguments.context)
-        identity |= {"eval_text": other.name, "eval_corpus": other.sha256}
-    require_model(config, corpus)
-    with _processes(arguments) as processes:
-        layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
-        processes.rows(config.batches.batch_size, 0, layout.accumulate)
-        if not processes.first:
-            _train_beside(arguments, config, corpus, layout)
-            return 0
-        return _run_first(arguments, config, corpus, layout, identity)
-
-
-def _compute(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> Compute:
-    """What a token costs, and what the devices could do."""
-    from surefoot.experiment.training.build import pick_device
-    from surefoot.experiment.training.throughput import Compute, flops_per_token, peak_of
-
-    peak = arguments.peak_flops or peak_of(pick_device(config.execution.device))
-    return Compute(flops_per_token(config, corpus.vocab), peak and peak * layout.processes.count)
-
-
-def _run_first(
-    arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout, identity: dict[str, Any]
-) -> int:
-    """Train on the process that writes files and speaks."""
-    from surefoot.experiment.configs import claimed
-    from surefoot.experiment.files import write_json
-    from surefoot.experiment.sweep.summary import environment
-
-    out: Path = arguments.out
-    boards = _boards(arguments, identity)
-    command = "the same command" if arguments.start == "auto" else "the same command with --resume auto"
-    arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
-    with claimed(out, "train", identity, LOG):
-        write_json(out / ENVIRONMENT, environment())
-        evaluated = f", validation: {identity['eval_text']}" if "eval_text" in identity else ""
-        print(f"surefoot: writing to {out}/, data: {corpus.name}{evaluated}", file=sys.stderr)
-        options.note_epochs(config, corpus)
-        if arguments.lr == AUTO:
-            law = (
-                f"the law of {arguments.method}" if arguments.method in LAWS else f"the usual one of {arguments.method}"
-            )
-            length = f"{config.run.steps:,} steps of {config.run.tokens:,} tokens"
-            print(f"surefoot: learning rate {config.lr:.4g}, {law}, for {length}", file=sys.stderr)
-        try:
-            compute = _compute(arguments, config, corpus, layout)
-            result = _train(arguments, config, corpus, layout, boards, compute)
-        except KeyboardInterrupt:
-            _draw(out)
-            raise
-        shown = asdict(result) | compute.at(result.tokens_per_second)
-        shown |= _measured_before(out / RESULT, shown)
-        write_json(out / RESULT, shown)
-        _draw(out)
-    print(json.dumps(shown, allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
-    return DIVERGED if result.diverged else 0
-
-
-def _measured_before(path: Path, shown: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier result of the same steps has and this one, which took none, has not: the time of a step."""
-    try:
-        before = json.loads(path.read_bytes())
-        return {k: x for k, x in before.items() if before["steps"] == shown["steps"] and shown.get(k, x) is None}
-    except (OSError, ValueError, KeyError, AttributeError):
-        return {}
-
-
-def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:
-    """The processes that `torchrun` started, or this one alone."""
-    from surefoot.experiment.distributed.processes import ALONE
-
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        if arguments.mesh:
-            raise ValueError(f"--mesh {arguments.mesh} needs several processes: torchrun -m surefoot train ...")
-        return nullcontext(ALONE)
-    from surefoot.experiment.distributed.mesh import joined
-    from surefoot.experiment.training.build import pick_device
-
-    return joined(arguments.mesh, pick_device(arguments.device), arguments.timeout)
-
-
-def _compile(model: nn.Module) -> None:
-    """Compile a model; where it is cut, block by block, since each block gathers its weights first."""
-    from surefoot.experiment.distributed.processes import blocks_of
-
-    cut = any(hasattr(p, "placements") for p in model.parameters())
-    for module in (blocks_of(model) if cut else []) or [model]:
-        module.compile()
-
-
-def _train(
-    arguments: argparse.Namespace,
-    config: TrainConfig,
-    corpus: Corpus,
-    layout: Layout,
-    boards: list[Board],
-    compute: Compute,
-) -> TrainResult:
-    """Train, and write the logs on the way."""
-    from surefoot.experiment.training.loop import train
-    from surefoot.experiment.training.norm_log import NormLog
-
-    out: Path = arguments.out
-    with (
-        _open_log(out / LOG, arguments.steps) as log,
-        NormLog(out, arguments.norm_limit, _warn) as norms,
-        ExitStack() as open_boards,
-    ):
-        for board in boards:
-            open_boards.enter_context(board)
-
-        def on_step(record: dict[str, Any]) -> None:
-            record = record | compute.at(record["tokens_per_second"])
-            log(record)
-            for board in boards:
-                board.losses(record)
-
-        def observe(run: Run) -> None:
-            line = norms.write(run)
-            for board in boards:
-                board.norms(line)
-            if run.diverged() and (name := run.not_finite()) is not None:
-                print(f"surefoot train: {name} is the first parameter that is not finite", file=sys.stderr)
-
-        return train(config, corpus, on_step=on_step, observe=observe, **_options(arguments, layout))
-
-
-def _train_beside(arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, layout: Layout) -> None:
-    """Train on the other processes, which take part in every measurement and write only their parts of checkpoints."""
-    from surefoot.experiment.training.loop import train
-    from surefoot.experiment.training.norm_log import Norms
-
-    measured: list[Norms] = []
-
-    def observe(run: Run) -> None:
-        if not measured:
-            measured.append(Norms(run, arguments.norm_limit))
-        measured[0].measure()
-
-    train(config, corpus, on_step=lambda record: None, observe=observe, **_options(arguments, layout))
-
-
-def _options(arguments: argparse.Namespace, layout: Layout) -> dict[str, Any]:
-    """What all processes must agree on."""
-    from surefoot.experiment.training.checkpoint import Checkpoints
-
-    every, folder = arguments.checkpoint_every, arguments.out / CHECKPOINTS
-    kept = {"keep": arguments.keep, "best": arguments.keep_best}
-    checkpoints = Checkpoints(folder, every, **kept, background=arguments.async_checkpoints, start=arguments.start)
-    return {
-        "layout": layout,
-        "log_every": arguments.log_every,
-        "eval_every": arguments.eval_every,
-        "checkpoints": checkpoints,
-    }
-
-
-def _boards(arguments: argparse.Namespace, identity: dict[str, Any]) -> list[Board]:
-    from surefoot.experiment.training.boards import TensorBoard, Wandb
-
-    boards: list[Board] = []
-    if arguments.tensorboard:
-        boards.append(TensorBoard(arguments.out / BOARD))
-    if arguments.wandb:
-        boards.append(Wandb(arguments.out, identity))
-    return boards
-
-
-@contextmanager
-def _open_log(path: Path, steps: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Append records to the log and show them on stderr.
-
-    A resumed run repeats the steps since its checkpoint: the first record replaces their old lines.
-    """
-    from surefoot.experiment.files import continued
-
-    opened: list[Log] = []
-    with ExitStack() as stack:
-
-        def write(record: dict[str, Any]) -> None:
-            if not opened:
-                opened.append(stack.enter_context(continued(path, record["step"])))
-            opened[0].append(record)
-            loss = "not finite" if record["loss"] is None else f"{record['loss']:.3f}"
-            speed = _speed(record, steps)
-            print(
-                f"step {record['step']}/{steps}: loss {loss}, lr {record['lr']:.3g}{speed}", file=sys.stderr, flush=True
-            )
-
-        yield write
-
-
-def _speed(record: dict[str, Any], steps: int) -> str:
-    """Tokens per second since the last record, and the time left at this speed."""
-    if record["tokens_per_second"] is None:
-        return ""
-    seconds = (steps - record["step"]) * record["tokens"] / record["step"] / record["tokens_per_second"]
-    return f", {record['tokens_per_second']:,.0f} tokens/s, {timedelta(seconds=round(seconds))} left"
-
-
-def _warn(step: int, alarm: Alarm) -> None:
-    """Show an alarm of a norm."""
-    print(f"surefoot train: warning: step {step}: {alarm}", file=sys.stderr, flush=True)
-
-
-def _draw(out: Path) -> None:
-    """Draw the norms and write the page, or say what is missing for it."""
-    if find_spec("altair") is None or find_spec("vl_convert") is None:
-        print(
-            "surefoot: no page and no picture of the norms: that needs pip install 'surefoot[plots]'", file=sys.stderr
-        )
-        return
-    from surefoot.experiment.reports import report
-
-    if picture := report.draw(out):  # none if it stopped before the first measurement
-        print(f"surefoot: norms: {picture}", file=sys.stderr)
-    write_page(out)
-
-
-def _sentence(result: TrainResult, unit: str) -> str:
-    """The outcome in one sentence, losses in nats a unit."""
-    if result.val_loss is None or result.train_loss is None:
-        return f"diverged after {result.steps} steps; try a smaller --lr"
-    average = "" if result.val_loss_average is None else f"of the average {result.val_loss_average:.4f}, "
-    return (
-        f"validation loss {result.val_loss:.4f}, {average}training loss {result.train_loss:.4f} nats a {unit} "
-        f"after {result.steps} steps in {result.seconds:.1f} s ({result.parameters:,} parameters)"
-    )
+    return training.run(arguments)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surefoot.cli import options
-from surefoot.cli.report import show, write_page
+from surefoot.cli.report import reported
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.training.config import Architecture
@@ -54,30 +53,22 @@ def add_to(commands: options.Commands) -> None:
     )
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
-    parser.add_argument(
-        "--widths", nargs="+", type=options.count, help=f"model widths (default: {WIDTHS}, or the published one)"
-    )
-    _add_axes(parser)
-    parser.add_argument("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
-    parser.add_argument(
-        "--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search"
-    )
-    parser.add_argument("--budget", type=options.count, default=8, help="rates per width that the search may take")
-    parser.add_argument("--out", type=Path, default=Path("runs/transfer"), help="run directory, resumed if it exists")
-    options.add_executor(parser)
-    options.add_model(parser, "depth", "head_dim")
-    options.add_training(parser)
-    options.add_json(parser)
-
-
-def _add_axes(parser: argparse.ArgumentParser) -> None:
-    """Add the lists of values, of which one may be given, and the values that a law is read off at."""
-    lists = parser.add_mutually_exclusive_group()
+    add, lists = parser.add_argument, parser.add_mutually_exclusive_group()
+    help = f"model widths (default: {WIDTHS}, or the published one)"
+    add("--widths", nargs="+", type=options.count, help=help)
     for axis in AXES.values():
         lists.add_argument(flag(axis.values), nargs="+", type=options.count, metavar="N", help=_HELP[axis.name][0])
     for axis in AXES.values():
         help = f"with {flag(axis.values)}: {_HELP[axis.name][1]}"
-        parser.add_argument(flag(axis.target), type=options.count, metavar="N", help=help)
+        add(flag(axis.target), type=options.count, metavar="N", help=help)
+    add("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
+    help = "log2 learning rates, in place of a search"
+    add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help=help)
+    add("--budget", type=options.count, default=8, help="rates per width that the search may take")
+    options.add_executor(parser, "runs/transfer")
+    options.add_model(parser, "depth", "head_dim")
+    options.add_training(parser)
+    options.add_json(parser)
 
 
 def axis_of(arguments: argparse.Namespace) -> Axis | None:
@@ -102,39 +93,34 @@ def axis_of(arguments: argparse.Namespace) -> Axis | None:
     if axis.setting in arguments.given:
         raise ValueError(f"{flag(axis.setting)} beside {flag(axis.values)}, which gives it: leave one out")
     if len(arguments.widths or ()) > 1:
-        raise ValueError(
-            f"{flag(axis.values)} is for one width: give one of --widths {' '.join(map(str, arguments.widths))}"
-        )
+        widths = " ".join(map(str, arguments.widths))
+        raise ValueError(f"{flag(axis.values)} is for one width: give one of --widths {widths}")
     if axis.setting == "depth" and arguments.model not in REFERENCES:
-        raise ValueError(
-            f"--depths needs a reference model ({', '.join(REFERENCES)}); {arguments.model} has its own depth: give "
-            "each depth a sweep and a directory of its own, with --widths alone"
-        )
+        own = f"{arguments.model} has its own depth: give each depth a sweep of its own, with --widths alone"
+        raise ValueError(f"--depths needs a reference model ({', '.join(REFERENCES)}); {own}")
     return axis
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
+    from surefoot.cli import chosen
     from surefoot.experiment.sweep import extrapolate, sweep
     from surefoot.experiment.sweep.config import Extrapolation
     from surefoot.experiment.sweep.worker import run_trial
 
-    arguments.resume = "what was finished is kept: the same command goes on from there"
-    executor, config = options.executor(arguments), configure(arguments)
-    print(f"surefoot: writing to {arguments.out}/, data: {config.settings['text']}", file=sys.stderr)
-    if isinstance(config, Extrapolation):
+    executor, config = chosen.executor(arguments), configure(arguments)
+    with reported(arguments, config.settings["text"]):
+        if not isinstance(config, Extrapolation):
+            sweep.run(config, arguments.out, run_trial, executor=executor)
+            return 0
         axis = AXES[config.axis]
-        target = getattr(arguments, axis.target)
 
         def begin(value: int) -> None:
             place = f"{config.values.index(value) + 1} of {len(config.values)}"
             print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
 
+        target = getattr(arguments, axis.target)
         extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
-    else:
-        sweep.run(config, arguments.out, run_trial, executor=executor)
-    show(arguments.out, arguments.json)
-    write_page(arguments.out)
     return 0
 
 
@@ -148,8 +134,9 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
         The configuration.
 
     Raises:
-        ValueError: as `axis_of` and `options.trial_settings`, a value twice, or one alone on an axis.
+        ValueError: as `axis_of` and `chosen.trial_settings`, a value twice, or one alone on an axis.
     """
+    from surefoot.cli import chosen
     from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
     from surefoot.experiment.sweep.search import Bracket, Grid
 
@@ -159,16 +146,13 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
     centres = {name: centre(name, run) for name in recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     if axis is None:
-        widths = tuple(arguments.widths or _widths(published_name(arguments.model)))
-        settings = options.trial_settings(arguments, recipes, widths)
+        model = published_name(arguments.model)
+        widths = tuple(arguments.widths or ((PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS))
+        settings = chosen.trial_settings(arguments, recipes, widths)
         return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
     (width,) = arguments.widths or (Architecture(arguments.model).width,)
     values = tuple(getattr(arguments, axis.values))
-    shared = options.trial_settings(arguments, recipes, [width], **{axis.setting: max(values)})
+    shared = chosen.trial_settings(arguments, recipes, [width], **{axis.setting: max(values)})
     settings = {**shared, "steps": arguments.steps}
     del settings[axis.setting]
     return Extrapolation(recipes, axis.name, values, width, seeds, search, settings)
-
-
-def _widths(model: str) -> tuple[int, ...]:
-    return (PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS

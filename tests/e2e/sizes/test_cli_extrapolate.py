@@ -23,7 +23,7 @@ HORIZONS = ("--horizons", "4", "8", "--batch-size", "4", "--depth", "1")
 @pytest.fixture(scope="module", autouse=True)
 def inline() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.cli.options.executor", lambda arguments: Inline())
+        patch.setattr("surefoot.cli.chosen.executor", lambda arguments: Inline())
         yield
 
 

@@ -1,0 +1,151 @@
+"""What the options of a command line ask for: settings of runs, data, and where runs are run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.sources import absolute, load
+from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
+from surefoot.experiment.sweep.clusters import Ray, Slurm
+from surefoot.experiment.sweep.executors import Executor, Pool
+from surefoot.experiment.training.build import pick_device, require_model
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.methods import method
+
+
+def executor(arguments: argparse.Namespace) -> Executor | None:
+    """The executor that the options of `options.add_executor` ask for.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The executor, which begins nothing yet; None for the command's own process.
+
+    Raises:
+        ValueError: an option of another executor, a package that is not installed, or there is no slurm.
+    """
+    kind, gpus = arguments.executor, arguments.gpus_per_run
+    for flag, given, kinds in (
+        ("--workers", arguments.workers, ("pool", "ray", "slurm")),
+        ("--ray-address", arguments.ray_address, ("ray",)),
+        ("--gpus-per-run", gpus, ("ray", "slurm")),
+        ("--slurm", arguments.slurm, ("slurm",)),
+    ):
+        if given and kind not in kinds:
+            raise ValueError(f"{flag} needs --executor {' or '.join(kinds)}")
+    if kind == "ray":
+        return Ray(arguments.workers, arguments.ray_address, gpus or 0.0)
+    if kind == "slurm":
+        if gpus and gpus % 1:
+            raise ValueError(f"--gpus-per-run {gpus:g}: slurm gives whole GPUs")
+        return Slurm(arguments.out / "slurm", arguments.workers, int(gpus or 0), dict(arguments.slurm))
+    return Pool(arguments.workers) if kind == "pool" else None
+
+
+def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
+    """The device of runs on Ray or slurm, which has to be what they are given; None for runs on this machine."""
+    if getattr(arguments, "executor", None) not in ("ray", "slurm"):
+        return None
+    given = "cuda" if arguments.gpus_per_run else "cpu"
+    if arguments.device not in ("auto", given):
+        gpus = "give --gpus-per-run" if given == "cpu" else "give --device cuda, or leave out --gpus-per-run"
+        raise ValueError(f"--device {arguments.device} with --executor {arguments.executor}: {gpus}")
+    return given
+
+
+def require_size(model: str, arguments: argparse.Namespace) -> None:
+    """Refuse sizes that were asked for beside a published model and are not its own.
+
+    Args:
+        model: any name.
+        arguments: as parsed; sizes that no option gave are None.
+
+    Raises:
+        ValueError: such a size.
+    """
+    if (name := published_name(model)) in PUBLISHED:
+        refuse_other(name, **{size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])})
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `TrainConfig` for which a command has options, by their flat names.
+
+    Args:
+        arguments: as parsed; a command without an option for the learning rate has none in the result either.
+
+    Returns:
+        The settings, with the model's sizes, the learning rate and the device resolved.
+
+    Raises:
+        ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
+            and there is none.
+    """
+    chosen = {name: getattr(arguments, name) for name in TrainConfig().to_json() if hasattr(arguments, name)}
+    if "method" in chosen:
+        method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
+    chosen["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
+    resolved = TrainConfig.of(**chosen).to_json()
+    return {name: resolved[name] for name in chosen}
+
+
+def data(arguments: argparse.Namespace) -> str | None:
+    """What `--data` and `--vocab` ask for, as `surefoot.experiment.data.sources.load` takes it.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        The value of `--data`, with the vocabulary in it if one is given.
+
+    Raises:
+        ValueError: a vocabulary for other data than `bin:PATH`, or a second one.
+    """
+    source: str | None = arguments.data
+    if arguments.vocab is None:
+        return source
+    if source is None or not re.match(r"bin:(?!\d+:)", source):
+        raise ValueError(f"--vocab {arguments.vocab} is for --data bin:PATH; other data and bin:N:PATH have their own")
+    return f"bin:{arguments.vocab}:{source.removeprefix('bin:')}"
+
+
+def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
+    """Say on stderr that a run reads documents more than once, if it does."""
+    batches, steps = config.batches, config.schedule.steps
+    epochs = steps * batches.batch_size * batches.context / corpus.train.size
+    if batches.data_order == "documents" and epochs > 1:
+        told = f"{steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
+        print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
+
+
+def trial_settings(
+    arguments: argparse.Namespace, methods: Sequence[str], widths: Sequence[int], **longest: int
+) -> dict[str, Any]:
+    """The settings of a sweep's trials; refuses what cannot be run before anything is written.
+
+    Args:
+        arguments: as parsed.
+        methods: names of the methods that are to be run.
+        widths: of the models.
+        **longest: settings of the longest runs, where they are not those of the arguments, for `note_epochs`.
+
+    Returns:
+        The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
+
+    Raises:
+        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
+            baseline.
+    """
+    for name in methods:
+        method(name, arguments.stabiliser)
+    corpus = load(data(arguments), context=arguments.context)
+    shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
+    for width in widths:
+        require_model(TrainConfig.of(width=width, **shared), corpus)
+    note_epochs(TrainConfig.of(**{**shared, "steps": arguments.steps, **longest}), corpus)
+    return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}
