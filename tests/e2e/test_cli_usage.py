@@ -113,7 +113,7 @@ def test_recipes_have_two_other_names(name, field, flag):
 def test_every_setting_of_a_run_is_an_option_of_train():
     arguments = vars(_parser().parse_args(["train"]))
     settings = TrainConfig().to_json()
-    resolved = dict.fromkeys(("lr", "width", "depth", "head_dim"))  # by the method and by the model
+    resolved = {**dict.fromkeys(("width", "depth", "head_dim")), "lr": "auto"}  # by the model, and by the run
     assert {name: arguments[name] for name in settings} == {**settings, **resolved}
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from surefoot.experiment.errors import Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import dumps, locked, write_json
@@ -14,8 +14,6 @@ from surefoot.experiment.files import dumps, locked, write_json
 CONFIG = "config.json"
 KINDS = ("transfer", "extrapolate", "compare", "train", "coordcheck")
 """Of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
-
-DataOrder = Literal["documents", "random"]
 
 _MISSING = object()
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefoot.experiment.configs import DataOrder
 from surefoot.experiment.data import shards
 from surefoot.experiment.data.epochs import Epochs, Positions, at_random
 from surefoot.experiment.errors import DataError
@@ -78,7 +77,7 @@ class Corpus:
         batch_size: int,
         context: int,
         rows: slice = slice(None),
-        order: DataOrder = "random",
+        order: Literal["documents", "random"] = "random",
     ) -> tuple[Tensor, Tensor]:
         """Read windows of a split as inputs, and the windows one token later as targets. A pure function.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, final, get_args
 
-from surefoot.experiment.configs import DataOrder
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, NATURAL, RATE, Settings, log2_lr
 from surefoot.experiment.training.schedule import Schedule
@@ -20,6 +19,7 @@ from surefoot.scaling import Run
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
+DataOrder = Literal["documents", "random"]
 
 _RESOLVED: Any = None
 """Default of a size: a published model's, else that of `_SIZE`."""
