@@ -2,8 +2,7 @@
 
 from surefoot.geometry.base import State
 from surefoot.momentum.adam import Adam, RowAdam
-from surefoot.momentum.base import Momentum, Smoothing
-from surefoot.momentum.finite import is_finite, where_finite
+from surefoot.momentum.base import Momentum, Smoothing, is_finite, where_finite
 from surefoot.momentum.preconditioning import SOAP, Whitened
 
 __all__ = ["SOAP", "Adam", "Momentum", "RowAdam", "Smoothing", "State", "Whitened", "is_finite", "where_finite"]

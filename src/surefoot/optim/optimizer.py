@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.momentum.finite import refuse_overflowing
+from surefoot.momentum.base import refuse_overflowing
 from surefoot.optim import param_groups
 from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import report

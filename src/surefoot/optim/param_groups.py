@@ -174,7 +174,9 @@ def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[T
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
-        raise ValueError("a parameter group needs a role, as {'params': [...], 'role': 'linear'}; or pass the model")
+        raise ValueError(
+            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or SteepestDescent(model, lr=...)"
+        )
     rule, placements = by_name(role), []
     for p in params:
         try:
