@@ -74,27 +74,16 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     if x.ndim < 2 or not x.is_floating_point():
         raise ValueError(f"msign takes real (..., out, in) matrices, not shape {tuple(x.shape)} of {x.dtype}")
     require_method(method)
-    name = choose(x) if method == "auto" else method
-    return apply_iteration(x, METHODS[name], _compute_dtype(x, name))
-
-
-def apply_iteration(x: Tensor, iteration: Iteration, dtype: torch.dtype) -> Tensor:
-    """`msign` by an iteration: tall matrices are transposed, extreme scales removed, reduced precision switched off.
-
-    Args:
-        x: `(..., out, in)`, floating point.
-        iteration: the method.
-        dtype: what x is converted to for it.
-
-    Returns:
-        A new tensor of x's shape and dtype.
-    """
     if x.numel() == 0:
         return torch.zeros_like(x)
+    name = choose(x) if method == "auto" else method
+    short = x.device.type != "cpu" and name in ("newton_schulz", "polar_express", "gram")
+    half = torch.bfloat16 if short else torch.float32
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
-    batch = _in_range(wide.reshape(-1, *wide.shape[-2:]).to(dtype))
+    precise = wide.to(x.dtype if x.dtype in (torch.float32, torch.float64) else half)
+    batch = _in_range(precise.reshape(-1, *wide.shape[-2:]))
     with full_precision(x.device):
-        sign = iteration(batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
+        sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
 
 
@@ -138,13 +127,6 @@ def choose(x: Tensor) -> str:
         return "polar_express_fp16"
     rows, length = sorted(x.shape[-2:])
     return "halley" if HALLEY_ROWS[0] <= rows <= HALLEY_ROWS[1] and 2 * rows <= length <= HALLEY_COLUMNS else "qdwh_2"
-
-
-def _compute_dtype(x: Tensor, method: str) -> torch.dtype:
-    if x.dtype in (torch.float32, torch.float64):
-        return x.dtype
-    in_bfloat16 = method in ("newton_schulz", "polar_express", "gram")
-    return torch.bfloat16 if in_bfloat16 and x.device.type != "cpu" else torch.float32
 
 
 def _in_range(x: Tensor) -> Tensor:

@@ -149,13 +149,13 @@ class Transport:
         return None if self._copied else self._start(pieces, sizes)
 
     def _return(self, bucket: Bucket, results: dict[Any, list[Tensor]]) -> Coming:
-        pieces: list[list[Tensor]] = []
-        for rank in range(1 if self._copied else len(bucket)):
-            pieces.append([])
-            for work in bucket[self._rank]:
-                *tensors, numbers = results[work]
-                part = work.parts[rank].within(work.box)
-                pieces[rank] += [*(x[part].reshape(-1) for x in tensors), numbers]
+        def parts(work: Work, rank: int) -> list[Tensor]:
+            *tensors, numbers = results[work]
+            part = work.parts[rank].within(work.box)
+            return [*(x[part].reshape(-1) for x in tensors), numbers]
+
+        mine, ranks = bucket[self._rank], range(1 if self._copied else len(bucket))
+        pieces = [[x for work in mine for x in parts(work, rank)] for rank in ranks]
         return self._start(pieces, [sum(map(sum, map(self._sizes, works))) for works in bucket])
 
     def _sizes(self, work: Work) -> list[int]:
