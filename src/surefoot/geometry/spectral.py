@@ -155,13 +155,13 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
 
     def _tangent_to_lengths(self, w: Tensor, m: Tensor, constraint: SameLengths, cache: State) -> Taken:
         unit = constraint.unit(w)  # of fewer vectors than the multipliers are, where a parameter has larger blocks, too
-        g, start = m.to(unit.dtype), cache["multipliers"][..., : w.shape[-3 - constraint.dim]].to(unit.dtype)
-        if constraint.dim == -1:
-            d, x = rows_msign(g, unit, start, self._accurate)
-        else:
-            d, x = rows_msign(g.mT, unit.mT, start, self._accurate)
-            d = d.mT
-        return d.to(m.dtype).mul_(self.unit(w.shape)), {**cache, "multipliers": x.to(cache["multipliers"].dtype)}
+        rows, start = constraint.dim == -1, cache["multipliers"][..., : w.shape[-3 - constraint.dim]].to(unit.dtype)
+        g, unit = (x if rows else x.mT for x in (m.to(unit.dtype), unit))
+        d, x = rows_msign(g, unit, start, self._accurate)
+        return (d if rows else d.mT).to(m.dtype).mul_(self.unit(w.shape)), {
+            **cache,
+            "multipliers": x.to(cache["multipliers"].dtype),
+        }
 
     @property
     def _accurate(self) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab, owners
 
 BUCKET_BYTES = 64 << 20
@@ -116,16 +117,14 @@ class Transport:
 
     Args:
         buckets: what is computed where.
-        group: the processes.
-        rank: this one's index in the group.
+        cut: the processes, as a parameter is cut over them.
         like: an empty tensor of the dtype and the device of what is sent.
         copied: whether everybody has all entries already, and owners are sent nothing.
     """
 
-    def __init__(
-        self, buckets: list[Bucket], group: dist.ProcessGroup | None, rank: int, like: Tensor, copied: bool
-    ) -> None:
-        self._buckets, self._group, self._rank, self._like, self._copied = buckets, group, rank, like, copied
+    def __init__(self, buckets: list[Bucket], cut: Cut, like: Tensor, copied: bool) -> None:
+        self._buckets, self._like, self._copied = buckets, like, copied
+        self._group, self._rank = cut.group, cut.mine
 
     def run(self, prepare: Prepare, compute: Compute, finalize: Finalize) -> None:
         """Send, compute and return one bucket after the other; the next one is on its way while one is computed."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Extent, State
+from surefoot.geometry.base import Eta, Extent, State
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
@@ -191,9 +191,7 @@ class SOAP(Smoothing):
         """Whether a side, beside the other one, has a factor."""
         return side <= self.largest and (side <= other or self.sides == "both")
 
-    def _turned(
-        self, state: State, name: str, g: Tensor, rate: Tensor | float, due: Tensor
-    ) -> tuple[Tensor | None, State]:
+    def _turned(self, state: State, name: str, g: Tensor, rate: Eta, due: Tensor) -> tuple[Tensor | None, State]:
         """The next basis of g's rows and what is kept of it; None for a side that has none."""
         size, other = g.shape[-2:]
         gram, basis = (state[one][..., :size, :size] for one in (name, f"{name}_basis"))

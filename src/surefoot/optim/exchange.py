@@ -111,12 +111,12 @@ class Exchange:
     """
 
     def __init__(self, shards: Sequence[Shard], precision: Precision, bounds: RunningBound) -> None:
-        self._precision, self._bounds, cut = precision, bounds, shards[0].cut
+        self._precision, self._bounds = precision, bounds
         self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
         like = shards[0].local.new_empty(0, dtype=self._dtype)
         self._jobs = {shard: jobs_of(shard, self._dtype) for shard in shards}
         self.buckets = schedule([job for jobs in self._jobs.values() for job in jobs])
-        self._transport = Transport(self.buckets, cut.group, cut.mine, like, shards[0].way is REPLICAS)
+        self._transport = Transport(self.buckets, shards[0].cut, like, shards[0].way is REPLICAS)
         self._prepared: dict[Shard, Prepared] = {}
 
     def step(self) -> None:
