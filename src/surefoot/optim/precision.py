@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -66,7 +65,7 @@ class Leaf:
     index: Index = 0
 
 
-class Rounding(ABC):
+class Rounding:
     """How a half-precision weight is read for a step in float32, and written back. Pure: state in, state out."""
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = HALF
@@ -80,9 +79,9 @@ class Rounding(ABC):
         """The weight that the step starts from."""
         return p.to(dtype)
 
-    @abstractmethod
     def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
         """`(weight in its own dtype, changed entries of the state)`, of entries that lie at index in the parameter."""
+        return w.to(dtype), {}
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,6 @@ class RoundToNearest(Rounding):
     >>> RoundToNearest().write(torch.tensor([1 + 2**-10]), torch.bfloat16, {})[0].tolist()
     [1.0]
     """
-
-    def write(self, w: Tensor, dtype: torch.dtype, state: State, index: Index = 0) -> tuple[Tensor, State]:
-        """w in this dtype."""
-        return w.to(dtype), {}
 
 
 @dataclass(frozen=True)
