@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -12,21 +11,17 @@ from surefoot.linalg.device import full_precision
 from surefoot.linalg.tangent import tangent_part
 
 
-class Constraint(ABC):
+class Constraint:
     """Linear conditions on a step d from a weight w, under which `Tangents.tangent` finds the best one."""
 
-    @abstractmethod
     def project(self, w: Tensor, d: Tensor) -> Tensor:
-        """The nearest step (Frobenius) that meets the conditions, d's shape."""
+        """The nearest step (Frobenius) that meets the conditions, d's shape; d itself if none are linear."""
+        return d
 
 
 @dataclass(frozen=True)
 class SameNorm(Constraint):
     """`norm(w)` under the geometry that is asked: it alone knows which steps these are."""
-
-    def project(self, w: Tensor, d: Tensor) -> Tensor:
-        """d itself."""
-        return d
 
 
 @dataclass(frozen=True)
