@@ -17,7 +17,7 @@ from surefoot.geometry.spectral import ScaledSpectral, Spectral
 from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs, max_abs_or_one
-from surefoot.linalg.power_iteration import require_iterations, streaming_msign
+from surefoot.linalg.power_iteration import streaming_msign
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,8 @@ class StreamingSpectral(Adaptive):
     def __post_init__(self) -> None:
         if not isinstance(self.norm_of, ScaledSpectral):
             raise ValueError(f"StreamingSpectral takes the direction of a spectral norm, not of {self.norm_of}")
-        require_iterations("StreamingSpectral", self.iterations)
+        if self.iterations < 1:
+            raise ValueError(f"StreamingSpectral takes at least 1 iteration, not {self.iterations}")
 
     def init_memory(self, w: Tensor) -> State:
         """The identity on the smaller side of each matrix."""

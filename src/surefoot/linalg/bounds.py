@@ -88,16 +88,12 @@ def upper_bound(x: Tensor, squarings: int = 6) -> Tensor:
     Returns:
         `(...)`, in x's dtype (float32 for half precision); 0 for a zero matrix, not finite where x is not.
 
-    Raises:
-        ValueError: fewer than one squaring.
-
     Source: Schatten norms decrease in their exponent; roundings: N. Higham, "Accuracy and Stability", eq. 3.13.
 
     >>> upper_bound(torch.tensor([[3.0, 0.0], [0.0, -4.0]]), squarings=8)
     tensor(4.0000)
     """
-    if squarings < 1:
-        raise ValueError(f"upper_bound takes at least 1 squaring, not {squarings}")
+    assert squarings >= 1, squarings
     dtype = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-2], dtype=dtype)

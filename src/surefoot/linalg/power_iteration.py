@@ -25,14 +25,10 @@ def random_vectors(x: Tensor, k: int, seed: int = 0) -> Tensor:
     Returns:
         `(..., in, min(k, in))`, float32 (float64 for float64).
 
-    Raises:
-        ValueError: k below 1.
-
     >>> random_vectors(torch.zeros(5, 3, 4), 2).shape
     torch.Size([5, 4, 2])
     """
-    if k < 1:
-        raise ValueError(f"random_vectors takes k >= 1, not {k}")
+    assert k >= 1, k
     generator = torch.Generator().manual_seed(seed)
     columns = x.shape[-1]
     v: Tensor = torch.linalg.qr(torch.randn(columns, min(k, columns), generator=generator, dtype=torch.float64)).Q
@@ -61,9 +57,6 @@ def power_iteration(x: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, 
         norm s; `s[..., i]` is a LOWER bound on the i-th singular value, to rounding (1e-6 sigma_max). A zero matrix
         gives s = 0 and some orthonormal v.
 
-    Raises:
-        ValueError: fewer than one iteration.
-
     Source: subspace iteration, G. Golub and C. Van Loan, "Matrix Computations", 8.2; warm starts: "Beyond MuP 4".
 
     >>> x = torch.diag(torch.tensor([1.0, 5.0, 2.0]))
@@ -71,7 +64,7 @@ def power_iteration(x: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, 
     >>> s
     tensor([5., 2.])
     """
-    require_iterations("power_iteration", iterations)
+    assert iterations >= 1, iterations
     if x.numel() == 0:
         return v, v.new_zeros(*v.shape[:-2], v.shape[-1])
     a, peak = _unit_peak(x)
@@ -112,9 +105,6 @@ def streaming_msign(x: Tensor, basis: Tensor, iterations: int = 1) -> tuple[Tens
         `(direction, basis)`: of x's shape and dtype, largest singular value at most 1 + 1e-4; and the improved V. A
         zero matrix gives zeros and keeps its basis. The error depends on how far x has turned: docs/performance.md.
 
-    Raises:
-        ValueError: fewer than one iteration.
-
     Source: "Streaming Power Iteration for Muon", cited in "Beyond MuP 4"; orthonormal columns are ours.
 
     >>> x, basis = torch.tensor([[3.0, 1.0], [0.0, -2.0]]), torch.eye(2)
@@ -123,7 +113,7 @@ def streaming_msign(x: Tensor, basis: Tensor, iterations: int = 1) -> tuple[Tens
     >>> torch.allclose(d, torch.linalg.svd(x).U @ torch.linalg.svd(x).Vh, atol=1e-4)
     True
     """
-    require_iterations("streaming_msign", iterations)
+    assert iterations >= 1, iterations
     if x.numel() == 0:
         return torch.zeros_like(x), basis
     tall = x.shape[-2] > x.shape[-1]
@@ -165,12 +155,6 @@ def clip_leading(x: Tensor, v: Tensor, s: Tensor, threshold: float | Tensor) -> 
         images = rows @ x.mT.to(v.dtype)
         excess = (images.mT * share) @ rows
     return (x - excess.add_(0.0)).to(x.dtype)  # x - 0 is x bit for bit; x - (-0) is not where x is -0
-
-
-def require_iterations(name: str, iterations: int) -> None:
-    """Raise ValueError naming what takes at least one iteration, unless it gets one."""
-    if iterations < 1:
-        raise ValueError(f"{name} takes at least 1 iteration, not {iterations}")
 
 
 def _unit_peak(x: Tensor) -> tuple[Tensor, Tensor]:

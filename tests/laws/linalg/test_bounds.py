@@ -120,7 +120,7 @@ def test_not_finite_is_never_certified(bad):
 
 
 def test_no_squaring_is_refused():
-    with pytest.raises(ValueError, match="squaring"):
+    with pytest.raises(AssertionError):
         upper_bound(torch.eye(2), 0)
 
 

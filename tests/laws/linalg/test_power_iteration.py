@@ -249,5 +249,5 @@ def test_misses_it_against_a_pull_of_higher_rank(k, rank, low, high):
     "call", [lambda x: random_vectors(x, 0), lambda x: power_iteration(x, random_vectors(x, 1), 0)]
 )
 def test_bad_requests_are_refused(call):
-    with pytest.raises(ValueError, match=r">= 1|at least 1"):
+    with pytest.raises(AssertionError):
         call(torch.eye(3))

@@ -158,7 +158,7 @@ def test_a_factor_that_does_not_exist_leaves_a_direction_below_one(monkeypatch):
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="at least 1 iteration, not 0"):
+    with pytest.raises(AssertionError):
         streaming_msign(torch.eye(2), torch.eye(2), 0)
     with pytest.raises(ValueError, match=r"surefoot\.StreamingSpectral\(\)"):
         sf.msign(torch.eye(2), "streaming")
