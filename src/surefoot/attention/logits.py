@@ -42,7 +42,6 @@ def largest_logits(
         query, key = query[None], key[None]
     heads, length = query.shape[1], query.shape[2]
     key = key.repeat_interleave(heads // key.shape[1], 1)
-    positions = torch.arange(key.shape[2], device=key.device)
     largest, dtype_max = torch.zeros(heads, device=query.device), torch.finfo(query.dtype).max
     if mask is not None:
         mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
@@ -52,8 +51,7 @@ def largest_logits(
         if mask is not None:
             logits = logits.masked_fill(~mask[:, :, start : start + CHUNK], 0.0)
         if causal:
-            future = positions > torch.arange(start, start + logits.shape[2], device=key.device)[:, None]
-            logits = logits.masked_fill(future, 0.0)
+            logits = logits.tril(start)
         if logits.numel():
             largest = torch.maximum(largest, logits.amax((0, 2, 3)))
     return largest
@@ -196,12 +194,9 @@ def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
     """
     if base_head_dim < 1:
         raise ValueError(f"base_head_dim is a positive number of features, not {base_head_dim}")
-    found = usually_scaled(model)
-    if not found:
-        raise ValueError(
-            "no module has an attribute scaling of 1/sqrt(its head dimension): scale the queries by "
-            f"sqrt({base_head_dim} / d_head) in the model's own code"
-        )
+    if not (found := usually_scaled(model)):
+        how = f"scale the queries by sqrt({base_head_dim} / d_head) in its own code"
+        raise ValueError(f"no module of the model has an attribute scaling of 1/sqrt(its head dimension): {how}")
     for module, size in found.values():
         module.scaling = math.sqrt(base_head_dim) / size  # type: ignore[assignment]
     return list(found)

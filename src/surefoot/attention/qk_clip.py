@@ -161,8 +161,8 @@ class LogitControl:
         largest = self._global_largest()
         if unseen := [name for name in self._unseen if name not in largest or not largest[name].any()]:
             warnings.warn(
-                f"the attention logits of {', '.join(unseen)} were not measured before this step: the module's forward "
-                "method was not called in training; name the one around it that is, pairs={name: QueryKey(...)}",
+                f"the attention logits of {', '.join(unseen)} were not measured: its forward method was not called in "
+                "training before this step; name the module around it that is, pairs={name: QueryKey(...)}",
                 stacklevel=2,
             )
         self._unseen = []  # warned once
@@ -215,9 +215,8 @@ class _LogitRecorder(TorchFunctionMode):
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(
                 f"the attention logits of {self.name} cannot be measured: it does not call "
-                "scaled_dot_product_attention. Use that implementation (transformers: attn_implementation='sdpa'), "
-                "name the module around it that calls it, pairs={name: QueryKey(...)}, or "
-                "measure them yourself and call optimizer.scale_(control.factors({name: largest}))"
+                "scaled_dot_product_attention. Use that (transformers: attn_implementation='sdpa'), name the module that "
+                "does, pairs={name: QueryKey(...)}, or call optimizer.scale_(control.factors({name: largest})) yourself"
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -108,10 +108,8 @@ class Heads:
 
     def __post_init__(self) -> None:
         if self.kv_count <= 0 or self.count % self.kv_count:
-            divisors = [k for k in range(1, self.count + 1) if self.count % k == 0]
-            raise ValueError(
-                f"{self.kv_count} key-value heads cannot be shared by {self.count} heads; take one of {divisors}"
-            )
+            several = f"{self.kv_count} key-value heads cannot be shared by {self.count} heads"
+            raise ValueError(f"{several}; take a divisor of {self.count}")
 
 
 @final

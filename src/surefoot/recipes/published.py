@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MaxNorm, MeanOperator, NormalisedRows, Oblique
+from surefoot.geometry.base import Geometry
+from surefoot.geometry.spectral import Spectral
 from surefoot.momentum import Adam, Momentum
 from surefoot.recipes.natural import beyond_mup
 from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, LongerSide, Moonlight, RootFanIn, Scale
-from surefoot.stabilise import (
-    DecoupledWeightDecay,
-    Free,
-    Hyperball,
-    PostClip,
-    Stabiliser,
-    StreamingPostClip,
-    WeightDecay,
-)
+from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, PostClip, StreamingPostClip, WeightDecay
+from surefoot.stabilise.base import Stabiliser
 
-FREE = Free()
-VECTORS = ("gain", "bias", "scalar")
+FREE, ONE = Free(), Constant()
+MATRICES, VECTORS = ("linear", "embedding", "head"), ("gain", "bias", "scalar")
 
 NESTEROV = Momentum(0.95, 0.95**2)
 """`u = g + b buffer` with `buffer = b buffer + g`, up to its length."""
@@ -52,16 +48,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     if shares and adam_lr is not None:
         raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
-    vector = {"geometry": Identity(), "momentum": Adam(), "lr_scale": ratio}
-    matrix = vector | {"stabiliser": DecoupledWeightDecay(0.1, Constant())}
-    hidden = {"lr_scale": scale, "momentum": Momentum(0.95, 0.95**2), "stabiliser": DecoupledWeightDecay(0.1, scale)}
-    return build(
-        f"muon({type(scale).__name__.lower()})",
-        Momentum(0.95, 0.95**2),
-        linear=hidden,
-        **dict.fromkeys(("embedding", "head"), matrix),
-        **dict.fromkeys(("gain", "bias", "scalar"), vector),
-    )
+    return _hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, lr_scale=ratio)
 
 
 def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
@@ -121,7 +108,7 @@ def sign_sgd() -> Recipe:
 
 def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
     matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
-    return build(name, momentum, **dict.fromkeys(("linear", "embedding", "head"), matrix), bias={"geometry": MaxNorm()})
+    return build(name, momentum, **dict.fromkeys(MATRICES, matrix), bias={"geometry": MaxNorm()})
 
 
 def hyperball() -> Recipe:
@@ -134,8 +121,7 @@ def hyperball() -> Recipe:
     >>> hyperball().role("linear").stabiliser.promise
     'Frobenius norm = initial, by steps of eta of it'
     """
-    change = {"stabiliser": Hyperball()}
-    return build("hyperball", Momentum(0.95, 0.95**2), **dict.fromkeys(("linear", "embedding", "head"), change))
+    return build("hyperball", NESTEROV, **{kind: {"stabiliser": Hyperball()} for kind in MATRICES})
 
 
 def moonlight() -> Recipe:
@@ -187,9 +173,8 @@ def mano(weight_decay: float = 0.1) -> Recipe:
     >>> mano().role("linear").momentum
     Momentum(beta=0.95, lookahead=None)
     """
-    decay = DecoupledWeightDecay(weight_decay, Constant())
-    hidden = {"geometry": Oblique(), "stabiliser": decay}
-    return build("mano", Momentum(0.95), linear=hidden, **_adamw(decay, decay))
+    decay = DecoupledWeightDecay(weight_decay, ONE)
+    return _hidden("mano", Momentum(0.95), Oblique(), ONE, weight_decay, vectors=decay)
 
 
 def rmnp(weight_decay: float = 0.1) -> Recipe:
@@ -209,13 +194,7 @@ def rmnp(weight_decay: float = 0.1) -> Recipe:
     >>> rmnp().role("linear").geometry
     MeanOperator(p=2.0, q=inf)
     """
-    hidden = {
-        "geometry": MeanOperator(2.0, math.inf),
-        "lr_scale": LongerSide(),
-        "stabiliser": DecoupledWeightDecay(weight_decay, LongerSide()),
-    }
-    decay = DecoupledWeightDecay(weight_decay, Constant())
-    return build("rmnp", NESTEROV, linear=hidden, **_adamw(decay))
+    return _hidden("rmnp", NESTEROV, MeanOperator(2.0, math.inf), LongerSide(), weight_decay)
 
 
 def normalised_sgd(beta: float = 0.9) -> Recipe:
@@ -232,10 +211,8 @@ def normalised_sgd(beta: float = 0.9) -> Recipe:
     >>> normalised_sgd().role("head").geometry
     Frobenius()
     """
-    whole: dict[str, object] = {"geometry": Frobenius(), "lr_scale": RootFanIn()}
-    vector: dict[str, object] = {"geometry": RMS()}
-    matrices, vectors = dict.fromkeys(("linear", "embedding", "head"), whole), dict.fromkeys(("gain", "scalar"), vector)
-    return build("normalised_sgd", Momentum(beta), **matrices, **vectors)
+    whole, vector = {"geometry": Frobenius(), "lr_scale": RootFanIn()}, {"geometry": RMS()}
+    return build("normalised_sgd", Momentum(beta), **dict.fromkeys(MATRICES, whole), gain=vector, scalar=vector)
 
 
 def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
@@ -255,11 +232,9 @@ def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
     >>> wion(2.0).role("linear").stabiliser
     StreamingPostClip(radius=2.0, vectors=1)
     """
-    clip: Stabiliser = PostClip(radius)
-    leading = StreamingPostClip(radius, vectors)
-    table = beyond_mup().table
-    bounded = {kind: replace(role, stabiliser=leading if kind == "linear" else clip) for kind, role in table.items()}
-    return Recipe(f"wion({radius:g})", bounded)
+    table = {kind: replace(role, stabiliser=PostClip(radius)) for kind, role in beyond_mup().table.items()}
+    table["linear"] = replace(table["linear"], stabiliser=StreamingPostClip(radius, vectors))
+    return Recipe(f"wion({radius:g})", table)
 
 
 def normuon(weight_decay: float = 0.1) -> Recipe:
@@ -278,19 +253,19 @@ def normuon(weight_decay: float = 0.1) -> Recipe:
     >>> normuon().role("linear").geometry
     NormalisedRows(norm_of=Spectral(method='auto'), beta=0.95)
     """
-    hidden = {
-        "geometry": NormalisedRows(),
-        "lr_scale": Moonlight(),
-        "stabiliser": DecoupledWeightDecay(weight_decay, Moonlight()),
-    }
-    decay = DecoupledWeightDecay(weight_decay, Constant())
-    return build("normuon", Momentum(0.95), linear=hidden, **_adamw(decay))
+    return _hidden("normuon", Momentum(0.95), NormalisedRows(), Moonlight(), weight_decay)
+
+
+def _hidden(name: str, momentum: Momentum, geometry: Geometry, scale: Scale, decay: float, **adamw: Any) -> Recipe:
+    """A geometry and a scale for hidden matrices, AdamW on all the rest; decay of all matrices."""
+    hidden = {"geometry": geometry, "lr_scale": scale, "stabiliser": DecoupledWeightDecay(decay, scale)}
+    return build(name, momentum, linear=hidden, **_adamw(DecoupledWeightDecay(decay, ONE), **adamw))
 
 
 def _adamw(
-    matrices: Stabiliser = FREE, vectors: Stabiliser = FREE, beta2: float = 0.95
+    matrices: Stabiliser = FREE, vectors: Stabiliser = FREE, beta2: float = 0.95, lr_scale: Scale = ONE
 ) -> dict[str, dict[str, object]]:
     """AdamW on all but hidden matrices, with the decay of matrices and of vectors."""
-    adam: dict[str, object] = {"geometry": Identity(), "momentum": Adam(beta2=beta2), "lr_scale": Constant()}
+    adam: dict[str, object] = {"geometry": Identity(), "momentum": Adam(beta2=beta2), "lr_scale": lr_scale}
     tables = dict.fromkeys(("embedding", "head"), adam | {"stabiliser": matrices})
     return tables | dict.fromkeys(VECTORS, adam | {"stabiliser": vectors})

@@ -84,26 +84,15 @@ class Branches:
     initial: float
 
     def __call__(self, role: Role) -> Role:
-        """The role times the factors."""
-        return _slower(_smaller(role, self.initial), self.rate)
-
-
-def _smaller(role: Role, factor: float) -> Role:
-    """The role with its initial values times a factor: a matrix's, since biases start at 0."""
-    if factor == 1 or role.geometry.ndim == 1 or isinstance(role.initial, AsBuilt):
-        return role
-    return replace(role, initial=Scaled(role.initial, factor))
-
-
-def _slower(role: Role, factor: float) -> Role:
-    """The role with its rate and its decay times a factor."""
-    if factor == 1:
-        return role
-    stabiliser = role.stabiliser
-    if isinstance(stabiliser, DecoupledWeightDecay):
-        scale = Times(factor, stabiliser.lr_scale)
-        stabiliser = replace(stabiliser, rate=factor * stabiliser.rate, lr_scale=scale)
-    return replace(role, lr_scale=Times(factor, role.lr_scale), stabiliser=stabiliser)
+        """The role times the factors: initial values are a matrix's, since biases start at 0."""
+        if self.initial != 1 and role.geometry.ndim != 1 and not isinstance(role.initial, AsBuilt):
+            role = replace(role, initial=Scaled(role.initial, self.initial))
+        if self.rate == 1:
+            return role
+        decay, scale = role.stabiliser, Times(self.rate, role.lr_scale)
+        if isinstance(decay, DecoupledWeightDecay):
+            decay = replace(decay, rate=self.rate * decay.rate, lr_scale=Times(self.rate, decay.lr_scale))
+        return replace(role, lr_scale=scale, stabiliser=decay)
 
 
 @dataclass(frozen=True)

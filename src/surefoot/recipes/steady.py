@@ -123,11 +123,11 @@ def steady_bounded() -> Recipe:
     base, table = steady(), {}
     for kind, role in base.table.items():
         bound: Stabiliser = PostClip(RADIUS)
-        if isinstance(role.stabiliser, DecoupledWeightDecay):
-            bound = DecayedPostClip(role.stabiliser.rate, role.stabiliser.lr_scale, RADIUS)
-        table[kind] = replace(role, stabiliser=bound)
-        if kind in MATRICES:
-            table[kind] = replace(table[kind], radius_unit=role.lr_scale)
+        decay = role.stabiliser
+        if isinstance(decay, DecoupledWeightDecay):
+            bound = DecayedPostClip(decay.rate, decay.lr_scale, RADIUS)
+        unit = role.lr_scale if kind in MATRICES else role.radius_unit
+        table[kind] = replace(role, stabiliser=bound, radius_unit=unit)
     return replace(base, name="steady_bounded", table=table)
 
 
