@@ -118,18 +118,15 @@ class Role:
 
 _KINDS: dict[str, Any] = get_type_hints(Role)
 
-_LINEAR = Role("linear", Spectral(), initial=LinearNormal())
-_EMBEDDING = Role("embedding", RowRMS(), initial=UnitNormal())
-_HEAD = Role("head", HeadRMS(), initial=HeadNormal(), radius_unit=LogRows())
-
-NATURAL: dict[str, Role] = {
-    "linear": _LINEAR,
-    "embedding": _EMBEDDING,
-    "head": _HEAD,
-    "gain": Role("gain", MaxNorm(), view=Vector(), initial=Fill(1.0)),
-    "bias": Role("bias", RMS(), view=Vector(), initial=Fill(0.0)),
-    "scalar": Role("scalar", MaxNorm(), view=Vector()),
-}
+_ROLES = (
+    Role("linear", Spectral(), initial=LinearNormal()),
+    Role("embedding", RowRMS(), initial=UnitNormal()),
+    Role("head", HeadRMS(), initial=HeadNormal(), radius_unit=LogRows()),
+    Role("gain", MaxNorm(), view=Vector(), initial=Fill(1.0)),
+    Role("bias", RMS(), view=Vector(), initial=Fill(0.0)),
+    Role("scalar", MaxNorm(), view=Vector()),
+)
+NATURAL: dict[str, Role] = {role.name: role for role in _ROLES}
 """The role table of the specification: natural scale, no bound. Recipes replace parts of it."""
 
 DERIVED: dict[str, tuple[str, View]] = {
@@ -270,11 +267,10 @@ class Placement:
         if not self.by_block:
             yield self._row(name, range(count), projections)
             return
-        last = len(projections) - 1
-        parts = self.parts if len(self.parts) == last + 1 else map(str, range(last + 1))
+        parts = self.parts if len(self.parts) == len(projections) else range(len(projections))
         for i, part in enumerate(parts):  # heads of several parts may be one block; the part left whole is the last
-            blocks = [count - 1 if i == last else min(i, count - 2)]
-            yield self._row(f"{name}[{part}]", blocks, projections[i : i + 1])
+            block = count - 1 if i == len(parts) - 1 else min(i, count - 2)
+            yield self._row(f"{name}[{part}]", [block], projections[i : i + 1])
 
     def _row(self, name: str, blocks: Sequence[int], projections: Sequence[Shape]) -> dict[str, str]:
         return {

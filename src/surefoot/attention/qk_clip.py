@@ -215,8 +215,8 @@ class _LogitRecorder(TorchFunctionMode):
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(
                 f"the attention logits of {self.name} cannot be measured: it does not call "
-                "scaled_dot_product_attention. Use that (transformers: attn_implementation='sdpa'), name the module that "
-                "does, pairs={name: QueryKey(...)}, or call optimizer.scale_(control.factors({name: largest})) yourself"
+                "scaled_dot_product_attention. Use that (transformers: attn_implementation='sdpa'), name the module "
+                "that does, pairs={name: QueryKey(...)}, or call optimizer.scale_(control.factors({name: largest}))"
             )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -128,9 +128,8 @@ def head_dim_of(module: nn.Module) -> int | None:
 
 def scale_of(module: nn.Module) -> float | None:
     """Factor on the products of queries and keys: `heads.scale`, `scaling`, torch's own; None where none says it."""
-    if isinstance(module, nn.MultiheadAttention):
-        return float(module.head_dim**-0.5)
     scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", None))
+    scale = module.head_dim**-0.5 if isinstance(module, nn.MultiheadAttention) else scale
     return scale if isinstance(scale, float) else None
 
 

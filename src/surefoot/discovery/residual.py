@@ -13,14 +13,15 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.heads import parts
-from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, own_parameters
+from surefoot.discovery.kinds import Kinds, Search, blocks_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
 Matrices = dict[int, tuple[int, int]]
-"""Identity of a parameter -> outputs and inputs of its matrices; 0 outputs where they are queries, keys or values."""
+"""Identity of a parameter -> outputs, those of all matrices, and inputs of its matrices; 0 outputs where they are
+queries, keys or values, 0 of both where the layout does not fit."""
 
 
 def residual(search: Search, kinds: Kinds) -> Kinds:
@@ -38,7 +39,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     matrices: Matrices = {}
     for name, kind in kinds.items():
         if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
-            matrices[id(p)] = _sides(kind, p)
+            blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
+            matrices[id(p)] = sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
     counted, unnamed = _counted(model, without), _counted(model, matrices)
     found = dict(kinds)
@@ -61,12 +63,6 @@ def _counted(model: nn.Module, matrices: Matrices) -> dict[int, int]:
     return branches
 
 
-def _sides(kind: Kind, parameter: nn.Parameter) -> tuple[int, int]:
-    """Outputs, those of all matrices, and inputs of a parameter; (0, 0) where its layout does not fit."""
-    blocks = blocks_of(kind.view or _MATRICES[kind.name], parameter)
-    return sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
-
-
 def _stacks(module: nn.Module, matrices: Matrices) -> Iterator[tuple[list[nn.Module], int]]:
     """The outermost stacks below a module: their blocks, and the width of their stream."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -87,13 +83,11 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 
 def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[int]]:
     """The parameters that write, by the branch of the block that they end."""
-    children = list(block.children())
-    holders = [child for child in children if _writers(child, matrices, width)]
-    own = _last(block, matrices, width)
-    if len(holders) == 1 and not own and isinstance(holders[0], nn.ModuleList):
-        return _branches(holders[0], matrices, width)  # a block's branches in a list
-    found = [_writers(child, matrices, width) for child in holders]
-    return [*found, own] if own else found
+    found = {child: written for child in block.children() if (written := _writers(child, matrices, width))}
+    own, first = _last(block, matrices, width), next(iter(found), None)
+    if len(found) == 1 and not own and isinstance(first, nn.ModuleList):
+        return _branches(first, matrices, width)  # a block's branches in a list
+    return [*found.values(), own] if own else [*found.values()]
 
 
 def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[int]:

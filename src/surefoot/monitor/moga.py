@@ -122,10 +122,8 @@ def lipschitz_bound(radius: float, layers: int, inputs: float = 1.0, slope: floa
     10.0
     """
     if layers < 1 or min(radius, inputs, slope) < 0 or not math.isfinite(radius + inputs + slope):
-        raise ValueError(
-            f"a bound needs at least one layer and finite numbers that are not negative, not radius={radius}, "
-            f"layers={layers}, inputs={inputs}, slope={slope}"
-        )
+        given = f"radius={radius}, layers={layers}, inputs={inputs}, slope={slope}"
+        raise ValueError(f"a bound needs at least one layer and finite numbers that are not negative, not {given}")
     size, change = radius * (inputs + 1), inputs + 1
     for _ in range(layers - 1):
         size, change = radius * (slope * size + 1), radius * slope * change + slope * size + 1
