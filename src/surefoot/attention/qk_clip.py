@@ -20,13 +20,11 @@ from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
 
-_SIGNATURES = {
-    F.multi_head_attention_forward: inspect.signature(F.multi_head_attention_forward),
-    F.scaled_dot_product_attention: inspect.signature(  # that of a builtin function cannot be read
-        lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
-    ),
+_ARGUMENTS = {
+    F.multi_head_attention_forward: tuple(inspect.signature(F.multi_head_attention_forward).parameters),
+    F.scaled_dot_product_attention: ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
 }
-"""The functions that compute attention, which are measured when a layer calls them."""
+"""The functions that compute attention, which are measured when a layer calls them, and their positional arguments."""
 
 
 class LogitControl:
@@ -221,16 +219,16 @@ class _LogitRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _SIGNATURES:
+        if func in _ARGUMENTS:
             self.calls += 1
             if self.measures:
-                self.record(self.name, _measured(_SIGNATURES[func].bind(*args, **kwargs).arguments))
+                self.record(self.name, _measured(dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs))
         return func(*args, **kwargs)
 
 
 @torch.no_grad()
 def _measured(call: dict[str, Any]) -> Tensor:
-    """The largest logits of a call of either function of `_SIGNATURES`, by its arguments."""
+    """The largest logits of a call of either function of `_ARGUMENTS`, by its arguments."""
     if "num_heads" in call:
         return multihead_logits(**call)
     scale = call.get("scale")

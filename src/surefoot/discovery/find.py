@@ -65,12 +65,9 @@ def find_kinds(
     search = Search(model, named_own(model), trainable, head, changes or {}, tied)
     uses = _run(OF_MODULES, search, {})
     kinds = _run(OF_PARAMETERS, search, uses)
-    with suppress(ValueError):  # of a frozen one that need never be trained; the optimizer names it if it is
-        return (
-            kinds
-            if placed.keys() == trainable.keys()
-            else _run(OF_PARAMETERS, replace(search, parameters=placed), uses) | kinds
-        )
+    if len(placed) > len(trainable):
+        with suppress(ValueError):  # of a frozen one that need never be trained; the optimizer names it if it is
+            return _run(OF_PARAMETERS, replace(search, parameters=placed), uses) | kinds
     return kinds
 
 

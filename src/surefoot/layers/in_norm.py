@@ -34,14 +34,13 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 Device = torch.device | str | None
+Dtype = torch.dtype | None
 
 
 class _Unbiased(nn.Linear):
     """`nn.Linear` without a bias by default."""
 
-    def __init__(
-        self, d_in: int, d_out: int, bias: bool = False, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, d_in: int, d_out: int, bias: bool = False, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__(d_in, d_out, bias, device, dtype)
 
 

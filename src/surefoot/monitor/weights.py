@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +24,10 @@ TIGHT = 0.02
 VECTORS, FIRST_ITERATIONS = 4, 4
 """Ritz vectors of a matrix, and the power iterations that give the first ones."""
 
+Kept = dict[str, Tensor]
+Report = tuple[list[dict[str, float]], dict[str, Tensor]]
+"""A dictionary of numbers per block, and the cache for the next call."""
+
 _SHRINKING = (WeightDecay, DecoupledWeightDecay)
 """They take one part of all rows, and with it the same part of what rows have in common and of what they differ by."""
 
@@ -32,9 +35,7 @@ _NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") f
 
 
 @torch.no_grad()
-def stability(
-    weight: Tensor, placement: Placement, lr: float, cache: Cache = None, state: Cache = None
-) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = None, state: Cache = None) -> Report:
     """Bounds on a layer's three stability numbers, from its weight and its step; a dictionary per block.
 
     forward: `max rms(f(x))` over inputs of RMS at most 1, the norm of the weight. dependency:
@@ -105,9 +106,7 @@ def measured_change(before: Tensor, after: Tensor, placement: Placement) -> floa
     return largest
 
 
-def _of_block(
-    w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: dict[str, Tensor], kept: Mapping[str, Tensor]
-) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: Kept, kept: Kept) -> Report:
     """The numbers of each of the n problems of one block, and the cache for the next call."""
     block, geometry = tuple(w.shape), role.weight_geometry
     if not cache.keys() - {"upper"}:

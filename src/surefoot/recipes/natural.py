@@ -63,11 +63,8 @@ def moga_column(q: float = 2.0, head_p: float = 2.0, bias_q: float = math.inf) -
 def _moga(name: str, linear: Geometry, embedding: Geometry, head_p: float, bias_q: float) -> Recipe:
     others = {"head_p": (head_p, 2.0), "bias_q": (bias_q, math.inf)}
     changed = [f", {key}={value:g}" for key, (value, usual) in others.items() if value != usual]
-    return build(
-        "".join([name, *changed, ")"]),
-        Momentum(0.95, 0.9),
-        linear={"geometry": linear},
-        embedding={"geometry": embedding},
-        head={"geometry": HeadRMS() if head_p == 2 else MeanOperator(head_p, math.inf)},
-        bias={"geometry": RMS() if bias_q == 2 else MaxNorm() if math.isinf(bias_q) else VectorMean(bias_q)},
-    )
+    head = HeadRMS() if head_p == 2 else MeanOperator(head_p, math.inf)
+    bias = RMS() if bias_q == 2 else MaxNorm() if math.isinf(bias_q) else VectorMean(bias_q)
+    norms = {"linear": linear, "embedding": embedding, "head": head, "bias": bias}
+    changes = {kind: {"geometry": norm} for kind, norm in norms.items()}
+    return build("".join([name, *changed, ")"]), Momentum(0.95, 0.9), **changes)

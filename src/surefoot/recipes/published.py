@@ -71,17 +71,10 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
     'norm <= max(initial, 50) by decay while eta <= 50'
     """
     body = {"lr_scale": Constant(radius), "stabiliser": WeightDecay(1 / radius)}
-    head = {"lr_scale": Constant(head_radius), "stabiliser": WeightDecay(1 / head_radius)}
-    return build(
-        "scion",
-        Momentum(0.9),
-        linear=body,
-        embedding=body,
-        head=head | {"geometry": MeanOperator(1, math.inf), "radius_unit": Constant()},
-        gain=body | {"geometry": RMS()},
-        bias=body,
-        scalar=body,
-    )
+    head = {"geometry": MeanOperator(1, math.inf), "radius_unit": Constant(), "lr_scale": Constant(head_radius)}
+    head["stabiliser"] = WeightDecay(1 / head_radius)
+    others = dict.fromkeys(("linear", "embedding", "bias", "scalar"), body)
+    return build("scion", Momentum(0.9), head=head, gain=body | {"geometry": RMS()}, **others)
 
 
 def lion() -> Recipe:
@@ -148,14 +141,10 @@ def scale() -> Recipe:
     (Momentum(beta=0.0, lookahead=None), Momentum(beta=0.9, lookahead=None))
     """
     rows = {"geometry": MeanOperator(2, math.inf), "lr_scale": FanIn()}
-    return build(
-        "scale",
-        Momentum(0.0),
-        linear=rows,
-        embedding=rows | {"geometry": MeanOperator(1, 2)},
-        head=rows | {"geometry": HeadRMS(), "momentum": Momentum(0.9)},
-        **{kind: change for kind, change in _adamw(beta2=0.999).items() if kind in VECTORS},
-    )
+    tables = {"embedding": rows | {"geometry": MeanOperator(1, 2)}}
+    tables["head"] = rows | {"geometry": HeadRMS(), "momentum": Momentum(0.9)}
+    vectors = {kind: change for kind, change in _adamw(beta2=0.999).items() if kind in VECTORS}
+    return build("scale", Momentum(0.0), linear=rows, **tables, **vectors)
 
 
 def mano(weight_decay: float = 0.1) -> Recipe:
