@@ -6,7 +6,6 @@ QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -81,13 +80,13 @@ class Projection:
             if (x := getattr(self.layer, attribute, None)) is not None:
                 wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
                 whole = wide.full_tensor() if hasattr(wide, "full_tensor") else wide
-                rows[name] = self._select(self._view_of(x).split(whole))
+                rows[name] = self._rows_of(whole)
         return rows
 
     @property
     def count(self) -> int:
         """Number of rows, from shapes alone."""
-        return len(self._select(self.view.split(torch.empty(self.parameters["weight"].shape, device="meta"))))
+        return len(self._rows_of(torch.empty(self.parameters["weight"].shape, device="meta")))
 
     def expand(self, factors: Tensor) -> dict[Tensor, Tensor]:
         """Expand factors per row to factors per entry of the layer's parameters.
@@ -100,24 +99,21 @@ class Projection:
         """
         expanded: dict[Tensor, Tensor] = {}
         for p in self.parameters.values():
-            view = self._view_of(p)
-            blocks = [block.clone() for block in view.split(torch.ones(p.shape, dtype=p.dtype, device=p.device))]
-            rows = self._select(blocks)
-            rows.mul_(factors.reshape(-1, *(1,) * (rows.ndim - 1)))
-            expanded[p] = view.join(blocks, tuple(p.shape))
+            entries = self._rows_of(torch.arange(p.numel(), device=p.device).reshape(p.shape))
+            full = torch.ones(p.numel(), dtype=p.dtype, device=p.device)
+            full[entries] = factors.to(p.dtype).reshape(-1, *(1,) * (entries.ndim - 1)).expand(entries.shape)
+            expanded[p] = full.reshape(p.shape)
         return expanded
 
-    def _select(self, blocks: Sequence[Tensor]) -> Tensor:
-        """The projection's own matrix or vector among the blocks of the layer's weight or bias, or the only one."""
-        rows = [rows for block in blocks for rows in block.unbind()]
+    def _rows_of(self, x: Tensor) -> Tensor:
+        """The projection's own matrix or vector of a tensor that is laid out as the layer's weight or bias."""
+        view = self.view.inner if isinstance(self.view, Transposed) and x.ndim < 2 else self.view
+        if x.ndim < 2 and isinstance(self.layer, nn.MultiheadAttention):
+            view = Fused(3)  # the bias of all three, whose weights may be apart
+        elif x.ndim < 2 and isinstance(view, Matrix):
+            view = Vector()
+        rows = [rows for block in view.split(x) for rows in block.unbind()]
         return rows[self.part if len(rows) > 1 else 0]
-
-    def _view_of(self, p: Tensor) -> View:
-        """The view of the weight, or the one that it implies for the bias; torch's is always that of all three."""
-        if p.ndim > 1 or isinstance(self.layer, nn.MultiheadAttention):
-            return self.view if p.ndim > 1 else Fused(3)
-        inner = self.view.inner if isinstance(self.view, Transposed) else self.view
-        return Vector() if isinstance(inner, Matrix) else inner
 
 
 def head_dim_of(module: nn.Module) -> int | None:

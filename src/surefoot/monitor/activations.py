@@ -32,7 +32,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -159,8 +158,7 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(list(devices)))
         for name in names:
-            module, inputs = model.get_submodule(name), list[Any]()
-            before, after = partial(_keep, inputs), partial(_report, inputs, partial(observe, name))
+            module, (before, after) = model.get_submodule(name), _hooks(name, observe)
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         try:
@@ -171,18 +169,19 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
                 module.training = flag
 
 
-def _keep(inputs: list[Any], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the inputs of a call under way, which may write to them, or append to a cache of keys and values."""
-    copies = {id(x): x.detach().clone() for x in _tensors((args, kwargs))}
-    kept = args, kwargs
-    with suppress(TypeError, RuntimeError):  # a generator, or tensors with a graph inside an object: as they are
-        kept = copy.deepcopy((args, kwargs), copies)
-    inputs.append(kept)
+def _hooks(name: str, observe: Observer) -> tuple[Callable[..., None], Callable[..., None]]:
+    """A hook that copies the inputs of a call under way, which may write to them, and one that hands them on."""
+    calls: list[Any] = []
 
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
+        with suppress(TypeError, RuntimeError):  # a generator, or tensors with a graph inside an object: as they are
+            calls[-1] = copy.deepcopy((args, kwargs), {id(x): x.detach().clone() for x in _tensors((args, kwargs))})
 
-def _report(inputs: list[Any], observe: Callable[..., None], module: nn.Module, *call: Any) -> None:
-    """Call an observer with the inputs that `_keep` has copied."""
-    observe(module, *inputs.pop(), call[-1])
+    def after(module: nn.Module, *call: Any) -> None:
+        observe(name, module, *calls.pop(), call[-1])
+
+    return before, after
 
 
 def first_output(value: Any) -> Tensor | None:
