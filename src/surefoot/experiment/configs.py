@@ -55,8 +55,7 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     """
     path = directory / CONFIG
     if not path.exists():
-        error = FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}")
-        raise with_remedy(error, Locate(directory))
+        raise with_remedy(FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}"), Locate(directory))
     config = read(path)
     # An earlier version has not named it: the first of these keys that is there tells.
     kinds = {"axis": "extrapolate", "rates_per_recipe": "compare", "recipes": "transfer", "width": "train"}

@@ -4,8 +4,6 @@ For each layer it fits two slopes of `log2 rms` over `log2 width`: of the layer'
 output's change over a few steps, on a fixed batch. Under a parametrisation whose learning rate transfers, both are 0.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,8 +90,7 @@ def check(
             on_record(record)
         if failed := [f"{part}: {done[part]['failed']}" for part in parts if "failed" in done[part]]:
             raise SweepError("; ".join(failed))
-        found = evaluate([done[part] for part in parts], band)
-        summary = {**found, "config": common, "environment": environment()}
+        summary = {**evaluate([done[part] for part in parts], band), "config": common, "environment": environment()}
         write_json(directory / SUMMARY, summary)
     return summary
 

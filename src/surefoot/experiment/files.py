@@ -219,19 +219,17 @@ def locked(directory: Path) -> Iterator[None]:
     path, holder = directory / ".lock", ["unknown"]
     lock: BaseFileLock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         with contextlib.suppress(OSError):
             holder = path.read_text(errors="replace").split() or holder
         message = f"{directory} is in use by another run (process {holder[0]}): wait for it, stop it, or choose another"
         raise with_remedy(DirectoryInUse(f"{message} directory"), OtherDirectory()) from None
-    try:
+    with held:
         if not isinstance(lock, SoftFileLock):  # which does so itself
             with contextlib.suppress(OSError):  # Windows refuses
                 path.write_text(str(os.getpid()))  # for the message
         yield
-    finally:
-        lock.release()
 
 
 def finite_or_none(value: float) -> float | None:

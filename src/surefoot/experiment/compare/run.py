@@ -56,10 +56,10 @@ def run(
     with configs.claimed(directory, "compare", comparison.to_json(), f"{TUNING}/{RESULTS}"):
         _write(comparison, question, directory)
         sweep.run(comparison.tuning(), directory / TUNING, run_trial, executor=executor, progress=progress)
-        tuned = _write(comparison, question, directory)
-        runs = {entry["name"]: entry["tuning_runs"] for entry in tuned["recipes"] if entry["settings"] == "tuned"}
+        tuned = _write(comparison, question, directory)["recipes"]
+        runs = {entry["name"]: entry["tuning_runs"] for entry in tuned if entry["settings"] == "tuned"}
         assert runs == dict.fromkeys(comparison.recipes, comparison.tuning_runs), f"unequal tuning: {runs}"
-        if rates := best_rates(comparison, sweep.results(directory / TUNING)):
+        if rates := {entry["name"]: entry["log2_lr"] for entry in tuned if entry["log2_lr"] is not None}:
             sweep.run(comparison.final(rates), directory / FINAL, run_trial, executor=executor, progress=progress)
         return _write(comparison, question, directory)
 
@@ -90,12 +90,6 @@ def _write(comparison: Comparison, question: Question, directory: Path) -> dict[
     summary = summarise(comparison, question, _runs(directory), environment())
     write_json(directory / SUMMARY, summary)
     return summary
-
-
-def best_rates(comparison: Comparison, tuning: Sequence[Record]) -> dict[str, float]:
-    """Return name -> log2 of the rate of the final runs; without a recipe that is not tuned yet or diverged always."""
-    found = {name: _settings(comparison, tuning, name)["log2_lr"] for name in comparison.names}
-    return {name: rate for name, rate in found.items() if rate is not None}
 
 
 def summarise(comparison: Comparison, question: Question, runs: Runs, environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,30 +126,32 @@ def _finished(entry: Mapping[str, Any]) -> bool:
     return entry["tuning_status"] != UNFINISHED and (entry["lr"] is None or entry["final_runs"] == entry["seeds"])
 
 
+def _rate(comparison: Comparison, curve: Sequence[fit.Point], name: str) -> tuple[str | None, str | None, float | None]:
+    """The status of the tuning, how the rate of the final runs was found, and its log2."""
+    if name in comparison.published:
+        return None, "published", parse_at(name)[1]
+    if len(curve) < comparison.tuning_runs:
+        return UNFINISHED, None, None
+    best = fit.optimum(curve)
+    if best.log2_lr is not None:
+        return best.status, "fitted", transfer_rate(best.log2_lr)
+    return best.status, None if best.best_rate is None else "measured", best.best_rate
+
+
 def _settings(comparison: Comparison, tuning: Sequence[Record], name: str) -> dict[str, Any]:
     """The rate of the final runs, and how it was found."""
-    published = name in comparison.published
     own = [record for record in tuning if record["recipe"] == name]
     curve = points(own, name, comparison.width)
-    optimum = fit.optimum(curve)
-    found: tuple[str | None, str | None, float | None]
-    if published:
-        found = None, "published", parse_at(name)[1]
-    elif len(curve) < comparison.tuning_runs:
-        found = UNFINISHED, None, None
-    elif optimum.log2_lr is not None:
-        found = optimum.status, "fitted", transfer_rate(optimum.log2_lr)
-    else:
-        found = optimum.status, None if optimum.best_rate is None else "measured", optimum.best_rate
+    status, source, rate = _rate(comparison, curve, name)
     return {
-        "settings": "published" if published else "tuned",
+        "settings": "published" if name in comparison.published else "tuned",
         "tuning_runs": len(curve),
         "tuning_diverged": sum(record["diverged"] for record in own),
         "tuning_failed": sum("failed" in record for record in own),
-        "tuning_status": found[0],
+        "tuning_status": status,
         "tuning": [{"log2_lr": rate, "val_loss": loss} for rate, loss in fit.mean_curve(curve).items()],
-        "rate_from": found[1],
-        "log2_lr": found[2],
+        "rate_from": source,
+        "log2_lr": rate,
     }
 
 

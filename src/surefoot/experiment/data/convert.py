@@ -237,9 +237,8 @@ def _close(
             path = out / f"{split}_{index:06d}.bin"
             content = (header(tokens.size) if layout == "header" else b"") + tokens.tobytes()
             replace_files({path: content})
-            there = path.stat()
             journal["shards"].append({
-                "name": path.name, "tokens": tokens.size, "bytes": there.st_size, "mtime_ns": there.st_mtime_ns,
+                "name": path.name, "tokens": tokens.size, "bytes": len(content), "mtime_ns": path.stat().st_mtime_ns,
                 "sha256": hashlib.sha256(content).hexdigest(),
             })  # fmt: skip
             parts.clear()

@@ -1,7 +1,5 @@
 """Documents of text, one after another: files and folders, JSON lines, Parquet, data sets of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -103,8 +101,7 @@ def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
         import datasets
     dataset, _, config = name.partition(":")
     try:
-        rows = datasets.load_dataset(dataset, config or None, split="train", streaming=True)
-        for row in rows.skip(skip):
+        for row in datasets.load_dataset(dataset, config or None, split="train", streaming=True).skip(skip):
             yield _text(row, field, f"{HUB}{name}")
     except (DataError, MemoryError):
         raise

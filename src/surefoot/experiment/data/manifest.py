@@ -1,7 +1,5 @@
 """What a folder of tokens says of itself: the manifest of a finished one, the journal of one that is being written."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

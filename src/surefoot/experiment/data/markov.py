@@ -5,8 +5,6 @@ with probabilities proportional to 1/rank (Zipf). The probabilities are the same
 a lower bound of any model's expected loss, is the entropy of one row, whatever the chain's stationary distribution.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math
@@ -16,8 +14,7 @@ import numpy as np
 PREFIX = "markov:"
 SUCCESSORS = 16
 LENGTH = 1 << 20
-_UNIT = 1 << 16
-_WEIGHTS = tuple(_UNIT // (rank + 1) for rank in range(SUCCESSORS))
+_WEIGHTS = tuple((1 << 16) // (rank + 1) for rank in range(SUCCESSORS))
 
 
 def symbols_of(name: str) -> int:
@@ -70,9 +67,8 @@ def text(symbols: int, length: int = LENGTH) -> bytes:
     order = np.random.Philox(key=[symbols, 0]).random_raw(symbols * symbols).reshape(symbols, symbols)
     table = order.argsort(axis=1, kind="stable")[:, :SUCCESSORS].tolist()
     bounds = list(itertools.accumulate(_WEIGHTS))
-    draws = np.random.Philox(key=[symbols, 1]).random_raw(length) % np.uint64(bounds[-1])
     out, state = bytearray(), 0
-    for draw in draws.tolist():
+    for draw in (np.random.Philox(key=[symbols, 1]).random_raw(length) % np.uint64(bounds[-1])).tolist():
         state = table[state][bisect.bisect_right(bounds, draw)]
         out.append(state)
     return bytes(out)

@@ -80,10 +80,9 @@ class Shards:
         >>> Shards([np.array([5, 0, 6], dtype="<u2"), np.array([7, 0, 8], dtype="<u2")], ["a.bin", "b.bin"]).ends(0)
         array([2, 5, 6])
         """
-        starts = [0, *self._ends[:-1]]
         found = [
             start + place + np.flatnonzero(part[place : place + _CHUNK] == separator) + 1
-            for part, start in zip(self._parts, starts, strict=True)
+            for part, start in zip(self._parts, [0, *self._ends[:-1]], strict=True)
             for place in range(0, part.size, _CHUNK)
         ]
         return np.unique(np.concatenate([*found, self._ends[-1:]]))
@@ -175,11 +174,12 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = 10) -> T
         raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
     stated = vocab or (manifest["vocab"] if manifest else None)
     vocab = stated or -(-(max(int(part.max()) for part in tokens.values()) + 1) // ROUND) * ROUND
-    held = {file for file in files if VALIDATION.search(file.stem.lower())}
-    train, validation = (
-        Shards([tokens[file] for file in group], [*map(str, group)], stated)
-        for group in ([file for file in files if file not in held], [file for file in files if file in held])
-    )
+
+    def joined(held: bool) -> Shards:
+        group = [file for file in files if bool(VALIDATION.search(file.stem.lower())) == held]
+        return Shards([tokens[file] for file in group], [*map(str, group)], stated)
+
+    train, validation = joined(False), joined(True)
     if not validation.size or not train.size:
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)

@@ -1,7 +1,5 @@
 """One file of tokens in a memory map: nanoGPT's raw uint16, or the header form of llm.c and modded-nanogpt."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 from typing import Literal

@@ -5,8 +5,6 @@ name when it is complete and on the disk, with a manifest of all its files, whic
 and pickles may build nothing but the descriptions of tensors that they are for.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil
@@ -248,7 +246,4 @@ class _Planner(DefaultLoadPlanner):
             entry = torch.load(value, weights_only=True)
         except Exception as error:  # torch's own kinds, one for each way to be no such entry
             raise CheckpointError(f"{name} is neither a number nor a string") from error
-        if self.flatten_state_dict:
-            set_element(self.original_state_dict, self.mappings[name], entry)
-        else:
-            self.state_dict[name] = entry
+        set_element(self.original_state_dict, self.mappings[name], entry)

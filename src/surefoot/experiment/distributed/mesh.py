@@ -1,7 +1,5 @@
 """A mesh of processes: data-parallel copies, FSDP2 and tensor parallelism, by torch's own functions."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import os
@@ -238,8 +236,7 @@ def _split_products(model: nn.Module, mesh: Any) -> None:
     if math.gcd(heads.count, heads.kv_count) % mesh.size():
         raise ValueError(f"tp={mesh.size()} does not divide {heads.count} heads and {heads.kv_count} key-value heads")
     outward = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
-    inward = ("attention.output", "mlp.down")
-    cuts = dict.fromkeys(outward, ColwiseParallel) | dict.fromkeys(inward, RowwiseParallel)
+    cuts = dict.fromkeys(outward, ColwiseParallel) | dict.fromkeys(("attention.output", "mlp.down"), RowwiseParallel)
     plan: dict[str, Any] = {f"blocks.*.{name}": cut() for name, cut in cuts.items() if name in names}
     plan["embedding"] = RowwiseParallel(input_layouts=Replicate())
     plan["head"] = ColwiseParallel(output_layouts=Replicate())

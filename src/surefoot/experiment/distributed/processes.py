@@ -1,7 +1,5 @@
 """What a training run asks of the processes that it is divided over; here the answers of one process alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

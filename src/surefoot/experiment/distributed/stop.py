@@ -1,12 +1,10 @@
 """SIGTERM and Ctrl-C as a request to end between two steps, on which all processes of a run agree."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
 from types import FrameType
-from typing import Any, final
+from typing import Any, Self, final
 
 from surefoot.experiment.distributed.processes import Processes
 
@@ -46,7 +44,7 @@ class Stop:
         while self._before:
             signal.signal(*self._before.popitem())
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):

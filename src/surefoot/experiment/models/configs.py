@@ -1,7 +1,5 @@
 """Configurations of the reference models, and of published models at any width."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal, final, get_args
 

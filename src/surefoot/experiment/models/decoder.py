@@ -1,7 +1,5 @@
 """Reference models: GPT-2-like and LLaMA-like decoders by width, depth, head dimension and vocabulary."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable
 from functools import partial

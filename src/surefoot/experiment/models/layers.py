@@ -1,7 +1,5 @@
 """The layers of the reference decoders that are not public: learned positions, feed-forward, experts, block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

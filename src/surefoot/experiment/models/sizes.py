@@ -1,7 +1,5 @@
 """Sizes of decoders, and those of published models by name. Nothing here imports torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -1,7 +1,5 @@
 """A model of the user's own, named on the command line as `module:function`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

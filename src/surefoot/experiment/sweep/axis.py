@@ -1,7 +1,5 @@
 """What is varied in place of the width, and how it is spoken of. Nothing here imports torch or numpy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

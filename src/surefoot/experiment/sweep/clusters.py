@@ -1,7 +1,5 @@
 """The executors of clusters: a task of Ray core for each run, or job arrays of slurm by submitit."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -43,11 +41,9 @@ class Ray:
     @property
     def workers(self) -> int:
         """The number asked for, or that of the runs for which the cluster has room now."""
-        if self._asked:
-            return self._asked
         self._start()
         found = self._ray.cluster_resources()
-        return max(1, int(found.get("GPU", 0) / self._gpus if self._gpus else found.get("CPU", 1)))
+        return self._asked or max(1, int(found.get("GPU", 0) / self._gpus if self._gpus else found.get("CPU", 1)))
 
     def submit(self, function: Function, items: Sequence[Any]) -> list[Any]:
         """As in `Executor`.
@@ -78,9 +74,8 @@ class Ray:
 
     def close(self) -> None:
         """As in `Executor`; a cluster that was running before goes on."""
-        for handle in self._running:
-            self._ray.cancel(handle, force=True)
-        self._running = set()
+        while self._running:
+            self._ray.cancel(self._running.pop(), force=True)
         if self._ours:
             self._ray.shutdown()
         self._ours = False
@@ -167,9 +162,8 @@ class Slurm:
 
     def close(self) -> None:
         """As in `Executor`: jobs that wait or run are cancelled."""
-        for job in self._running:
-            job.cancel(check=False)
-        self._running = []
+        while self._running:
+            self._running.pop().cancel(check=False)
 
     def _end(self, job: Any) -> Any:
         try:

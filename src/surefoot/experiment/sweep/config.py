@@ -24,7 +24,7 @@ class SweepConfig:
             hash), and nothing that does not (the number of workers).
 
     Raises:
-        ValueError: an empty list, a value twice in one, or a recipe without a rate to start the search from.
+        ValueError: an empty list, or a value twice in one.
     """
 
     recipes: tuple[str, ...]
@@ -38,9 +38,6 @@ class SweepConfig:
         for name in ("recipes", "widths", "seeds"):
             check_list(name, getattr(self, name))
         object.__setattr__(self, "widths", tuple(sorted(self.widths)))
-        centres = self.search.centres if isinstance(self.search, Bracket) else self.recipes
-        if missing := [recipe for recipe in self.recipes if recipe not in centres]:
-            raise ValueError(f"no starting log2 rate for {', '.join(missing)}: add it to centres")
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json``."""
@@ -93,9 +90,8 @@ class Extrapolation:
             The configuration of an ordinary sweep of one width.
         """
         settings = {**self.settings, AXES[self.axis].setting: value}
-        steps = settings.pop("steps")
         search = replace(self.search, centres=centres) if centres and isinstance(self.search, Bracket) else self.search
-        return SweepConfig(self.recipes, (self.width,), self.seeds, steps, search, settings)
+        return SweepConfig(self.recipes, (self.width,), self.seeds, settings.pop("steps"), search, settings)
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""

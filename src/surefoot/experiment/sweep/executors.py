@@ -175,7 +175,7 @@ class Pool:
         while not ended:
             # A process that a run has forked keeps the pipe open when the worker is killed, hence a look each second.
             connection.wait([worker.pipe for worker in handles], timeout=1.0)
-            ended = [(worker, end[0]) for worker in handles if (end := worker.end()) is not None]
+            ended = [(worker, end) for worker in handles for end in worker.ends()]
         for worker, _ in ended:
             self._busy.remove(worker)
             self._idle.append(worker)
@@ -203,25 +203,25 @@ class _Worker:
         self._started = False
 
     def begin(self, function: Function, item: Any) -> None:
-        """Send a run to the process; if that has died, `end` says so."""
+        """Send a run to the process; if that has died, `ends` says so."""
         work = pickle.dumps((function, item))
         with suppress(OSError):
             self.pipe.send_bytes(work)
 
-    def end(self) -> tuple[Any] | None:
-        """How the run has ended: its result, `Killed` or `Raised`, in a tuple; None if it has not."""
+    def ends(self) -> list[Any]:
+        """How the run has ended: its result, `Killed` or `Raised`; empty if it has not."""
         died = not self.process.is_alive()  # asked before the pipe, into which it may have written last
         try:
             while self.pipe.poll():
                 message = self.pipe.recv()
                 if self._started:
-                    return (pickle.loads(message) if isinstance(message, bytes) else message,)
+                    return [pickle.loads(message) if isinstance(message, bytes) else message]
                 self._started = True
         except (EOFError, OSError):
             self.process.join()
             died = True
         kind = Killed if self._started else NeverStarted
-        return (kind(f"its worker process ended with {_code(self.process.exitcode)}"),) if died else None
+        return [kind(f"its worker process ended with {_code(self.process.exitcode)}")] if died else []
 
 
 def _code(code: int | None) -> str:

@@ -86,9 +86,8 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
     optima = {width: fit.optimum(points(own, recipe, width)) for width in widths}
     vertex = optima[widths[0]].log2_lr if len(widths) > 1 else None
     rate, widest = None if vertex is None else transfer_rate(vertex), widths[-1]
-    cost = fit.UNKNOWN if rate is None else fit.regret(points(own, recipe, widest), rate)
     regret = {
-        **cost.named("regret_nats"),
+        **(fit.UNKNOWN if rate is None else fit.regret(points(own, recipe, widest), rate)).named("regret_nats"),
         "regret_log2_lr": rate,
         "regret_diverged": any(r["diverged"] for r in own if (r["width"], r["log2_lr"]) == (widest, rate)),
     }
@@ -98,7 +97,6 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
 def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Record, records: Sequence[Any]) -> Record:
     """What a summary says of a recipe; where there are several sizes, each key has a list."""
     best, runs = list(optima.values()), [[r for r in each if r["recipe"] == recipe] for each in records]
-    drift = fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN
     return {
         "recipe": recipe,
         sizes: list(optima),
@@ -108,7 +106,7 @@ def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Rec
         "best_loss_log2_lr": [o.best_rate for o in best],
         "interior": [o.interior for o in best],
         "status": [o.status for o in best],
-        **drift.named("drift_octaves"),
+        **(fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN).named("drift_octaves"),
         **more,
         "seeds": len({record["seed"] for each in runs for record in each}),
         "runs": [len(each) for each in runs],

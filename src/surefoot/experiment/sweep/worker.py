@@ -1,7 +1,5 @@
 """What a sweep's worker process runs: one trial on one thread."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -285,7 +285,6 @@ def test_directories_of_one_kind_are_refused_by_the_other(finished, tmp_path):
         ({"values": (100,)}, r"--horizons: a power law needs two values above 0, got \[100\]"),
         ({"values": ()}, "horizons is empty"),
         ({"values": (100, 100)}, "horizons names a value twice"),
-        ({"recipes": ("muon",)}, "no starting log2 rate for muon"),
         ({"seeds": ()}, "seeds is empty"),
     ],
 )
