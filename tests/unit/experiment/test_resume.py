@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from surefoot.experiment.data import token_file
+from surefoot.experiment.data import token_files
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.training.checkpoint import Checkpoints
@@ -36,7 +36,7 @@ def shards(folder):
     for i, name in enumerate(("train_0", "train_1", "val_0")):
         tokens = torch.randint(200, (700 + i,), generator=torch.Generator().manual_seed(i)).tolist()
         data = b"".join(token.to_bytes(2, "little") for token in tokens)
-        (folder / f"{name}.bin").write_bytes((token_file.header(len(tokens)) if i else b"") + data)
+        (folder / f"{name}.bin").write_bytes((token_files.header(len(tokens)) if i else b"") + data)
     return f"bin:{folder}"
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from surefoot.experiment.configs import differences
-from surefoot.experiment.data import bpe, manifest
+from surefoot.experiment.data import bpe, token_files
 from surefoot.experiment.data.documents import SEPARATOR, documents
-from surefoot.experiment.data.token_file import TOKEN, Layout, header
+from surefoot.experiment.data.token_files import JOURNAL, MANIFEST, TOKEN, TOKENIZER, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
 
@@ -89,11 +89,11 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         wanted = json.loads(dumps(asdict(conversion)))
-        if record := manifest.read(out, manifest.MANIFEST):
+        if record := token_files.read(out, MANIFEST):
             _require_conversion(wanted, record, out)
-            manifest.require_same(out, record["shards"])
-            manifest.require_digest(out / manifest.TOKENIZER, record["tokenizer_sha256"])
-            (out / manifest.JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
+            token_files.require_same(out, record["shards"])
+            token_files.require_digest(out / TOKENIZER, record["tokenizer_sha256"])
+            (out / JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
             return record
         journal, tokenizer = _journal(wanted, out), _tokenizer(conversion, out)
         _write(conversion, out, tokenizer, journal, progress)
@@ -105,11 +105,11 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
             "vocab": tokenizer.get_vocab_size(),
             "layout": conversion.layout,
             "separator": tokenizer.token_to_id(SEPARATOR),
-            "tokenizer_sha256": sha256_of(out / manifest.TOKENIZER),
-            "sha256": manifest.digest_of(shards),
+            "tokenizer_sha256": sha256_of(out / TOKENIZER),
+            "sha256": token_files.digest_of(shards),
         }
-        write_atomic(out / manifest.MANIFEST, dumps(record, indent=1) + "\n")
-        (out / manifest.JOURNAL).unlink(missing_ok=True)
+        write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
+        (out / JOURNAL).unlink(missing_ok=True)
         return record
 
 
@@ -125,12 +125,12 @@ def verify(path: Path) -> Record:
     Raises:
         DataError: there is no manifest, or a file is missing or is not the one that was written.
     """
-    record = manifest.read_manifest(path)
+    record = token_files.read_manifest(path)
     if record is None:
-        raise DataError(f"{path} has no {manifest.MANIFEST}: there is nothing to compare its files with")
+        raise DataError(f"{path} has no {MANIFEST}: there is nothing to compare its files with")
     _compare(path, record["shards"])
-    manifest.require_digest(path / manifest.TOKENIZER, record["tokenizer_sha256"])
-    write_atomic(path / manifest.MANIFEST, dumps(record, indent=1) + "\n")
+    token_files.require_digest(path / TOKENIZER, record["tokenizer_sha256"])
+    write_atomic(path / MANIFEST, dumps(record, indent=1) + "\n")
     return record
 
 
@@ -138,7 +138,7 @@ def _compare(folder: Path, shards: list[Record]) -> None:
     """Refuse files that are not those that were written, and take the others' times as the right ones."""
     for shard in shards:
         file = folder / shard["name"]
-        manifest.require_digest(file, shard["sha256"])
+        token_files.require_digest(file, shard["sha256"])
         shard["mtime_ns"] = file.stat().st_mtime_ns
 
 
@@ -151,9 +151,9 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
 
 def _journal(wanted: Record, out: Path) -> Record:
     """How far an earlier call came. One that wrote no tokens yet leaves the folder to any conversion."""
-    there = manifest.read(out, manifest.JOURNAL)
+    there = token_files.read(out, JOURNAL)
     tokens = sorted(out.glob("*.bin"))
-    if there is None and (foreign := [*tokens, *out.glob(manifest.TOKENIZER)]):
+    if there is None and (foreign := [*tokens, *out.glob(TOKENIZER)]):
         message = f"{out} holds files that are not from here ({foreign[0].name}): choose another folder"
         raise with_remedy(ValueError(message), OtherDirectory())
     for half in out.glob(".*.tmp"):  # of a process that was killed
@@ -163,17 +163,17 @@ def _journal(wanted: Record, out: Path) -> Record:
         _compare(out, there["shards"])
         return there
     journal = {"conversion": wanted, "documents": 0, "shards": []}
-    write_atomic(out / manifest.JOURNAL, dumps(journal) + "\n")  # before anything else: from now on the folder is ours
+    write_atomic(out / JOURNAL, dumps(journal) + "\n")  # before anything else: from now on the folder is ours
     return journal
 
 
 def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
     """The tokenizer of the tokens that are there, else the one that is given, or a new one, written to the folder."""
-    path = out / manifest.TOKENIZER
+    path = out / TOKENIZER
     if not path.exists() or not any(out.glob("*.bin")):
         if conversion.tokenizer is not None:
             given = Path(conversion.tokenizer)
-            given = given / manifest.TOKENIZER if given.is_dir() else given
+            given = given / TOKENIZER if given.is_dir() else given
             _usable(given)
             write_atomic(path, given.read_text(encoding="utf-8"))
         else:
@@ -243,7 +243,7 @@ def _close(
             })  # fmt: skip
             parts.clear()
     journal["documents"] = read
-    write_atomic(out / manifest.JOURNAL, dumps(journal) + "\n")
+    write_atomic(out / JOURNAL, dumps(journal) + "\n")
 
 
 def absolute(conversion: Conversion) -> Conversion:

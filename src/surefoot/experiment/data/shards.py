@@ -15,8 +15,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.experiment.data.manifest import read_manifest, require_same
-from surefoot.experiment.data.token_file import TOKEN, open_tokens
+from surefoot.experiment.data.token_files import TOKEN, open_tokens, read_manifest, require_same
 from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 PREFIX = "bin:"

@@ -15,7 +15,7 @@ import numpy as np
 
 from surefoot.experiment.data import bpe, documents, markov, shards
 from surefoot.experiment.data.corpus import VALIDATION_ONE_IN, Corpus, Tokens
-from surefoot.experiment.data.manifest import TOKENIZER, read_manifest
+from surefoot.experiment.data.token_files import TOKENIZER, read_manifest
 from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 TEXT = "text:"
