@@ -94,15 +94,26 @@ def series(
     )
 
 
-def tooltip(**titles: str) -> list[alt.Tooltip]:
-    """Name the columns that are shown beside the pointer; one with a format behind a bar is of numbers."""
-    shown = [(field, *title.split("|")) for field, title in titles.items()]
-    return [
-        alt.Tooltip(
-            field, type="quantitative" if form else "nominal", title=name, format=form[0] if form else alt.Undefined
-        )
-        for field, name, *form in shown
-    ]
+def tooltip(*columns: str) -> list[alt.Tooltip]:
+    """Name the columns that are shown beside the pointer.
+
+    Args:
+        *columns: a name, with a title behind an equals sign if that is another, and with a format behind a bar if it is
+            of numbers.
+
+    Returns:
+        The channel.
+
+    >>> [(one.shorthand, one.title) for one in tooltip("seed", "lr=learning rate|.3g")]
+    [('seed', 'seed'), ('lr', 'learning rate')]
+    """
+    shown = []
+    for column in columns:
+        name, _, form = column.partition("|")
+        field, _, title = name.partition("=")
+        kind: Any = "quantitative" if form else "nominal"
+        shown.append(alt.Tooltip(field, type=kind, title=title or field, format=form or alt.Undefined))
+    return shown
 
 
 def scales(

@@ -38,20 +38,23 @@ def table(summary: Mapping[str, Any]) -> Table:
     | muon@0.02 | published, 0 runs | 2^-5.64 (0.02), published | 2.1000 |
     """
     head = ["recipe", "settings", "best lr", "loss", "difference", "p", "steps", "time", "without a loss"]
-    return Table(
-        "Who is ahead", head, [_row(entry, summary["baseline"]) for entry in summary["recipes"]], _notes(summary)
-    )
+    rows = [_row(entry, summary["baseline"]) for entry in summary["recipes"]]
+    return Table("Who is ahead", head, rows, _notes(summary))
 
 
 def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
-    tuning, final = _lost(entry, "tuning_"), _lost(entry)
+    tuning, final, status = _lost(entry, "tuning_"), _lost(entry), entry["tuning_status"]
+    rate = "tuning is unfinished" if status == "unfinished" else f"none: {' or '.join(tuning)} at every rate"
+    if entry["lr"] is not None:
+        source = entry["rate_from"] if entry["rate_from"] != "measured" else f"measured, {status}"
+        rate = f"2^{entry['log2_lr']:.2f} ({entry['lr']:.3g}), {source}"
     difference = estimate(entry["difference"], entry["difference_ci"], "+.4f")
     reached = entry["curve"] is None or entry["steps_to_target"] is not None
     no_ratio = " or ".join(final) or ("not known" if reached else "not reached")
     return [
         entry["name"],
         f"{entry['settings']}, {entry['tuning_runs']} runs",
-        _rate(entry, " or ".join(tuning)),
+        rate,
         estimate(entry["val_loss"], entry["val_loss_ci"], ".4f", " or ".join(final) or "none"),
         "baseline" if entry["name"] == baseline else difference,
         estimate(entry["p"], None, ".2g", ""),
@@ -64,14 +67,6 @@ def _lost(entry: Mapping[str, Any], stage: str = "") -> dict[str, int]:
     """Runs of a stage that ended without a loss, by why; summaries of earlier versions count them all as diverged."""
     counts = {why: entry.get(f"{stage}{why}", 0) for why in ("diverged", "failed")}
     return {why: count for why, count in counts.items() if count}
-
-
-def _rate(entry: Mapping[str, Any], lost: str) -> str:
-    status = entry["tuning_status"]
-    if entry["lr"] is None:
-        return "tuning is unfinished" if status == "unfinished" else f"none: {lost} at every rate"
-    source = entry["rate_from"] if entry["rate_from"] != "measured" else f"measured, {status}"
-    return f"2^{entry['log2_lr']:.2f} ({entry['lr']:.3g}), {source}"
 
 
 def _notes(summary: Mapping[str, Any]) -> list[str]:
@@ -117,7 +112,7 @@ def page(directory: Path) -> Page:
     details = {"Configuration": charts.flat(config), "Machine and versions": summary["environment"]}
     kind = f"comparison of {len(entries)} with equal tuning, width {config['width']}, {config['steps']} steps"
     state = "finished" if summary["finished"] else "under way"
-    drawn = [chart for chart in (_curves(summary), _seeds(entries), _tuning(entries)) if chart.columns["loss"]]
+    drawn = [chart for chart in (_curves(summary), *_by_recipe(entries)) if chart.columns["loss"]]
     return Page(directory.name, kind, state, _facts(summary), drawn, [table(summary)], details)
 
 
@@ -178,33 +173,21 @@ def _span(rows: Sequence[tuple[Any, ...]]) -> list[float]:
     return [min(late) - room, max(late) + room]
 
 
-def _seeds(entries: Sequence[Mapping[str, Any]]) -> Chart:
-    rows = [
-        (entry["name"], seed, loss)
-        for entry in entries
-        for seed, loss in entry["val_loss_by_seed"].items()
-        if loss is not None
-    ]
+def _by_recipe(entries: Sequence[Mapping[str, Any]]) -> tuple[Chart, Chart]:
+    """The losses of the final runs by seed, and those of the tuning by rate."""
+    labels = {entry["name"]: entry["name"] for entry in entries}
     what = "The final loss of each fresh seed; the same seed is the same batches for all, so compare along a column."
-    x = alt.X("seed:O", title="seed", axis=alt.Axis(labelAngle=0))
-    return _chart("Final loss by seed", what, ("recipe", "seed", "loss"), rows, x, _names(entries))
-
-
-def _tuning(entries: Sequence[Mapping[str, Any]]) -> Chart:
     rows = [
-        (entry["name"], 2 ** point["log2_lr"], point["val_loss"])
-        for entry in entries
-        for point in entry["tuning"]
-        if point["val_loss"] is not None
+        (e["name"], seed, loss) for e in entries for seed, loss in e["val_loss_by_seed"].items() if loss is not None
     ]
+    x = alt.X("seed:O", title="seed", axis=alt.Axis(labelAngle=0))
+    seeds = _chart("Final loss by seed", what, ("recipe", "seed", "loss"), rows, x, labels)
     what = "What each recipe was tuned with, as many rates for all; the best has neighbours on both sides."
+    runs = [(entry["name"], run["log2_lr"], run["val_loss"]) for entry in entries for run in entry["tuning"]]
+    rows = [(name, 2**rate, loss) for name, rate, loss in runs if loss is not None]
     axes = {"x": charts.scales(rates=[row[1] for row in rows], padding=12)}
     x = alt.X("lr:Q", title="learning rate")
-    return _chart("Tuning", what, ("recipe", "lr", "loss"), rows, x, _names(entries), axes=axes)
-
-
-def _names(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    return {entry["name"]: entry["name"] for entry in entries}
+    return seeds, _chart("Tuning", what, ("recipe", "lr", "loss"), rows, x, labels, axes=axes)
 
 
 def _chart(
@@ -214,11 +197,9 @@ def _chart(
     """Loss by recipe, against the second column: points, on lines unless that is the seed."""
     color, shape = charts.series("recipe", "recipe", labels, labels)
     y = alt.Y("loss:Q", title="validation loss (nats)")
-    seen = {"lr": "learning rate|.3g", "step": "step|d", "seed": "seed"}[names[1]]
-    shown = charts.tooltip(**{"recipe": "recipe", names[1]: seen, "loss": "loss|.4f"})
+    other = {"lr": "lr=learning rate|.3g", "step": "step|d", "seed": "seed"}[names[1]]
+    shown = charts.tooltip("recipe", other, "loss|.4f")
     lines = [] if names[1] == "seed" else [charts.rows().mark_line(strokeWidth=2, clip=True).encode(x, y)]
     points = charts.rows().mark_point(filled=True, size=60, clip=True).encode(x, y, shape, tooltip=shown)
-    spec = charts.spec(*below, *lines, points, color=color)
-    return Chart(
-        title, what, spec, charts.columns(names, rows, 6), axes={"y": charts.scales("linear"), **axes}, file=file
-    )
+    spec, columns = charts.spec(*below, *lines, points, color=color), charts.columns(names, rows, 6)
+    return Chart(title, what, spec, columns, axes={"y": charts.scales("linear"), **axes}, file=file)

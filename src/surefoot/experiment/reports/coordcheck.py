@@ -135,7 +135,7 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
     color = alt.Color("status:N", title="slope", scale=colours)
     shape = alt.Shape("status:N", title="slope", scale=alt.Scale(domain=status, range=["circle", "diamond", "circle"]))
     y = alt.Y("layer:N", title=None, sort=None, axis=alt.Axis(labelLimit=190, grid=True))
-    shown = charts.tooltip(layer="layer", slope="slope|+.3f", low="from|+.3f", high="to|+.3f", status="it is")
+    shown = charts.tooltip("layer", "slope|+.3f", "low=from|+.3f", "high=to|+.3f", "status=it is")
     edge = charts.rows().mark_rule(strokeDash=[6, 3], color="var(--ink)", aria=False)
     layers = [
         edge.encode(x=alt.X(datum=-band)),
@@ -167,7 +167,7 @@ def _sizes(summary: Mapping[str, Any]) -> Chart:
     columns = charts.columns(("of", "layer", "width", "rms", "status", "name"), rows)
     legend, scale = alt.Legend(columns=2, labelLimit=400, symbolOpacity=1), alt.Scale(range=charts.COLOURS)
     by_name = alt.Color("name:N", title="outside the band", sort=None, scale=scale, legend=legend)
-    shown = charts.tooltip(layer="layer", width="width", rms="RMS|.4g", status="its slope is")
+    shown = charts.tooltip("layer", "width", "rms=RMS|.4g", "status=its slope is")
     pale: dict[str, Any] = {"color": alt.value("var(--soft)"), "opacity": alt.value(0.5)}
     layers = [
         charts.rows("datum.name == null").mark_line().encode(**pale),

@@ -10,12 +10,11 @@ import altair as alt
 
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import charts, transfer
-from surefoot.experiment.reports.loss_curves import curves
+from surefoot.experiment.reports.loss_curves import curves, found_at
 from surefoot.experiment.reports.page import Chart, Fact, Page, Table
 from surefoot.experiment.reports.style import estimate, lr, span
 from surefoot.experiment.sweep.axis import AXES, flag
 from surefoot.experiment.sweep.extrapolate import load
-from surefoot.experiment.sweep.summary import Swept
 
 BENDS = (
     "An interval over seeds says how far other seeds would move the line.\n"
@@ -103,7 +102,7 @@ def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
         f"best lr: vertex of a parabola in log2 lr. {law}",
         "rates in log2. off the line: root mean square of their distances from it, in octaves; of three or more.",
         "drift: the last minus the first.",
-        *transfer.seeds_and_edges(as_sweep(summary, {})[0]["recipes"], axis.text),
+        *transfer.seeds_and_edges(as_sweep(summary)["recipes"], axis.text),
         *BENDS.split("\n"),
     ]
     if any(entry["no_law"] for entry in summary["recipes"]):
@@ -123,19 +122,10 @@ def power(entry: Mapping[str, Any]) -> str:
     return estimate(entry["power"], entry["power_ci"], "+.2f", "no law")
 
 
-def as_sweep(summary: Mapping[str, Any], swept: Mapping[int, Swept]) -> tuple[dict[str, Any], list[Record]]:
-    """Put the values in the place of the widths, for what reports draw of a sweep over widths.
-
-    Args:
-        summary: the content of `summary.json`.
-        swept: by value.
-
-    Returns:
-        What a sweep's summary has of its recipes and widths, and the records.
-    """
+def as_sweep(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary with the values in the place of the widths too, for what reports say of a sweep over widths."""
     entries = [{**entry, "widths": entry["values"]} for entry in summary["recipes"]]
-    records = [{**record, "width": value} for value, one in swept.items() for record in one.records]
-    return {"recipes": entries, "config": {**summary["config"], "widths": summary["values"]}}, records
+    return {**summary, "recipes": entries, "config": {**summary["config"], "widths": summary["values"]}}
 
 
 def page(directory: Path) -> Page:
@@ -152,15 +142,15 @@ def page(directory: Path) -> Page:
         ValueError: its files are damaged.
     """
     summary, swept = load(directory)
-    axis = AXES[summary["axis"]]
-    sweep, records = as_sweep(summary, swept)
+    axis, sweep = AXES[summary["axis"]], as_sweep(summary)
+    records = [{**record, "width": value} for value, one in swept.items() for record in one.records]
     state = f"{'finished' if summary['finished'] else 'under way'}: {len(records)} runs"
     details = {"Configuration": charts.flat(summary["config"]), "Machine and versions": summary["environment"]}
     found = any(rate is not None for entry in summary["recipes"] for rate in entry["best_log2_lr"])
-    drawn = [*([_law(summary)] if found else []), *curves(sweep, records, axis.name)]
+    drawn = [*([_law(sweep)] if found else []), *curves(sweep, records, axis.name)]
     kind = f"learning-rate transfer over {axis.title}: {fixed(summary)}"
     tables = [table(summary, decimal=True), transfer.runs(records, axis.name)]
-    return Page(directory.name, kind, state, _facts(summary, records), drawn, tables, details)
+    return Page(directory.name, kind, state, _facts(sweep, records), drawn, tables, details)
 
 
 def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
@@ -182,7 +172,7 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
         transfer.interval(ci, best["seeds"], "these sweeps have", _BUT),
         *([law] if best["power"] is not None else []),
         Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
-        transfer.missing_it({**best, "widths": best["values"]}, records, f", at {last}"),
+        transfer.missing_it(best, records, f", at {last}"),
     ]
 
 
@@ -190,9 +180,8 @@ def _law(summary: Mapping[str, Any]) -> Chart:
     axis, target = AXES[summary["axis"]], summary["target"]
     rows = [row for entry in summary["recipes"] for row in _rows(entry, target)]
     columns = charts.columns(("recipe", "kind", "size", "lr", "low", "high"), rows)
-    shown = charts.tooltip(
-        recipe="recipe", kind="it is", size=f"{axis.title}|d", lr="rate|.3g", low="from|.3g", high="to|.3g"
-    )
+    rates = ("lr=rate|.3g", "low=from|.3g", "high=to|.3g")
+    shown = charts.tooltip("recipe", "kind=it is", f"size={axis.title}|d", *rates)
     labels = {entry["recipe"]: f"{entry['recipe']}, power {power(entry)}" for entry in summary["recipes"]}
     color, shape = charts.series("recipe", "recipe", labels, labels)
     x = charts.sizes("size", axis.title, [*summary["values"], *([target] if target else [])])
@@ -218,8 +207,7 @@ def _law(summary: Mapping[str, Any]) -> Chart:
 
 def _rows(entry: Mapping[str, Any], target: int | None) -> list[tuple[Any, ...]]:
     """What is drawn of a recipe: measured rates, the law, the rate at the target."""
-    measured = zip(entry["values"], entry["best_log2_lr"], entry["best_log2_lr_ci"], strict=True)
-    drawn = [("measured", *row) for row in measured if row[1] is not None]
+    drawn: list[Any] = [("measured", *row) for row in found_at(entry) if row[1] is not None]
     if entry["line"]:
         line = zip(*(entry["line"][key] for key in ("size", "log2_lr", "log2_lr_ci")), strict=True)
         drawn += [("law", *row) for row in line]

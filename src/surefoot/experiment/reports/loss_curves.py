@@ -13,7 +13,7 @@ import numpy as np
 from surefoot.experiment.files import Record
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.page import POINTING, Chart, Choice
-from surefoot.experiment.reports.style import lr, plus_minus
+from surefoot.experiment.reports.style import estimate, lr
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 
@@ -120,9 +120,7 @@ def curves(summary: Mapping[str, Any], records: Sequence[Record], of: str = "wid
 
 def _spec(of: str, widths: Sequence[int]) -> charts.Spec:
     color, shape = charts.series("width", of, map(str, widths))
-    shown = charts.tooltip(
-        lr="learning rate|.3g", log2_lr="log2 of it|.2f", loss="loss|.4f", width=of, seed="seed", steps="steps"
-    )
+    shown = charts.tooltip("lr=learning rate|.3g", "log2_lr=log2 of it|.2f", "loss|.4f", f"width={of}", "seed", "steps")
     mean, seed, optimum = (charts.rows(f"datum.kind == '{kind}'") for kind in ("mean", "seed", "optimum"))
     path = optimum.transform_calculate(place="toNumber(datum.width)")
     ink: dict[str, Any] = {"strokeWidth": 2, "color": "var(--ink)"}
@@ -170,9 +168,8 @@ def _headline(entry: Mapping[str, Any], of: str) -> str:
     times = entry["widths"][-1] / entry["widths"][0]
     if entry["drift_octaves"] is None:
         return "no drift: an optimum is not interior"
-    drift = f"{entry['drift_octaves']:+.2f}".replace("-", "\N{MINUS SIGN}")
-    interval = plus_minus(entry["drift_octaves_ci"], 2)
-    return f"drift {drift}{interval} octaves over {times:g}\N{MULTIPLICATION SIGN} {of}"
+    drift = estimate(entry["drift_octaves"], entry["drift_octaves_ci"], "+.2f").replace("-", "\N{MINUS SIGN}")
+    return f"drift {drift} octaves over {times:g}\N{MULTIPLICATION SIGN} {of}"
 
 
 def _rows(entry: Mapping[str, Any], records: Sequence[Record], low: float, high: float) -> Iterator[tuple[Any, ...]]:
@@ -205,9 +202,8 @@ def optima(summary: Mapping[str, Any]) -> Chart:
         if rate is not None
     ]
     columns = charts.columns(("recipe", "width", "lr", "log2_lr", "low", "high"), rows)
-    shown = charts.tooltip(
-        recipe="recipe", width="width", lr="best rate|.3g", log2_lr="log2 of it|.2f", low="from|.3g", high="to|.3g"
-    )
+    rates = ("lr=best rate|.3g", "log2_lr=log2 of it|.2f", "low=from|.3g", "high=to|.3g")
+    shown = charts.tooltip("recipe", "width", *rates)
     color, shape = charts.series("recipe", "recipe", [entry["recipe"] for entry in summary["recipes"]])
     y, low = (alt.Y(field, type="quantitative", title="best learning rate") for field in ("lr", "low"))
     layers = [

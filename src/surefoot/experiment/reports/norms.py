@@ -11,24 +11,6 @@ from surefoot.experiment.reports.page import Table
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 
-def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Read a run's norms.
-
-    Args:
-        directory: of a run of `surefoot train`.
-
-    Returns:
-        `(layers, lines)`: the content of `layers.json`, by layer name, and the records of `norms.jsonl`.
-
-    Raises:
-        ValueError: `norms.jsonl` is empty, missing or damaged.
-    """
-    lines = read_lines(directory / NORMS, ("step", "norms"))
-    if not lines:
-        raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
-    return configs.read(directory / LAYERS), lines
-
-
 def summarise(directory: Path) -> dict[str, Any]:
     """Reduce a run's norms to one row per role, and list its alarms.
 
@@ -42,7 +24,9 @@ def summarise(directory: Path) -> dict[str, Any]:
     Raises:
         ValueError: `norms.jsonl` is empty, missing or damaged.
     """
-    layers, lines = load(directory)
+    if not (lines := read_lines(directory / NORMS, ("step", "norms"))):
+        raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
+    layers = configs.read(directory / LAYERS)
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
     kinds = []
     for role, curves in by_role(layers, lines).items():

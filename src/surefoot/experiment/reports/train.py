@@ -152,9 +152,7 @@ def _domain(curves: Mapping[str, Sequence[float]], bands: Mapping[str, tuple[flo
 
 
 def _norms(columns: Mapping[str, Sequence[Any]], choices: Sequence[Choice]) -> Chart:
-    shown = charts.tooltip(
-        layer="layer", step="step", norm="norm|.4g", band="end of its band|.4g", kind="which is a", alarm="alarm"
-    )
+    shown = charts.tooltip("layer", "step", "norm|.4g", "band=end of its band|.4g", "kind=which is a", "alarm")
     title, layer = "norm, in the role's unit", alt.Detail("layer:N")
     norm, at, end = (alt.Y(field, type="quantitative", title=title) for field in ("shown", "at", "band"))
     first_to_last = alt.Scale(scheme=alt.SchemeParams(name="viridis", extent=[0.15, 0.85]))
@@ -193,7 +191,7 @@ def _lines(
     if names:
         color, shape = charts.series(by, "", names)
         mark, point = {"color": color}, point.encode(shape)
-    shown = charts.tooltip(**{by: by, "step": "step", value: f"{unit}|.4g"})
+    shown = charts.tooltip(by, "step", f"{value}={unit}|.4g")
     y = alt.Y(value, type="quantitative", title=unit)
     spec = charts.spec(line, point.encode(tooltip=shown), x=charts.steps(), y=y, **mark)
     return Chart(title, what, spec, columns, choices, axes={"y": charts.scales("linear")})
