@@ -213,6 +213,7 @@ def _sentence(result: TrainResult, unit: str) -> str:
         return f"diverged after {result.steps} steps; try a smaller --lr"
     average = "" if result.val_loss_average is None else f"of the average {result.val_loss_average:.4f}, "
     return (
-        f"validation loss {result.val_loss:.4f}, {average}training loss {result.train_loss:.4f} nats a {unit} "
+        f"validation loss {result.val_loss:.4f}, {average}training loss of the last tenth {result.train_loss:.4f} "
+        f"(gap {result.val_loss - result.train_loss:+.4f}) nats a {unit} "
         f"after {result.steps} steps in {result.seconds:.1f} s ({result.parameters:,} parameters)"
     )

@@ -179,7 +179,8 @@ def _hooks(name: str, observe: Observer) -> tuple[Callable[..., None], Callable[
             calls[-1] = copy.deepcopy((args, kwargs), {id(x): x.detach().clone() for x in _tensors((args, kwargs))})
 
     def after(module: nn.Module, *call: Any) -> None:
-        observe(name, module, *calls.pop(), call[-1])
+        args, kwargs = calls.pop()
+        observe(name, module, args, kwargs, call[-1])
 
     return before, after
 

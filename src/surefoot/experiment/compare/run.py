@@ -14,7 +14,7 @@ from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.progress import Callback
-from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, transfer_rate
+from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, train_loss, transfer_rate
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 from surefoot.experiment.training.names import parse_at
 
@@ -173,6 +173,7 @@ def _entry(comparison: Comparison, runs: Runs, name: str) -> dict[str, Any]:
         "failed": sum("failed" in record for record in records),
         **(fit.UNKNOWN if lost else fit.mean(losses)).named("val_loss"),
         "val_loss_by_seed": losses,
+        "train_loss": None if lost else train_loss(records),
         "curve": mean_curve([r["facts"]["curve"] for r in records]) if records and not lost else None,
     }
 

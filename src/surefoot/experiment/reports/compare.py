@@ -12,7 +12,7 @@ import altair as alt
 from surefoot.experiment.compare.run import load
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.page import Chart, Fact, Page, Table
-from surefoot.experiment.reports.style import estimate
+from surefoot.experiment.reports.style import TRAINING, estimate, training
 from surefoot.experiment.sweep import fit
 
 FRAME = 1 / 3  # the loss axis spans the losses after this part of the steps: before, all curves fall alike
@@ -29,15 +29,15 @@ def table(summary: Mapping[str, Any]) -> Table:
 
     >>> entry = {"name": "muon@0.02", "settings": "published", "tuning_runs": 0, "tuning_diverged": 0,
     ...          "tuning_status": None, "rate_from": "published", "log2_lr": -5.64, "lr": 0.02, "seeds": 1,
-    ...          "final_runs": 1, "diverged": 0, "val_loss": 2.1, "val_loss_ci": None, "difference": None,
-    ...          "difference_ci": None, "p": None, "curve": {}, "steps_to_target": 60.0, "steps_ratio": 1.0,
-    ...          "seconds_ratio": 1.0}
+    ...          "final_runs": 1, "diverged": 0, "val_loss": 2.1, "val_loss_ci": None, "train_loss": 2.0,
+    ...          "difference": None, "difference_ci": None, "p": None, "curve": {}, "steps_to_target": 60.0,
+    ...          "steps_ratio": 1.0, "seconds_ratio": 1.0}
     >>> config = {"seeds": 1, "steps": 60, "rates_per_recipe": 7, "tuning_seeds": 1}
     >>> asked = {"baseline": "muon@0.02", "target": None, "finished": True}
     >>> print(str(table({"recipes": [entry], "config": config, **asked})).splitlines()[2][:70])
     | muon@0.02 | published, 0 runs | 2^-5.64 (0.02), published | 2.1000 |
     """
-    head = ["recipe", "settings", "best lr", "loss", "difference", "p", "steps", "time", "without a loss"]
+    head = ["recipe", "settings", "best lr", "loss", TRAINING, "difference", "p", "steps", "time", "without a loss"]
     rows = [_row(entry, summary["baseline"]) for entry in summary["recipes"]]
     return Table("Who is ahead", head, rows, _notes(summary))
 
@@ -56,6 +56,7 @@ def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
         f"{entry['settings']}, {entry['tuning_runs']} runs",
         rate,
         estimate(entry["val_loss"], entry["val_loss_ci"], ".4f", " or ".join(final) or "none"),
+        training(entry["train_loss"], entry["val_loss"]),
         "baseline" if entry["name"] == baseline else difference,
         estimate(entry["p"], None, ".2g", ""),
         *(estimate(entry[key], None, ".2f", no_ratio) for key in ("steps_ratio", "seconds_ratio")),
@@ -85,6 +86,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         "lies inside, else the best one measured; edge, divergence: it lies there, and a better one may lie beyond.",
         f"loss: on validation text after {config['steps']} steps, in nats, mean of n = {n} fresh "
         f"seed{'s' * (n > 1)}, {intervals}.",
+        "training: mean loss of the last tenth of the steps, in brackets the validation loss minus it.",
         f"difference: minus {baseline}, paired over seeds; p: two-sided, not corrected for several recipes.",
         f"steps, time: {until}",
         "time: wall time of training in processes of one thread, evaluations not counted.",

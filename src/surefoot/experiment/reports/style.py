@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+TRAINING = "training (gap)"
+"""The title of a column of `training`."""
+
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> str:
     """Format a Markdown table; cells are not padded, and the last line has no line break.
@@ -75,3 +78,12 @@ def span(log2_lrs: Iterable[float]) -> str:
     '0.0625 to 0.125'
     """
     return " to ".join(f"{lr(end):.3g}" for end in log2_lrs)
+
+
+def training(loss: float | None, validation: float | None) -> str:
+    """Format a training loss, and the validation loss minus it.
+
+    >>> training(1.8, 1.75), training(None, 1.75)
+    ('1.800 (-0.050)', 'not known')
+    """
+    return "not known" if loss is None or validation is None else f"{loss:.3f} ({validation - loss:+.3f})"

@@ -14,7 +14,7 @@ from surefoot.experiment import configs
 from surefoot.experiment.files import Record, read_lines
 from surefoot.experiment.reports import charts, norms
 from surefoot.experiment.reports.page import Chart, Choice, Fact, Page
-from surefoot.experiment.reports.style import estimate
+from surefoot.experiment.reports.style import TRAINING, estimate, training
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
 LOG, RESULT, ENVIRONMENT = "log.jsonl", "result.json", "environment.json"
@@ -73,7 +73,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Fact]:
     last: Mapping[str, Any] = log[-1] if log else {}
     losses = [(record.get("val_loss"), f"nats, at step {record['step']}") for record in log]
-    validated = [loss for loss in [*losses, (result.get("val_loss"), "nats, at the end")] if loss[0] is not None]
+    end = (
+        result.get("val_loss"),
+        f"nats, at the end; {TRAINING} {training(result.get('train_loss'), result.get('val_loss'))}",
+    )
+    validated = [loss for loss in [*losses, end] if loss[0] is not None]
     loss, note = validated[-1] if validated else (last.get("loss"), f"nats, at step {last['step']}" if last else "")
     alarms, kinds = len(summary["alarms"]), summary["kinds"]
     norm = f"{alarms} alarm{'s' * (alarms > 1)}" if alarms else "inside their bands"

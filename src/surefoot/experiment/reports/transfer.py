@@ -11,7 +11,7 @@ from surefoot.experiment.files import Record
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.loss_curves import curves, measured_within, missed, optima
 from surefoot.experiment.reports.page import Fact, Page, Table
-from surefoot.experiment.reports.style import estimate, plus_minus, span
+from surefoot.experiment.reports.style import TRAINING, estimate, plus_minus, span, training
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import SUMMARY, load
@@ -45,7 +45,8 @@ def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
     columns = {"drift in octaves": drift, f"regret at {widths[-1]}": _regret} if len(widths) > 1 else {}
     notes = [
         "best lr: vertex of a parabola in log2 lr. drift: widest minus narrowest. regret: loss in nats of",
-        "the narrowest optimum run at the widest model, minus the best measured there.",
+        "the narrowest optimum run at the widest model, minus the best measured there. training: mean of the last",
+        "tenth of the steps at the best rate (and the validation loss minus it).",
         *seeds_and_edges(summary["recipes"]),
     ]
     return recipes(summary["recipes"], [*map(str, widths)], columns, notes, decimal)
@@ -66,12 +67,13 @@ def recipes(
     Returns:
         The table.
     """
-    head = ["recipe", *(f"best lr at {place}" for place in places), *columns, f"best loss at {places[-1]}"]
+    head = ["recipe", *(f"best lr at {place}" for place in places), *columns, f"best loss at {places[-1]}", TRAINING]
     rows = []
     for entry in entries:
         optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
         cells = [*(optimum(*one, decimal) for one in optima), *(cell(entry) for cell in columns.values())]
-        rows.append([entry["recipe"], *cells, estimate(entry["best_loss"][-1], None, ".3f", "none")])
+        best, trained = entry["best_loss"][-1], (entry.get("train_loss") or [None])[-1]  # earlier versions lack it
+        rows.append([entry["recipe"], *cells, estimate(best, None, ".3f", "none"), training(trained, best)])
     return Table("Recipes", head, rows, notes)
 
 

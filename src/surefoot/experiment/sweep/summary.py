@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,9 @@ def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Rec
         "best_log2_lr_ci": [o.interval for o in best],
         "best_loss": [o.best_loss for o in best],
         "best_loss_log2_lr": [o.best_rate for o in best],
+        "train_loss": [
+            train_loss(r for r in each if r["log2_lr"] == o.best_rate) for o, each in zip(best, runs, strict=True)
+        ],
         "interior": [o.interior for o in best],
         "status": [o.status for o in best],
         **(fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN).named("drift_octaves"),
@@ -113,6 +117,12 @@ def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Rec
         "diverged": [sum(record["diverged"] for record in each) for each in runs],
         "failed": [sum("failed" in record for record in each) for each in runs],
     }
+
+
+def train_loss(records: Iterable[Record]) -> float | None:
+    """The mean training loss, of the last tenth of the steps, of runs of one rate; None where one has none."""
+    losses = [record["train_loss"] for record in records]
+    return fmean(losses) if losses and None not in losses else None
 
 
 def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit.Optimum]:
