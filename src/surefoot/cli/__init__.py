@@ -110,13 +110,10 @@ def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="surefoot",
-        description="Steepest descent under the right norm for each layer: one learning rate at every width.",
-        epilog="\n".join(["example: surefoot transfer --out runs/transfer", exit_codes.TABLE, *_missing()]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    does = "Steepest descent under the right norm for each layer: one learning rate at every width."
+    epilog = "\n".join(["example: surefoot transfer --out runs/transfer", exit_codes.TABLE, *_missing()])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="surefoot", description=does, epilog=epilog, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"surefoot {surefoot.__version__}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="command")

@@ -31,14 +31,9 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
     Returns:
         The command's parser. What it parses has in `given` the destinations of the options that were given.
     """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=help,
-        description=help[0].upper() + help[1:] + ".",
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    said = {"help": help, "description": f"{help[0].upper()}{help[1:]}.", "epilog": epilog}
+    parser: argparse.ArgumentParser = commands.add_parser(name, formatter_class=_Help, allow_abbrev=False, **said)
     parser.register("action", None, _Store)
     parser.set_defaults(run=run, parser=parser, given=frozenset())
     return parser

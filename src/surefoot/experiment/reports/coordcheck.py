@@ -143,15 +143,10 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
         charts.rows("datum.low != null").mark_rule(strokeWidth=2).encode(low, y, color, x2="high:Q"),
         charts.rows().mark_point(filled=True, size=55).encode(slope, y, color, shape, tooltip=shown),
     ]
-    return Chart(
-        "Slopes",
-        f"A point per layer with its 95 % interval. Inside the dashed band, ±{band:g}, its size keeps its scale.",
-        charts.spec(*layers),
-        charts.columns(("of", "layer", "slope", "low", "high", "status"), rows),
-        _CHOICES,
-        side_by_side=True,
-        height=90 + max(250, 16 * len(summary["layers"])),
-    )
+    what = f"A point per layer with its 95 % interval. Inside the dashed band, ±{band:g}, its size keeps its scale."
+    columns = charts.columns(("of", "layer", "slope", "low", "high", "status"), rows)
+    height = 90 + max(250, 16 * len(summary["layers"]))
+    return Chart("Slopes", what, charts.spec(*layers), columns, _CHOICES, side_by_side=True, height=height)
 
 
 def _sizes(summary: Mapping[str, Any]) -> Chart:
@@ -178,13 +173,7 @@ def _sizes(summary: Mapping[str, Any]) -> Chart:
         points = named.mark_point(filled=True, size=30, aria=False).encode(by_name, tooltip=shown)
         layers += [named.mark_line().encode(by_name), points]
     x, y = charts.sizes("width", "width", summary["widths"]), alt.Y("rms:Q", title="RMS")
-    return Chart(
-        "Sizes against width",
-        "A line per layer, the mean over seeds. Level lines keep their scale.",
-        charts.spec(*layers, x=x, y=y, detail=alt.Detail("layer:N")),
-        columns,
-        _CHOICES,
-        side_by_side=True,
-        axes={"y": charts.scales(rates=columns["rms"])},
-        file="coordcheck.png",
-    )
+    what = "A line per layer, the mean over seeds. Level lines keep their scale."
+    spec = charts.spec(*layers, x=x, y=y, detail=alt.Detail("layer:N"))
+    own: Any = {"axes": {"y": charts.scales(rates=columns["rms"])}, "file": "coordcheck.png"}
+    return Chart("Sizes against width", what, spec, columns, _CHOICES, side_by_side=True, **own)

@@ -194,15 +194,13 @@ def _law(summary: Mapping[str, Any]) -> Chart:
         measured.mark_point(filled=True, size=55).encode(y, shape, tooltip=shown),
         at_target.mark_point(filled=False, size=130, strokeWidth=2).encode(y, tooltip=shown),
     ]
-    return Chart(
-        f"Best learning rate against {axis.title}",
+    what = (
         "A point is a best rate that was measured, with its 95 % interval over seeds; the line is the power law, with "
-        f"the band of its interval; the ring is the rate at the target. {BENDS}",
-        charts.spec(*layers, x=x, color=color),
-        columns,
-        axes={"y": charts.scales(rates=columns["lr"], padding=15)},
-        file="transfer.png",
+        f"the band of its interval; the ring is the rate at the target. {BENDS}"
     )
+    title, spec = f"Best learning rate against {axis.title}", charts.spec(*layers, x=x, color=color)
+    axes = {"y": charts.scales(rates=columns["lr"], padding=15)}
+    return Chart(title, what, spec, columns, axes=axes, file="transfer.png")
 
 
 def _rows(entry: Mapping[str, Any], target: int | None) -> list[tuple[Any, ...]]:

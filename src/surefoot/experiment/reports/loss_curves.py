@@ -29,7 +29,7 @@ def means_of(records: Iterable[Record], recipe: str, width: int) -> dict[float, 
     return fit.mean_curve(points(records, recipe, width))
 
 
-def missed(points: Iterable[fit.Point], rate: float) -> fit.Estimate:
+def missed(points: Sequence[fit.Point], rate: float) -> fit.Estimate:
     """Estimate the cost of any rate: its loss, on the line between the nearest two measured, minus the lowest measured.
 
     Args:
@@ -45,12 +45,11 @@ def missed(points: Iterable[fit.Point], rate: float) -> fit.Estimate:
     >>> [missed(curve, rate).value for rate in (-3.5, -2.5, -5.5)]
     [0.125, inf, None]
     """
-    points = list(points)
     rows = fit.curve(points)
     below = max((x for x in rows if x <= rate + ROUNDING), default=None)
     above = min((x for x in rows if x >= rate - ROUNDING), default=None)
     if below is None or above is None:
-        return fit.Estimate(None, None, 0)
+        return fit.UNKNOWN
     left, right = rows[below], rows[above]
     if left is None or right is None:
         return fit.Estimate(math.inf, None, 0)
@@ -100,22 +99,18 @@ def curves(summary: Mapping[str, Any], records: Sequence[Record], of: str = "wid
     spans = _spans(records, [*recipes])
     names = ("recipe", "width", "kind", "lr", "log2_lr", "loss", "seed", "steps", "low", "high")
     columns = charts.columns(names, [row for entry in recipes.values() for row in _rows(entry, records, *losses)])
-    chart = Chart(
-        "Loss against learning rate",
+    what = (
         f"A line per {of}, the mean over seeds; small points are seeds; a ring is the fitted best rate with its "
         "interval; a cross at the top is a rate that diverged. Curves end where they leave the losses near the best."
-        + POINTING,
-        _spec(of, summary["config"]["widths"]),
-        columns,
-        [
-            Choice(name, {"recipe": name}, domains={"x": spans[name]}, note=_headline(entry, of))
-            for name, entry in recipes.items()
-        ],
-        side_by_side=True,
-        axes={"x": charts.scales(rates=columns["lr"]), "y": charts.scales("linear", domain=losses)},
-        file="transfer.png" if of == "width" else "",
     )
-    return [chart]
+    choices = [
+        Choice(name, {"recipe": name}, domains={"x": spans[name]}, note=_headline(entry, of))
+        for name, entry in recipes.items()
+    ]
+    spec = _spec(of, summary["config"]["widths"])
+    axes = {"x": charts.scales(rates=columns["lr"]), "y": charts.scales("linear", domain=losses)}
+    own: Any = {"side_by_side": True, "axes": axes, "file": "transfer.png" if of == "width" else ""}
+    return [Chart("Loss against learning rate", what + POINTING, spec, columns, choices, **own)]
 
 
 def _spec(of: str, widths: Sequence[int]) -> charts.Spec:
@@ -212,10 +207,7 @@ def optima(summary: Mapping[str, Any]) -> Chart:
         charts.rows().mark_point(filled=True, size=55).encode(y, shape),
     ]
     x = charts.sizes("width", "width", summary["config"]["widths"])
-    return Chart(
-        "Best learning rate against width",
-        "On a level line the rate tuned on the narrow model serves the wide one. Bars are 95 % intervals over seeds.",
-        charts.spec(*layers, x=x, color=color, tooltip=shown),
-        columns,
-        axes={"y": charts.scales(rates=columns["lr"], padding=15)},
-    )
+    what = "On a level line the rate tuned on the narrow model serves the wide one. Bars are 95 % intervals over seeds."
+    spec = charts.spec(*layers, x=x, color=color, tooltip=shown)
+    axes = {"y": charts.scales(rates=columns["lr"], padding=15)}
+    return Chart("Best learning rate against width", what, spec, columns, axes=axes)

@@ -171,16 +171,12 @@ def _norms(columns: Mapping[str, Sequence[Any]], choices: Sequence[Choice]) -> C
         charts.rows().mark_line(strokeWidth=2, color="var(--ink)").encode(end, layer, ends),
         alarm.encode(at, color=alt.value("var(--bad)"), tooltip=shown),
     ]
-    return Chart(
-        "Norms",
+    what = (
         "A line per layer, in natural units; dashed: a bound that is promised; dotted: a limit above which an alarm is "
-        "raised; a cross is an alarm.",
-        charts.spec(*layers, x=charts.steps()),
-        columns,
-        choices,
-        axes={"y": charts.scales()},
-        file="norms.png",
+        "raised; a cross is an alarm."
     )
+    spec, axes = charts.spec(*layers, x=charts.steps()), {"y": charts.scales()}
+    return Chart("Norms", what, spec, columns, choices, axes=axes, file="norms.png")
 
 
 def _lines(
