@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.experiment.models.sizes import MODELS, is_user_model
+from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.names import RECIPES
 
@@ -91,10 +92,8 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
         elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):
             lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
     if usual := usually_scaled(model):
-        lines.append(
-            f"{len(usual)} modules scale attention by 1/sqrt(d_head), which stays so; where a model's widths differ in "
-            "d_head, surefoot.scale_attention_ makes it 1/d_head"
-        )
+        stays = "which stays so; where a model's widths differ in d_head, surefoot.scale_attention_ makes it 1/d_head"
+        lines.append(f"{len(usual)} modules scale attention by 1/sqrt(d_head), {stays}")
     if not any(p.is_meta for p in model.parameters()):
         for name, placement in plan.placements.items():
             blocks, _ = stability(model.get_parameter(name), placement, lr=0.0)
@@ -118,7 +117,7 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     described, own = arguments.weights or is_config(name), is_user_model(name)
     for size in ("width",) * described + ("depth", "head_dim", "vocab") * (described or own):
         if getattr(arguments, size) is not None:
-            raise ValueError(f"{name} has sizes of its own: leave --{size.replace('_', '-')} out")
+            raise ValueError(f"{name} has sizes of its own: leave {flag(size)} out")
     if described:
         return from_checkpoint(name) if arguments.weights else from_config(name)
     if own:

@@ -11,6 +11,7 @@ from typing import Any
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import absolute, load
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
+from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.executors import Executor, Pool
 from surefoot.experiment.training.build import pick_device, require_model
@@ -31,14 +32,10 @@ def executor(arguments: argparse.Namespace) -> Executor | None:
         ValueError: an option of another executor, a package that is not installed, or there is no slurm.
     """
     kind, gpus = arguments.executor, arguments.gpus_per_run
-    for flag, given, kinds in (
-        ("--workers", arguments.workers, ("pool", "ray", "slurm")),
-        ("--ray-address", arguments.ray_address, ("ray",)),
-        ("--gpus-per-run", gpus, ("ray", "slurm")),
-        ("--slurm", arguments.slurm, ("slurm",)),
-    ):
-        if given and kind not in kinds:
-            raise ValueError(f"{flag} needs --executor {' or '.join(kinds)}")
+    own = {"workers": "pool or ray or slurm", "ray_address": "ray", "gpus_per_run": "ray or slurm", "slurm": "slurm"}
+    for name, kinds in own.items():
+        if getattr(arguments, name) and kind not in kinds.split(" or "):
+            raise ValueError(f"{flag(name)} needs --executor {kinds}")
     if kind == "ray":
         return Ray(arguments.workers, arguments.ray_address, gpus or 0.0)
     if kind == "slurm":

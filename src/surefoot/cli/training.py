@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     with _processes(arguments) as processes:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
         processes.rows(config.batches.batch_size, 0, layout.accumulate)
-        folder, kept = arguments.out / CHECKPOINTS, {"keep": arguments.keep, "best": arguments.keep_best}
-        behind = {"background": arguments.async_checkpoints, "start": arguments.start}
-        checkpoints = Checkpoints(folder, arguments.checkpoint_every, **kept, **behind)
+        kept = {"keep": arguments.keep, "best": arguments.keep_best, "background": arguments.async_checkpoints}
+        folder, start = arguments.out / CHECKPOINTS, arguments.start
+        checkpoints = Checkpoints(folder, arguments.checkpoint_every, **kept, start=start)
         every = {"log_every": arguments.log_every, "eval_every": arguments.eval_every}
         training = partial(train, config, corpus, layout=layout, checkpoints=checkpoints, **every)
         if not processes.first:
