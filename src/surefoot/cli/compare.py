@@ -30,8 +30,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     help = "methods at a rate that is not tuned, muon@0.02 for example, in the conventions of this library"
     add("--published", nargs="+", type=options.checked(parse_at), metavar="NAME@RATE", help=help)
-    help = "whom the others are compared with (default: the first of --recipes)"
-    add("--baseline", metavar="NAME", help=help)
+    add("--baseline", metavar="NAME", help="whom the others are compared with (default: the first of --recipes)")
     help = "learning rates that each recipe is tuned with, exactly so many; at least 3"
     add("--rates-per-recipe", type=options.count, default=7, metavar="N", help=help)
     add("--tuning-seeds", type=options.count, default=1, help="seeds that each of these is run with")

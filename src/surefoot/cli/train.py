@@ -42,8 +42,7 @@ def add_to(commands: options.Commands) -> None:
     help = "natural norm that a layer without a bound is warned of (--stabiliser bounds it)"
     add("--norm-limit", type=options.positive, default=LIMIT, metavar="NORM", help=help)
     add("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
-    help = "log to Weights & Biases; in the run directory, unless WANDB_MODE is set"
-    add("--wandb", action="store_true", help=help)
+    add("--wandb", action="store_true", help="log to Weights & Biases; in the run directory, unless WANDB_MODE is set")
     help = "FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)"
     add("--peak-flops", type=options.positive, metavar="FLOPS", help=help)
     _add_layout(parser)
@@ -59,10 +58,8 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
     add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
     add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    help = "keep the one with the lowest validation loss, too (see --eval-every)"
-    add("--keep-best", action="store_true", help=help)
-    help = "under torchrun: write checkpoints while training goes on"
-    add("--async-checkpoints", action="store_true", help=help)
+    add("--keep-best", action="store_true", help="keep the one with the lowest validation loss, too (see --eval-every)")
+    add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
 
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:

@@ -31,19 +31,14 @@ surefoot transfer --out runs/transfer                again: finished runs are sk
 surefoot transfer --executor ray --device cuda --gpus-per-run 0.5    on a Ray cluster, two runs on each GPU
 """
 
-_HELP = {
-    "horizon": (
-        "numbers of steps to sweep at, in place of widths, at one width; the schedule is stretched with them. Then the "
-        "power law of the best rate is fitted",
-        "number of steps to read the law off at",
-    ),
-    "batch": (
-        "likewise numbers of sequences a step, all for the same number of steps (so four times the batch is four times "
-        "the data)",
-        "number of sequences a step to read the law off at",
-    ),
-    "depth": ("likewise numbers of blocks of a reference model", "number of blocks to read the law off at"),
+_LISTS = {
+    "horizon": "numbers of steps to sweep at, in place of widths, at one width; the schedule is stretched with them. "
+    "Then the power law of the best rate is fitted",
+    "batch": "likewise numbers of sequences a step, all for the same number of steps (so four times the batch is four "
+    "times the data)",
+    "depth": "likewise numbers of blocks of a reference model",
 }
+_UNITS = {"horizon": "steps", "batch": "sequences a step", "depth": "blocks"}
 
 
 def add_to(commands: options.Commands) -> None:
@@ -54,16 +49,14 @@ def add_to(commands: options.Commands) -> None:
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
     add, lists = parser.add_argument, parser.add_mutually_exclusive_group()
-    help = f"model widths (default: {WIDTHS}, or the published one)"
-    add("--widths", nargs="+", type=options.count, help=help)
+    add("--widths", nargs="+", type=options.count, help=f"model widths (default: {WIDTHS}, or the published one)")
     for axis in AXES.values():
-        lists.add_argument(flag(axis.values), nargs="+", type=options.count, metavar="N", help=_HELP[axis.name][0])
+        lists.add_argument(flag(axis.values), nargs="+", type=options.count, metavar="N", help=_LISTS[axis.name])
     for axis in AXES.values():
-        help = f"with {flag(axis.values)}: {_HELP[axis.name][1]}"
+        help = f"with {flag(axis.values)}: number of {_UNITS[axis.name]} to read the law off at"
         add(flag(axis.target), type=options.count, metavar="N", help=help)
     add("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
-    help = "log2 learning rates, in place of a search"
-    add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help=help)
+    add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search")
     add("--budget", type=options.count, default=8, help="rates per width that the search may take")
     options.add_executor(parser, "runs/transfer")
     options.add_model(parser, "depth", "head_dim")
