@@ -135,8 +135,7 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
 
     axis, recipes, seeds = axis_of(arguments), tuple(arguments.recipes), tuple(range(arguments.seeds))
     # The search extends by itself: where it starts saves time and decides nothing.
-    run = Run(arguments.steps, arguments.batch_size * arguments.context)
-    centres = {name: centre(name, run) for name in recipes}
+    centres = {name: centre(name, Run(arguments.steps, arguments.batch_size * arguments.context)) for name in recipes}
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
     if axis is None:
         model = published_name(arguments.model)
