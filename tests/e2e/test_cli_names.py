@@ -93,7 +93,7 @@ def test_a_method_with_a_value_keeps_its_text_as_its_name(tmp_path, text, capsys
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0  # resumed: nothing is left to do
     assert json.loads(capsys.readouterr().out)["steps"] == 6
-    assert 'it differs in method: there "moga_row:1.5", now "moga_row".' in refused(
+    assert 'it differs in method: there "moga_row:1.5", now "moga_row"' in refused(
         training(out, text, "--recipes", "moga_row"), capsys
     )
 
