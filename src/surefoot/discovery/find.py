@@ -137,9 +137,8 @@ def describe_unplaced(model: nn.Module, names: list[str]) -> str:
         undo = "parametrize.remove_parametrizations(layer, 'weight')"
     if maker:
         remedy = (
-            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Take it away with "
-            f"torch.nn.utils.{undo}: a stabiliser, PostClip for one, bounds the weight itself; or say "
-            f"overrides=[({name!r}, 'scalar')]"
+            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Undo it, torch.nn.utils."
+            f"{undo}: a stabiliser bounds the weight itself; or say overrides=[({name!r}, 'scalar')]"
         )
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"

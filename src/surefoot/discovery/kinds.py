@@ -89,10 +89,8 @@ class Kind:
         if stride == 1:
             return role
         if type(geometry) is not Spectral:
-            raise ValueError(
-                f"the fan-in of a transposed convolution of stride {stride} is known to Spectral() only, not to "
-                f"{geometry}; override it with a Role, or use stride 1"
-            )
+            what = f"the fan-in of a transposed convolution of stride {stride}"
+            raise ValueError(f"{what} is known to Spectral() only, not to {geometry}; override it with a Role")
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
 
 

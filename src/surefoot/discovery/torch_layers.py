@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
 from surefoot.discovery.kinds import Heads, Kind, is_linear, own_parameters
@@ -67,42 +68,37 @@ def _norm(module: nn.Module) -> dict[str, Kind]:
     return {"weight": Kind("gain", f"gain of {name}")} | _bias(name)
 
 
-def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> dict[str, Kind]:
-    name = f"{type(module).__name__}, groups={module.groups}"
-    return {"weight": Kind("conv", f"kernel of {name}", Convolution(module.groups))} | _bias(name)
+def _conv(module: _ConvNd) -> dict[str, Kind]:
+    """Kinds for convolutions.
 
-
-def _conv_transpose(module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) -> dict[str, Kind]:
-    """Kinds for transposed convolutions.
-
-    Along a dimension, `min(k, stride / gcd(stride, dilation))` disjoint sets of the k taps reach different outputs.
+    Along a dimension of a transposed one, `min(k, stride / gcd(stride, dilation))` disjoint sets of the k taps reach
+    different outputs.
     """
-    steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
-    name, view = f"{type(module).__name__}, groups={module.groups}, fan-in over {stride}", TransposedConvolution
-    return {"weight": Kind("conv", f"kernel of {name}", view(module.groups), stride=stride)} | _bias(name)
+    name, stride = f"{type(module).__name__}, groups={module.groups}", 1
+    view: View = Convolution(module.groups)
+    if module.transposed:
+        steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+        stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
+        name, view = f"{name}, fan-in over {stride}", TransposedConvolution(module.groups)
+    return {"weight": Kind("conv", f"kernel of {name}", view, stride=stride)} | _bias(name)
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:
-    heads, why, fused = (
-        Heads(module.head_dim),
-        "projection of MultiheadAttention",
-        "q, k, v fused in MultiheadAttention",
-    )
-    three = replace(heads, parts=("query", "key", "value"))
+    heads, of = Heads(module.head_dim), "MultiheadAttention"
+    three, fused = replace(heads, parts=("query", "key", "value")), f"q, k, v fused in {of}"
     return {
         "in_proj_weight": Kind("linear", f"{fused}, a norm each", Fused(3), heads=three),
         "in_proj_bias": Kind("bias", f"biases of {fused}", Fused(3)),
-        **{f"{x}_proj_weight": Kind("linear", f"{x} {why}", heads=None if x == "v" else heads) for x in "qkv"},
-        **{f"bias_{x}": Kind("bias", f"extra {x} token of MultiheadAttention") for x in "kv"},
+        **{f"{x}_proj_weight": Kind("linear", f"{x} projection of {of}", heads=heads) for x in "qk"},
+        "v_proj_weight": Kind("linear", f"v projection of {of}"),
+        **{f"bias_{x}": Kind("bias", f"extra {x} token of {of}") for x in "kv"},
     }
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]], ...] = (
     ((nn.Embedding, nn.EmbeddingBag), _embedding),
     ((nn.RNNBase, nn.RNNCellBase), _recurrent),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _conv_transpose),
+    ((_ConvNd,), _conv),
     ((nn.MultiheadAttention,), _attention),
     ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase), _norm),  # the last is that of batches and instances
 )
@@ -140,11 +136,8 @@ def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
     gains, biases = own.keys() & _GAINS, own.keys() & _BIASES
     small = any(isinstance(x := getattr(module, e, None), float) and 0 <= x < 0.1 for e in _EPSILONS)
     vectors = len({p.shape for p in own.values()}) == 1 and next(iter(own.values())).ndim == 1
-    if (
-        any(True for _ in module.children())
-        or (len(gains), len(own)) != (1, 1 + len(biases))
-        or not (small and vectors)
-    ):
+    alone = len(own) == 1 + len(biases) and next(module.children(), None) is None
+    if len(gains) != 1 or not (small and vectors and alone):
         return {}
     (gain,) = gains
     how = f"gain of {name}, a norm by its structure and the name `{gain}`: as built, it may be centred on 0"
