@@ -120,16 +120,14 @@ def decide(
         kind: the discovered kind, or that of an override, or None.
         override: the override's change and its reason, or None.
         recipe: role table.
-        stabiliser: replaces the role's stabiliser; a `Role` given by an override keeps its own, and a function given by
-            an override is applied after it.
+        stabiliser: replaces that of the role, but of a `Role` given by an override; a function is applied after it.
 
     Returns:
-        Its role, for values that are fused with queries and keys another, and the reason; None if there is neither a
-        kind nor an override.
+        Its role, for values fused with queries and keys another, and why; None if there is no kind nor an override.
 
     Raises:
-        ValueError: the override is a function of the discovered role and there is none, or one that returns no Role;
-            the recipe has no such role, or one that does not fit the parameter.
+        ValueError: an override that is a function of a role that is not known, or returns none; a role that the recipe
+            lacks, or that does not fit the parameter.
     """
     change, label = override or (None, "")
     if kind is None and callable(change):
