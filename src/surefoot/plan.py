@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -88,11 +89,9 @@ class Plan:
         recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
         for name, kind in find_kinds(model, head, changes, tied).items():
-            try:
-                found[name] = decide(name, parameters[name], kind, changes.get(name), recipe, stabiliser)
-            except ValueError:
-                if parameters[name].requires_grad:  # a frozen one whose shape no role takes is left out
-                    raise
+            p = parameters[name]
+            with suppress(*() if p.requires_grad else (ValueError,)):  # frozen, and of a shape that no role takes
+                found[name] = decide(name, p, kind, changes.get(name), recipe, stabiliser)
         if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
         placed = {name: placement for name, placement in found.items() if placement}
@@ -118,10 +117,9 @@ class Plan:
     @property
     def lr_reason(self) -> str:
         """Where the learning rate comes from."""
-        law = (
-            f"lr {self.rate:.4g}, 2^{math.log2(self.rate):.2f}, by the law of {self.recipe}" if self.rate else "no law"
-        )
-        return f"{law}, for {self.run.steps:,} steps of {self.run.tokens:,} tokens" if self.run else "lr as given"
+        rate, run = self.rate, self.run
+        law = f"lr {rate:.4g}, 2^{math.log2(rate):.2f}, by the law of {self.recipe}" if rate else "no law"
+        return f"{law}, for {run.steps:,} steps of {run.tokens:,} tokens" if run else "lr as given"
 
     def smoothness(self) -> dict[str, float]:
         """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
