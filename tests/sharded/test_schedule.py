@@ -19,7 +19,7 @@ from surefoot import recipes
 from surefoot.geometry.base import Extent
 from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
-from surefoot.optim import shard as ways
+from surefoot.optim import shard
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
 CUTS = [
@@ -223,27 +223,27 @@ def test_a_small_budget_makes_more_buckets_and_the_same_step(monkeypatch):
 @pytest.mark.parametrize(
     ("recipe", "stabiliser", "name", "cut", "way"),
     [
-        (recipes.steady(), None, "square", (Shard(0),), ways.DIRECTION),
-        (recipes.steady(), None, "embedding", (Shard(0),), ways.HERE),
-        (recipes.steady(), None, "experts", (Shard(0),), ways.HERE),
-        (recipes.steady(), None, "embedding", (Shard(1),), ways.ALL),  # a row's history is of all its columns
-        (recipes.steady(), sf.PostClip(1.0), "square", (Shard(0),), ways.WEIGHT),
-        (recipes.steady(), sf.Normalise(1.0), "embedding", (Shard(0),), ways.ROWS),
-        (recipes.steady(), sf.Stiefel(1.0), "embedding", (Shard(0),), ways.ALL),
-        (recipes.mano(), sf.Free(), "square", (Shard(0),), ways.WEIGHT),  # its direction reads the weight
-        (recipes.lion(), None, "square", (Shard(0),), ways.HERE),
-        (recipes.lion(), sf.RowSphere(), "square", (Shard(0),), ways.WEIGHT),
-        (sf.contrib.shampoo_muon(), None, "square", (Shard(0),), ways.ALL),
+        (recipes.steady(), None, "square", (Shard(0),), shard.DIRECTION),
+        (recipes.steady(), None, "embedding", (Shard(0),), shard.HERE),
+        (recipes.steady(), None, "experts", (Shard(0),), shard.HERE),
+        (recipes.steady(), None, "embedding", (Shard(1),), shard.ALL),  # a row's history is of all its columns
+        (recipes.steady(), sf.PostClip(1.0), "square", (Shard(0),), shard.WEIGHT),
+        (recipes.steady(), sf.Normalise(1.0), "embedding", (Shard(0),), shard.ROWS),
+        (recipes.steady(), sf.Stiefel(1.0), "embedding", (Shard(0),), shard.ALL),
+        (recipes.mano(), sf.Free(), "square", (Shard(0),), shard.WEIGHT),  # its direction reads the weight
+        (recipes.lion(), None, "square", (Shard(0),), shard.HERE),
+        (recipes.lion(), sf.RowSphere(), "square", (Shard(0),), shard.WEIGHT),
+        (sf.contrib.shampoo_muon(), None, "square", (Shard(0),), shard.ALL),
     ],
     ids=lambda x: getattr(x, "name", str(x)),
 )
 def test_a_cut_parameter_goes_as_far_as_its_step_looks(recipe, stabiliser, name, cut, way):
     placement = plan_of(recipe, stabiliser)[name]
     boxes = slabs(placement.shape, (2,), cut)
-    assert ways.chosen(placement, boxes, boxes[0].size)[0] == way
+    assert shard.chosen(placement, boxes, boxes[0].size)[0] == way
 
 
 def test_what_is_whole_here_is_stepped_here():
     placement = plan_of(recipes.steady(), sf.Stiefel(1.0))["square"]
     boxes = slabs(placement.shape, (1,), (Shard(0),))
-    assert ways.chosen(placement, boxes, boxes[0].size) == (ways.HERE, placement)
+    assert shard.chosen(placement, boxes, boxes[0].size) == (shard.HERE, placement)
