@@ -124,7 +124,7 @@ def test_coordcheck_of_a_model_of_ones_own(tmp_path, text, monkeypatch, capsys):
 
 def test_coordcheck_refuses_before_anything_runs(tmp_path, text, capsys):
     out = tmp_path / "run"
-    assert "a slope needs two widths, got 16 alone" in refused(check(out, text, "--widths", "16"), capsys)
+    assert "widths needs 2 values, got [16]" in refused(check(out, text, "--widths", "16"), capsys)
     assert "widths names a value twice" in refused(check(out, text, "--widths", "16", "16"), capsys)
     assert "width 24 is not a multiple" in refused(check(out, text, "--widths", "16", "24"), capsys)
     assert not out.exists()

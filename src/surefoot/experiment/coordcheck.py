@@ -78,7 +78,9 @@ def check(
         OSError: a file cannot be written.
         SweepError: a run on the executor raised (`DataError` if of the data), or was killed twice, which is recorded.
     """
-    _check_widths(config, corpus, widths)
+    check_list("widths", widths, least=2)
+    for width in widths:
+        require_model(config.replace(width=width), corpus)
     common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
     with claimed(directory, "coordcheck", common, RESULTS), Log(directory / RESULTS, ("width", "seed")) as log:
@@ -93,15 +95,6 @@ def check(
         summary = {**evaluate([done[part] for part in parts], band), "config": common, "environment": environment()}
         write_json(directory / SUMMARY, summary)
     return summary
-
-
-def _check_widths(config: TrainConfig, corpus: Corpus, widths: tuple[int, ...]) -> None:
-    """Raise ValueError for widths that cannot be run, before any run starts."""
-    check_list("widths", widths)
-    if len(widths) < 2:
-        raise ValueError(f"a slope needs two widths, got {widths[0]} alone")
-    for width in widths:
-        require_model(config.replace(width=width), corpus)
 
 
 def finished(records: Iterable[Record]) -> list[Record]:

@@ -153,7 +153,7 @@ def test_a_directory_of_widths_is_refused_and_left_as_it_is(tmp_path, text, caps
     [
         (["--horizons", "3", "6", "--batches", "2", "4"], "argument --batches: not allowed with argument --horizons"),
         (["--horizons", "3", "0"], "argument --horizons: must be at least 1, got 0"),
-        (["--horizons", "3"], "--horizons: a power law needs two values above 0, got [3]"),
+        (["--horizons", "3"], "--horizons needs 2 values, got [3]"),
         (["--horizons", "3", "3"], "horizons names a value twice"),
         (["--to-steps", "24"], "--to-steps needs --horizons, the values that its law goes through"),
         (["--horizons", "3", "6", "--to-batch", "64"], "--to-batch needs --batches"),

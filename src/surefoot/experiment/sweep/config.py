@@ -72,11 +72,8 @@ class Extrapolation:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        axis = AXES[self.axis]
-        check_list(axis.values, self.values)
+        check_list(flag(AXES[self.axis].values), self.values, least=2)
         object.__setattr__(self, "values", tuple(sorted(self.values)))
-        if len(self.values) < 2:
-            raise ValueError(f"{flag(axis.values)}: a power law needs two values above 0, got {list(self.values)}")
         self.sweep(self.values[0])  # refuses the rest
 
     def sweep(self, value: int, centres: Mapping[str, float] | None = None) -> SweepConfig:

@@ -3,33 +3,31 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from surefoot.experiment.sweep import fit
 
 
-@dataclass(frozen=True)
-class Line:
-    """A power law, `log2 lr = log2_lr + power * log2(size / reference)`.
+class Line(NamedTuple):
+    """A power law, `log2 lr = start + power * log2(size)`.
 
     Args:
-        reference: a size.
-        log2_lr: log2 of the rate there.
         power: the slope.
+        start: log2 of the rate at size 1.
     """
 
-    reference: float
-    log2_lr: float
     power: float
+    start: float
 
     def at(self, size: float) -> float:
         """Read log2 of the rate off at a size.
 
-        >>> Line(100, -3.0, -0.5).at(400)
+        >>> Line(-0.5, 0.0).at(256)
         -4.0
         """
-        return self.log2_lr + self.power * math.log2(size / self.reference)
+        return self.start + self.power * math.log2(size)
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,4 @@ def power_law(optima: Mapping[int, fit.Optimum]) -> Law | None:
 
 def _line(rates: Mapping[int, float]) -> Line:
     """The least-squares line through log2 rates, by size."""
-    reference = min(rates)
-    power, there = np.polyfit([math.log2(size / reference) for size in rates], [*rates.values()], 1).tolist()
-    return Line(reference, there, power)
+    return Line(*np.polyfit([math.log2(size) for size in rates], [*rates.values()], 1).tolist())

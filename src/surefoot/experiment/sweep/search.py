@@ -98,10 +98,10 @@ class Exact(Bracket):
         return self.budget
 
 
-def check_list(name: str, values: tuple[Any, ...]) -> None:
-    """Raise ValueError naming the list if it is empty or contains a value twice."""
-    if not values:
-        raise ValueError(f"{name} is empty")
+def check_list(name: str, values: tuple[Any, ...], least: int = 1) -> None:
+    """Raise ValueError naming the list if it is empty, has fewer values than `least` or contains one twice."""
+    if len(values) < least:
+        raise ValueError(f"{name} needs {least} values, got {list(values)}" if values else f"{name} is empty")
     if len(set(values)) != len(values):
         raise ValueError(f"{name} names a value twice: {list(values)}")
 

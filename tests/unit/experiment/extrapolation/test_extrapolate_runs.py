@@ -282,7 +282,7 @@ def test_directories_of_one_kind_are_refused_by_the_other(finished, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"values": (100,)}, r"--horizons: a power law needs two values above 0, got \[100\]"),
+        ({"values": (100,)}, r"--horizons needs 2 values, got \[100\]"),
         ({"values": ()}, "horizons is empty"),
         ({"values": (100, 100)}, "horizons names a value twice"),
         ({"seeds": ()}, "seeds is empty"),
