@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from surefoot.cli import main
 from surefoot.experiment.data import epochs
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.epochs import Epochs
@@ -40,17 +41,23 @@ def test_an_epoch_reads_every_token_once(lanes, case, monkeypatch):
     assert case < 3 or orders[0] != np.concatenate([w[:-1] for w in positions(read, 8, range(read.windows))]).tolist()
 
 
-def test_a_document_is_read_from_its_start_to_its_end():
-    ends = np.cumsum([50] * 2000)
-    read = Epochs(ends, 10)
+def test_a_document_is_read_from_its_start_to_its_end_and_not_again_before_all_others(monkeypatch):
+    monkeypatch.setattr(epochs, "LANES", 1)
+    read = Epochs(np.cumsum([333] * 2000), 10)
     windows = positions(read, 0, range(read.windows))
-    lane = np.concatenate([window[:-1] for window in windows[3 :: epochs.LANES]])
-    steps = np.diff(lane)
-    assert set(steps[np.flatnonzero(np.diff(lane // 50))] % 50) == {1}, "a lane goes on with another one's start"
-    assert (steps[np.flatnonzero(np.diff(lane // 50) == 0)] == 1).all()
-    last = {int(p) // 50 for window in windows[-len(windows) // 10 :] for p in window[:-1]}
-    before = {int(p) // 50 for window in windows[: -len(windows) // 10] for p in window[:-1]}
-    assert len(last & before) <= 2 * epochs.LANES, "those being read when the last tenth began, or cut by two lanes"
+    for lane in range(50):
+        tokens = np.concatenate([window[:-1] for window in windows[lane::2000]])
+        turns = np.flatnonzero(np.diff(tokens) != 1) + 1
+        assert len(tokens) >= 330
+        assert not (tokens[turns] % 333).any(), "after a document's end, another one's start"
+    first = [{int(position) // 333 for position in window[:-1]} for window in windows[:2000]]
+    again, seen = 0, set[int]()
+    for documents in first:
+        again += not documents.isdisjoint(seen)
+        seen |= documents
+    assert again < 100, "in the first pass windows are of new documents, but for those that two lanes share"
+    monkeypatch.setattr(epochs, "LANES", 5000)
+    assert [Epochs(np.array([size]), 10).lanes for size in (601, 10**6)] == [60, 5000], "few documents, many places"
 
 
 def test_a_batch_has_the_next_windows_whatever_process_reads_which_rows():
@@ -106,3 +113,42 @@ def test_evaluations_are_the_same_in_both_orders():
     config = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=8)
     losses = [Run(config.replace(data_order=order), corpus).validate() for order in ("documents", "random")]
     assert losses[0] == losses[1]
+
+
+def test_a_run_of_more_than_one_epoch_says_so(tmp_path, capsys):
+    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
+    size = [
+        "--width",
+        "16",
+        "--depth",
+        "1",
+        "--batch-size",
+        "8",
+        "--context",
+        "16",
+        "--data",
+        str(tmp_path / "text.txt"),
+    ]
+    for order, steps, said in (("documents", 40, "2.11 times"), ("documents", 4, None), ("random", 40, None)):
+        out = ["--out", str(tmp_path / f"{order}_{steps}"), "--steps", str(steps), "--data-order", order]
+        assert main(["train", *size, *out]) == 0
+        told = capsys.readouterr()
+        assert (said or "times") in told.err if said else "times" not in told.err
+        assert "training loss of the last tenth" in told.out
+        assert "(gap " in told.out
+    sweep = [
+        "transfer",
+        *size[6:],
+        "--depth",
+        "1",
+        "--widths",
+        "16",
+        "--recipes",
+        "steady",
+        "--seeds",
+        "1",
+        "--steps",
+        "2",
+    ]
+    assert main([*sweep, "--rates", "-3", "--workers", "1", "--batches", "8", "400", "--out", str(tmp_path / "s")]) == 0
+    assert "2 steps read the 2,430 bytes for training 5.27 times" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_impossible_configurations_are_refused(change, message):
 
 def test_settings_are_flat_in_files():
     keys = "model width depth head_dim method stabiliser lr seed steps batch_size context warmup decay device autocast"
-    assert set(TINY.to_json()) == {*keys.split(), "cooldown_shape", "average"}
+    assert set(TINY.to_json()) == {*keys.split(), "cooldown_shape", "average", "data_order"}
     assert TrainConfig.of(**TINY.to_json()) == TINY
     assert TINY.replace(seed=3, width=32) == TrainConfig.of(**{**TINY.to_json(), "seed": 3, "width": 32})
     with pytest.raises(TypeError, match="'depht'"):

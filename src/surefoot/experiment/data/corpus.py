@@ -124,14 +124,18 @@ class Corpus:
 
     def epochs(self, context: int) -> Epochs:
         """The order in which documents are read; one process keeps it."""
-        return self._epochs.setdefault(context, Epochs(self._ends, context))
+        if context not in self.epochs_of:
+            self.epochs_of[context] = Epochs(self.document_ends, context)
+        return self.epochs_of[context]
 
     @functools.cached_property
-    def _epochs(self) -> dict[int, Epochs]:
+    def epochs_of(self) -> dict[int, Epochs]:
+        """Those that there are, by their contexts."""
         return {}
 
     @functools.cached_property
-    def _ends(self) -> Positions:
+    def document_ends(self) -> Positions:
+        """The position after each document of the training split."""
         if isinstance(self.train, shards.Shards) and isinstance(self.ends, int):
             return self.train.ends(self.ends)
         return self.ends if isinstance(self.ends, np.ndarray) else np.array([self.train.size])

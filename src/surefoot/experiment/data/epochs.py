@@ -9,18 +9,19 @@ import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
 
-LANES = 256
-"""Documents that are read side by side; docs/data.md has measured others."""
+LANES = 4096
+"""At least so many places are read side by side, also where documents are few; docs/data.md has measured fewer."""
 
 
 @final
 class Epochs:
     """Windows of documents: each epoch puts the documents in a random order, one after another, and reads all of it.
 
-    The sequence is cut into `LANES` equal lanes, and window `n` is the next one of lane `n mod LANES`: a document is
-    read whole, from its start to its end, a window every `LANES` windows, while the other lanes read other documents. A
-    window is a pure function of its number, so that a run has no position in the data to save. The last tokens of an
-    epoch, fewer than a window, are left out.
+    The sequence is cut into as many equal lanes as there are documents, and `LANES` at least; window `n` is the next
+    one of lane `n mod lanes`. So a document is read from its start to its end, but its windows lie as far apart as they
+    can: the next one follows when a window of every other document was read, and before that the documents that a step
+    reads are new to the model. A window is a pure function of its number: a run has no position in the data to save.
+    The last tokens of an epoch, fewer than a window, are left out.
 
     Args:
         ends: position after the last token of each document, ascending: documents lie one after another.
@@ -28,12 +29,14 @@ class Epochs:
 
     Attributes:
         windows: windows of an epoch.
+        lanes: places that are read side by side.
     """
 
     def __init__(self, ends: Positions, context: int) -> None:
         self._starts, self._lengths = np.concatenate([[0], ends[:-1]]), np.diff(ends, prepend=0)
         self._context = context
         self.windows: int = (int(ends[-1]) - 1) // context
+        self.lanes: int = min(max(LANES, len(ends)), self.windows)
         self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
 
     def batch(self, seed: int, step: int, batch_size: int, rows: slice) -> list[list[tuple[int, int]]]:
@@ -58,9 +61,8 @@ class Epochs:
         """
         epoch, number = divmod(number, self.windows)
         order, ends = self._epoch(seed, epoch)
-        lanes = min(LANES, self.windows)
-        shortest, longer = divmod(self.windows, lanes)
-        place, lane = divmod(number, lanes)
+        shortest, longer = divmod(self.windows, self.lanes)
+        place, lane = divmod(number, self.lanes)
         position, rest = (lane * shortest + min(lane, longer) + place) * self._context, self._context + 1
         spans = []
         for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):
