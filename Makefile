@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := cli,plots,bpe,tensorboard,examples,test,check
+EXTRAS := cli,plots,bpe,tensorboard,examples,corpus,test,check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 

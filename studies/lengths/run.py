@@ -1,7 +1,7 @@
 """Rate and decay at each length of a run, searched equally often for every recipe, on documents that are read once.
 
-    python studies/pretrain/text.py text.jsonl
-    surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
+    python studies/pretrain/text.py corpus.jsonl --cache packages
+    surefoot tokens corpus.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
     python studies/lengths/run.py search --data tokens --workers 2        # what is missing; resumes
     python studies/lengths/run.py final --data tokens --workers 2         # fresh seeds at what the searches found
     python studies/lengths/run.py search --data tokens --recipes steady --steps 481

@@ -1,7 +1,7 @@
 """Long runs: every recipe, published and tuned, at 20 and at 80 tokens for each parameter that is not in a table.
 
-    python studies/pretrain/text.py text.jsonl
-    surefoot tokens text.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
+    python studies/pretrain/text.py corpus.jsonl --cache packages
+    surefoot tokens corpus.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
     python studies/pretrain/run.py --data tokens                # what is missing; resumes; eight hours on 2 cores
     python studies/pretrain/run.py --data tokens --list         # what is finished and what is not
     python studies/pretrain/run.py --data tokens --ratios 80 --same-decay       # the default without its rule for decay
