@@ -275,7 +275,7 @@ class Run:
 @final
 @dataclass(frozen=True)
 class RateLaw:
-    """The best peak rate of a run: `2^log2_rate (steps / 150)^by_steps (tokens / 1024)^by_tokens`.
+    """The best peak rate of a run: `2^log2_rate (steps / 150)^by_steps (tokens / 1024)^by_tokens`; 100 steps at least.
 
     Source: fitted to the best rates of studies/sizes, see docs/transfer.md.
 
@@ -289,7 +289,7 @@ class RateLaw:
 
     def __call__(self, run: Run) -> float:
         """The rate for a run."""
-        octaves = self.by_steps * math.log2(run.steps / 150) + self.by_tokens * math.log2(run.tokens / 1024)
+        octaves = self.by_steps * math.log2(max(100, run.steps) / 150) + self.by_tokens * math.log2(run.tokens / 1024)
         return float(2.0 ** (self.log2_rate + octaves))
 
 

@@ -22,14 +22,6 @@ from surefoot.experiment.training.loop import train
 LANES = (1, 16, 64, 256, 4096)
 
 
-class FewerLanes(epochs.Epochs):
-    """As many lanes as `epochs.LANES` says, however many documents there are."""
-
-    def __init__(self, ends: epochs.Positions, context: int) -> None:
-        super().__init__(ends, context)
-        self.lanes = epochs.LANES
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,9 +29,10 @@ def main() -> None:
     torch.set_num_threads(1)
     text, rows = load(f"bin:{parser.parse_args().data}"), []
     run.VALIDATION_BATCHES = 48
-    for lanes in (*LANES, None):
-        epochs.LANES, order = lanes or 1, "documents" if lanes else "random"
-        text.epochs_of[128] = FewerLanes(text.document_ends, 128)
+    documents = len(text.document_ends)
+    for lanes in (*LANES, documents, None):
+        order = "documents" if lanes else "random"
+        text.epochs_of[128] = epochs.Epochs(text.document_ends, 128, lanes)
         config = TrainConfig.of(
             width=32, depth=4, batch_size=16, context=128, lr=2.0**-3.5, seed=800, steps=481, data_order=order
         )

@@ -21,14 +21,13 @@ def positions(read: Epochs, seed: int, numbers: range) -> list[np.ndarray]:
     return [np.concatenate([np.arange(start, start + length) for start, length in each]) for each in spans]
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 256])
+@pytest.mark.parametrize("lanes", [1, 3, 256, None])
 @pytest.mark.parametrize("case", range(8))
-def test_an_epoch_reads_every_token_once(lanes, case, monkeypatch):
+def test_an_epoch_reads_every_token_once(lanes, case):
     """All but the tokens at its end that are fewer than a window; documents shorter and longer than windows."""
-    monkeypatch.setattr(epochs, "LANES", lanes)
     random = np.random.default_rng(case)
     ends, context = np.cumsum(random.integers(1, 20, size=2 + 5 * case)), int(random.integers(1, 6))
-    read = Epochs(ends, context)
+    read = Epochs(ends, context, lanes)
     orders = []
     for epoch in range(2):
         numbers = range(epoch * read.windows, (epoch + 1) * read.windows)
@@ -46,9 +45,10 @@ def test_a_document_is_read_from_its_start_to_its_end_and_not_again_before_all_o
     read = Epochs(np.cumsum([333] * 2000), 10)
     windows = positions(read, 0, range(read.windows))
     for lane in range(50):
-        tokens = np.concatenate([window[:-1] for window in windows[lane::2000]])
+        passes = windows[: len(windows) // 2000 * 2000]
+        tokens = np.concatenate([window[:-1] for window in passes[lane::2000]])
         turns = np.flatnonzero(np.diff(tokens) != 1) + 1
-        assert len(tokens) >= 330
+        assert len(tokens) >= 320
         assert not (tokens[turns] % 333).any(), "after a document's end, another one's start"
     first = [{int(position) // 333 for position in window[:-1]} for window in windows[:2000]]
     again, seen = 0, set[int]()
@@ -57,7 +57,7 @@ def test_a_document_is_read_from_its_start_to_its_end_and_not_again_before_all_o
         seen |= documents
     assert again < 100, "in the first pass windows are of new documents, but for those that two lanes share"
     monkeypatch.setattr(epochs, "LANES", 5000)
-    assert [Epochs(np.array([size]), 10).lanes for size in (601, 10**6)] == [60, 5000], "few documents, many places"
+    assert [Epochs(np.array([size]), 10)._lanes for size in (601, 10**6)] == [60, 5000], "few documents, many places"
 
 
 def test_a_batch_has_the_next_windows_whatever_process_reads_which_rows():

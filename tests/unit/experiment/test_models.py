@@ -189,7 +189,7 @@ def test_inner_width_of_llama(width, inner):
         (lambda: reference("gpt", 32, norm="post"), "norm='post' is unknown; choose from pre, in"),
         (lambda: reference("llama", 32, head="both"), "untied, tied, tied_scaled"),
         (lambda: GPTConfig(SMALL, biases="some"), "none, all"),
-        (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), r"3 key-value heads.*\[1, 2, 4\]"),
+        (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), "3 key-value heads.*divisor of 4"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
         (lambda: Rope(base=0.5), "base"),
         (lambda: reference("gpt", 32, base_head_dim=0), "positive"),

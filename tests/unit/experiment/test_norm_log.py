@@ -170,7 +170,7 @@ class Stop(Exception):
 
 
 def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
-    config = TINY.replace(method="beyond_mup", lr=0.5)
+    config = TINY.replace(method="beyond_mup", lr=0.5, data_order="random")
     whole = logged(config, corpus, tmp_path / "whole", 3.0, log_every=1)
 
     def stop(record):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import count
 from typing import final
 
 import numpy as np
@@ -17,8 +19,8 @@ LANES = 4096
 class Epochs:
     """Windows of documents: each epoch puts the documents in a random order, one after another, and reads all of it.
 
-    The sequence is cut into as many equal lanes as there are documents, and `LANES` at least; window `n` is the next
-    one of lane `n mod lanes`. So a document is read from its start to its end, but its windows lie as far apart as they
+    The sequence is cut into as many equal lanes as there are documents, and `LANES` at least, and a window of each lane
+    is read in turn. So a document is read from its start to its end, but its windows lie as far apart as they
     can: the next one follows when a window of every other document was read, and before that the documents that a step
     reads are new to the model. A window is a pure function of its number: a run has no position in the data to save.
     The last tokens of an epoch, fewer than a window, are left out.
@@ -26,17 +28,19 @@ class Epochs:
     Args:
         ends: position after the last token of each document, ascending: documents lie one after another.
         context: tokens that a window predicts.
+        lanes: places that are read side by side; default: one for each document, and `LANES` at least.
 
     Attributes:
         windows: windows of an epoch.
-        lanes: places that are read side by side.
     """
 
-    def __init__(self, ends: Positions, context: int) -> None:
+    def __init__(self, ends: Positions, context: int, lanes: int | None = None) -> None:
         self._starts, self._lengths = np.concatenate([[0], ends[:-1]]), np.diff(ends, prepend=0)
         self._context = context
         self.windows: int = (int(ends[-1]) - 1) // context
-        self.lanes: int = min(max(LANES, len(ends)), self.windows)
+        self._lanes = min(lanes or max(LANES, len(ends)), self.windows)
+        # Lanes beside each other may lie in one long document: the golden section leads far away from all before.
+        self._stride = next(s for s in count(round(0.618 * self._lanes)) if math.gcd(s, self._lanes) == 1)
         self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
 
     def batch(self, seed: int, step: int, batch_size: int, rows: slice) -> list[list[tuple[int, int]]]:
@@ -57,12 +61,13 @@ class Epochs:
 
         >>> epochs = Epochs(np.array([3, 9]), context=2)
         >>> [epochs.spans(0, number) for number in range(epochs.windows)]
-        [[(0, 3)], [(2, 1), (3, 2)], [(4, 3)], [(6, 3)]]
+        [[(0, 3)], [(6, 3)], [(4, 3)], [(2, 1), (3, 2)]]
         """
         epoch, number = divmod(number, self.windows)
         order, ends = self._epoch(seed, epoch)
-        shortest, longer = divmod(self.windows, self.lanes)
-        place, lane = divmod(number, self.lanes)
+        shortest, longer = divmod(self.windows, self._lanes)
+        place, lane = divmod(number, self._lanes)
+        lane = lane * self._stride % self._lanes if place < shortest else lane
         position, rest = (lane * shortest + min(lane, longer) + place) * self._context, self._context + 1
         spans = []
         for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):

@@ -104,7 +104,7 @@ def tooltip(*columns: str) -> list[alt.Tooltip]:
     Returns:
         The channel.
 
-    >>> [(one.shorthand, one.title) for one in tooltip("seed", "lr=learning rate|.3g")]
+    >>> [(one.shorthand, one["title"]) for one in tooltip("seed", "lr=learning rate|.3g")]
     [('seed', 'seed'), ('lr', 'learning rate')]
     """
     shown = []

@@ -37,9 +37,9 @@ def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
     >>> entry = {"recipe": "muon", "widths": [32, 64], "best_log2_lr": [-4.0, -4.5],
     ...          "best_log2_lr_ci": [None, None], "best_loss": [2.1, 2.0], "status": ["interior"] * 2,
     ...          "drift_octaves": -0.5, "drift_octaves_ci": None, "regret_nats": 0.01,
-    ...          "regret_nats_ci": None, "regret_diverged": False, "seeds": 1}
-    >>> print(str(table({"recipes": [entry]})).splitlines()[2])
-    | muon   | 2^-4.00       | 2^-4.50       | -0.50 (x 0.71)   | 0.010        | 2.000           |
+    ...          "regret_nats_ci": None, "regret_diverged": False, "seeds": 1, "train_loss": [2.0, 1.9]}
+    >>> print(str(table({"recipes": [entry]})).splitlines()[2][-36:])
+    | 2.000           | 1.900 (+0.100) |
     """
     widths = summary["recipes"][0]["widths"]
     columns = {"drift in octaves": drift, f"regret at {widths[-1]}": _regret} if len(widths) > 1 else {}

@@ -96,9 +96,9 @@ def test_losses_differences_and_ratios(finished):
 
 def test_the_table_says_who_diverged(finished):
     rows = {name: cells for name, *cells in compare_report.table(finished[1]).rows}
-    unknown = ["not known", "", "not known", "not known"]
+    unknown = ["not known", "not known", "", "not known", "not known"]
     assert rows["lion"] == ["tuned, 12 runs", "none: diverged at every rate", "none", *unknown, "12 of 12, 0 of 0"]
-    wild = ["diverged", "not known", "", "diverged", "diverged", "0 of 0, 2 of 3"]
+    wild = ["diverged", "not known", "not known", "", "diverged", "diverged", "0 of 0, 2 of 3"]
     assert rows["adamw@8"] == ["published, 0 runs", "2^3.00 (8), published", *wild]
     assert rows["muon@0.125"][:2] == ["published, 0 runs", "2^-3.00 (0.125), published"]
     assert rows["steady"][:2] == ["tuned, 12 runs", "2^-4.25 (0.0526), fitted"]

@@ -204,7 +204,7 @@ def test_the_table_and_the_rate_to_use(finished):
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
     assert rows[0] == [
         "recipe", "best lr at 100 steps", "best lr at 200 steps", "best lr at 400 steps", "power", "off the line",
-        "drift in octaves", "best loss at 400 steps",
+        "drift in octaves", "best loss at 400 steps", "training (gap)",
     ]  # fmt: skip
     assert rows[1][:7] == [
         "steady", "2^-3.30 ± 0.12", "2^-3.55 ± 0.12", "2^-3.80 ± 0.12", "-0.25 ± 0.00", "0.00", "-0.50 ± 0.00 (x 0.71)"
