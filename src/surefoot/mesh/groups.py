@@ -133,8 +133,9 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
         parameters: `DTensor` -> what writes all of its values to a tensor on the CPU.
     """
     groups, loads = Groups(), defaultdict[tuple[int, ...], Counter[int]](Counter)
+    cuts = {p: groups.cut(p, "a parameter") for p in parameters}  # which may make groups: before any exchange
     for p, draw_ in parameters.items():
-        cut, local = groups.cut(p, "a parameter"), p.to_local().detach()  # type: ignore[attr-defined]
+        cut, local = cuts[p], p.to_local().detach()  # type: ignore[attr-defined]
         load = loads[cut.ranks]
         owner = min(range(len(cut.slabs)), key=load.__getitem__)
         load[owner] += p.numel()
