@@ -102,7 +102,7 @@ def test_the_table_says_who_diverged(finished):
     assert rows["adamw@8"] == ["published, 0 runs", "2^3.00 (8), published", *wild]
     assert rows["muon@0.125"][:2] == ["published, 0 runs", "2^-3.00 (0.125), published"]
     assert rows["steady"][:2] == ["tuned, 12 runs", "2^-4.25 (0.0526), fitted"]
-    assert rows["adamw"][3:7] == ["baseline", "", "1.00", "1.00"]
+    assert rows["adamw"][4:8] == ["baseline", "", "1.00", "1.00"]
 
 
 class Fatal(Inline):
