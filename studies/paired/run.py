@@ -33,7 +33,7 @@ from surefoot.experiment.training.run import CHECK_EVERY, Run
 from surefoot.linalg.bounds import squared_norm_bound
 from surefoot.linalg.coefficients import ROUNDING
 from surefoot.linalg.ops import Ops
-from surefoot.linalg.polar import apply_iteration
+from surefoot.linalg.polar import METHODS
 
 HERE = Path(__file__).parent
 BF16 = torch.bfloat16
@@ -66,6 +66,9 @@ def zolotarev(x: Tensor, ops: Ops) -> Tensor:
     return ops.apply(factor.mul_(ROUNDING * ZOLOTAREV_SCALE * bound.rsqrt()), x)
 
 
+METHODS["zolotarev"] = zolotarev
+
+
 @dataclass(frozen=True)
 class Stored(Method):
     """`beyond_mup` with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
@@ -90,7 +93,7 @@ class Zolotarev(sf.Spectral):
 
     def direction(self, g: Tensor) -> Tensor:
         """`sqrt(d_out/d_in) msign(g)`."""
-        return apply_iteration(g, zolotarev, torch.float32).mul_(self.unit(g.shape))
+        return sf.msign(g, "zolotarev").mul_(self.unit(g.shape))
 
 
 SIGNS = {

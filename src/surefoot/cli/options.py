@@ -16,6 +16,7 @@ from surefoot.experiment.training.schedule import Schedule
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
+Reader = Callable[[str], Any]
 
 
 def command(commands: Commands, name: str, run: Runner, help: str, examples: str) -> argparse.ArgumentParser:
@@ -59,7 +60,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
 
 
-def _reader(number: Number) -> Callable[[str], Any]:
+def _reader(number: Number) -> Reader:
     def read(text: str) -> Any:
         value = number.read(text)
         if not number.allows(value):
@@ -70,7 +71,10 @@ def _reader(number: Number) -> Callable[[str], Any]:
     return read
 
 
-count, natural, positive, exponent = map(_reader, (COUNT, NATURAL, POSITIVE, LOG2))
+count: Reader = _reader(COUNT)
+natural: Reader = _reader(NATURAL)
+positive: Reader = _reader(POSITIVE)
+exponent: Reader = _reader(LOG2)
 
 
 def checked(check: Callable[[str], object]) -> Callable[[str], str]:

@@ -148,6 +148,7 @@ class Log:
 
     def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
         self.path = path
+        self.records: list[Record]
         self.records, self._size = _parse(path, keys)
         binary = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.mesh.schedule import Transport, Work, cost, schedule
+from surefoot.mesh.schedule import Bucket, Transport, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
@@ -115,7 +115,7 @@ class Exchange:
         self._dtype = torch.promote_types(shards[0].local.dtype, torch.float32)
         like = shards[0].local.new_empty(0, dtype=self._dtype)
         self._jobs = {shard: jobs_of(shard, self._dtype) for shard in shards}
-        self.buckets = schedule([job for jobs in self._jobs.values() for job in jobs])
+        self.buckets: list[Bucket] = schedule([job for jobs in self._jobs.values() for job in jobs])
         self._transport = Transport(self.buckets, shards[0].cut, like, shards[0].way is REPLICAS)
         self._prepared: dict[Shard, Prepared] = {}
 

@@ -40,7 +40,9 @@ class Reparametrised(nn.Module):
         super().__init__()
         if wrong := [radius for radius in radii if not radius > 0]:
             raise ValueError(f"the radius of a normalised weight must be positive, not {wrong[0]}")
-        self.geometry, self.view, self.radii = geometry, view, radii
+        self.geometry: Geometry = geometry
+        self.view: View = view
+        self.radii: tuple[float, ...] = radii
 
     def forward(self, w: Tensor) -> Tensor:
         """Return `tau w / |w|`, in the shape and dtype of w."""

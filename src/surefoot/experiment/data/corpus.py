@@ -107,9 +107,7 @@ class Corpus:
         True
         """
         if not (0 <= seed < 2**64 and 0 <= step < 2**64 and batch_size >= 1):
-            raise ValueError(
-                f"seed and step must be in [0, 2**64) and batch_size at least 1, got {seed}, {step}, {batch_size}"
-            )
+            raise ValueError(f"seed and step are below 2**64, batch_size is positive; got {seed}, {step}, {batch_size}")
         text = self._tokens(split)
         self.require(context)
         if order == "documents":

@@ -29,6 +29,9 @@ def cross_entropy(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
         model: maps tokens to logits `(B, T, vocab)`.
         tokens: `(B, T)`, int64.
         targets: the next tokens, `(B, T)`, int64.
+
+    Returns:
+        The mean.
     """
     targets = targets.flatten()
     if isinstance(model, Decoder) and _by_parts(model, tokens):

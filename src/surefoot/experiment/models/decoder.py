@@ -62,7 +62,7 @@ class Decoder(nn.Module, ABC):
         if isinstance(positions, LearnedPositions):
             self.position_embedding: nn.Embedding = nn.Embedding(positions.context, size.width)
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
-        self.final_norm = norm(size.width)
+        self.final_norm: nn.Module = norm(size.width)
         self.head: nn.Linear = _make_linear(config.norm)(size.width, size.vocab)
         self.output_multiplier: float | None = 1 / size.width if config.head == "tied_scaled" else None
         self._tie()
