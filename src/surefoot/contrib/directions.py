@@ -12,6 +12,7 @@ from torch import Tensor
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import ChangeBounds, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
+from surefoot.geometry.spectral import Spectral
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class DualScaled(Adaptive):
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """`<m, d> d`, the attained part of the dual norm."""
@@ -58,6 +61,7 @@ class RadialBrake(Adaptive):
     tensor([[0., 0.]])
     """
 
+    norm_of: Geometry = Spectral()  # noqa: RUF009
     keep: float = 0.5
 
     def __post_init__(self) -> None:
@@ -102,6 +106,7 @@ class UpdateFloor(Adaptive):
     tensor([[4., 4.]])
     """
 
+    norm_of: Geometry = Spectral()  # noqa: RUF009
     ratio: float = 0.1
 
     def __post_init__(self) -> None:
@@ -152,6 +157,7 @@ class MeanLookahead(Adaptive):
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
     owned: ClassVar[tuple[str, ...]] = ("drift",)
 
+    norm_of: Geometry = Spectral()  # noqa: RUF009
     ahead: float = 0.3
     memory: float = 0.95
 

@@ -20,16 +20,13 @@ from surefoot.linalg.bounds import max_abs, max_abs_or_one
 from surefoot.linalg.power_iteration import streaming_msign
 
 
-@dataclass(frozen=True)
 class Adaptive(Around):
     """A norm whose direction is changed: rescaled by its history, by the gradient's size, or against the weight.
 
-    A subclass is a frozen dataclass and defines `take`. The norm may be adaptive: `RadialBrake(NormalisedRows())`
-    takes rows, then the brake. The weight's norm, its bounds and its projections are the innermost one's. The direction
-    is no longer the maximiser of `<g, d>`; `direction_norm_bound` says how long it can be.
-
-    Args:
-        norm_of: the norm whose direction is changed.
+    A subclass is a frozen dataclass with the field `norm_of`, the norm whose direction it changes, and defines `take`.
+    That norm may be adaptive itself: `RadialBrake(NormalisedRows())` takes rows, then the brake. The weight's norm, its
+    bounds and its projections are the innermost one's. The direction is no longer the maximiser of `<g, d>`;
+    `direction_norm_bound` says how long it can be.
 
     >>> NormalisedRows(Spectral()).plain
     Spectral(method='auto')
@@ -43,8 +40,6 @@ class Adaptive(Around):
 
     owned: ClassVar[tuple[str, ...]] = ()
     """What is remembered by the process alone that steps a matrix, where several hold it."""
-
-    norm_of: Geometry = Spectral()  # noqa: RUF009
 
     @abstractmethod
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
@@ -108,6 +103,8 @@ class RMSScaled(Adaptive):
     extent: ClassVar[Extent] = Extent.ROW
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
 
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction times `rms(m)`, of entries `|m|`; under Euclidean norms of vectors m times a number."""
         norm = self.norm_of
@@ -152,6 +149,7 @@ class NormalisedRows(Adaptive):
     tensor([[1.0000, 1.0000, 1.0000]])
     """
 
+    norm_of: Geometry = Spectral()  # noqa: RUF009
     beta: float = 0.95
 
     def __post_init__(self) -> None:
@@ -194,6 +192,8 @@ class Oblique(Adaptive):
     tensor([[[0.0000, 0.2828],
              [0.2828, 0.0000]]])
     """
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def init_memory(self, w: Tensor) -> State:
         """The number of steps taken."""
