@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from surefoot.cli import main
-from surefoot.experiment.training.names import LOG2_LR
 
 from .commands import SMALL, lines, refused
 
@@ -98,7 +97,7 @@ def test_coordcheck_writes_results_summary_table_and_picture(tmp_path, text, cap
     assert "FAILS: " in capsys.readouterr().out
     assert (out / "coordcheck.png").exists()
     other = refused(check(out, text, "--lr", "0.5"), capsys)
-    assert f"it differs in lr: there {2.0 ** LOG2_LR['steady']}, now 0.5" in other
+    assert f"it differs in lr: there {json.loads((out / 'config.json').read_text())['lr']}, now 0.5" in other
 
 
 def test_coordcheck_of_a_model_of_ones_own(tmp_path, text, monkeypatch, capsys):

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from surefoot.cli import main
-from surefoot.experiment.training.names import LOG2_LR
 
 from .commands import lines, refused, start, training
 
@@ -37,7 +36,7 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     assert json.loads((out / "result.json").read_text()) == again
     assert again["seconds"] == pytest.approx(result["seconds"], abs=0.01)
     assert untimed(again) == untimed(result)
-    assert f"it differs in lr: there {2.0 ** LOG2_LR['steady']}, now 0.5" in refused(
+    assert f"it differs in lr: there {json.loads((out / 'config.json').read_text())['lr']}, now 0.5" in refused(
         [*training(out, text), "--lr", "0.5"], capsys
     )
 

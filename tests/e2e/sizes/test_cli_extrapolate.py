@@ -17,7 +17,7 @@ from surefoot.cli.transfer import configure
 from surefoot.experiment.files import locked
 
 SMALL = ("--widths", "16", "--context", "16", "--recipes", "adamw", "--rates", "-6", "-4", "-2")
-HORIZONS = ("--horizons", "4", "8", "--batch-size", "4", "--depth", "1")
+HORIZONS = ("--horizons", "4", "8", "--batch-size", "4", "--depth", "1", "--data-order", "random")
 
 
 @pytest.fixture(scope="module", autouse=True)

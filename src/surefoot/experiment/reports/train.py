@@ -73,10 +73,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Fact]:
     last: Mapping[str, Any] = log[-1] if log else {}
     losses = [(record.get("val_loss"), f"nats, at step {record['step']}") for record in log]
-    end = (
-        result.get("val_loss"),
-        f"nats, at the end; {TRAINING} {training(result.get('train_loss'), result.get('val_loss'))}",
-    )
+    loss, trained = result.get("val_loss"), result.get("train_loss")
+    end = loss, f"nats, at the end; {TRAINING} {training(trained, loss)}" if trained else "nats, at the end"
     validated = [loss for loss in [*losses, end] if loss[0] is not None]
     loss, note = validated[-1] if validated else (last.get("loss"), f"nats, at step {last['step']}" if last else "")
     alarms, kinds = len(summary["alarms"]), summary["kinds"]
