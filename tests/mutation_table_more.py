@@ -9,6 +9,7 @@ RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_wo
 SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
 SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
 LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
+EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.py"
 
 MUTATIONS = (
     *CORE,
@@ -113,4 +114,23 @@ MUTATIONS = (
         "or len(means) < 2",
         LAW,
     ),
+    Mutation(
+        "the same order in every epoch",
+        "experiment/data/epochs.py",
+        "np.array([seed, epoch], dtype",
+        "np.array([seed, 0], dtype",
+        EPOCHS,
+    ),
+    Mutation(
+        "lanes side by side", "experiment/data/epochs.py", "lane * self._stride % self._lanes", "lane + 0", EPOCHS
+    ),
+    Mutation(
+        "a loss without its targets' gradient",
+        "experiment/models/cross_entropy.py",
+        "torch.full_like(rows[:, :1], -1.0)",
+        "torch.full_like(rows[:, :1], 0.0)",
+        "tests/unit/training/test_cross_entropy.py",
+    ),
+    Mutation("a run without its decay", "plan.py", "recipe = recipe.over(run) if run else recipe", "pass", LENGTH),
+    Mutation("larger steps' rates fall", "scaling.py", "+ self.by_tokens", "- self.by_tokens", LENGTH),
 )

@@ -60,6 +60,13 @@ def test_a_document_is_read_from_its_start_to_its_end_and_not_again_before_all_o
     assert [Epochs(np.array([size]), 10)._lanes for size in (601, 10**6)] == [60, 5000], "few documents, many places"
 
 
+def test_a_batch_is_of_many_documents_also_where_they_are_long():
+    read = Epochs(np.cumsum([1000] * 100), 10)
+    for step in (0, 7, 100):
+        starts = [spans[0][0] // 1000 for spans in read.batch(0, step, 16, slice(None))]
+        assert len(set(starts)) >= 14
+
+
 def test_a_batch_has_the_next_windows_whatever_process_reads_which_rows():
     corpus = load(None)
     whole = corpus.batch("train", 3, 5, 8, 16, order="documents")
