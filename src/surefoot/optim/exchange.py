@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.mesh.schedule import Bucket, Transport, Work, cost, schedule
+from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
+from surefoot.mesh.transport import Transport
 from surefoot.momentum import State
 from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
