@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := cli,plots,bpe,tensorboard,examples,corpus,test,check
+EXTRAS := cli,plots,bpe,tensorboard,examples,test,check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt tools/setup.sh
 	@touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS),docs,integrations
+	@PYTHON=$(PYTHON) bash tools/setup.sh $(VENV) $(EXTRAS),docs,integrations,corpus
 	@touch $@
 
 $(VENV)/.ready-web: $(VENV)/.ready
