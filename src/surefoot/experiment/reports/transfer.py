@@ -67,13 +67,18 @@ def recipes(
     Returns:
         The table.
     """
-    head = ["recipe", *(f"best lr at {place}" for place in places), *columns, f"best loss at {places[-1]}", TRAINING]
+    losses = [f"best loss at {places[-1]}", TRAINING]  # one below the other where rates have two lines
+    head = ["recipe", *(f"best lr at {place}" for place in places), *columns]
+    head += losses[:1] if decimal else losses
     rows = []
     for entry in entries:
         optima = zip(entry["best_log2_lr"], entry["best_log2_lr_ci"], entry["status"], strict=True)
         cells = [*(optimum(*one, decimal) for one in optima), *(cell(entry) for cell in columns.values())]
         best, trained = entry["best_loss"][-1], (entry.get("train_loss") or [None])[-1]  # earlier versions lack it
-        rows.append([entry["recipe"], *cells, estimate(best, None, ".3f", "none"), training(trained, best)])
+        values = [estimate(best, None, ".3f", "none"), training(trained, best)]
+        rows.append(
+            [entry["recipe"], *cells, *(["\ntraining ".join(values).replace(" (", "\n(")] if decimal else values)]
+        )
     return Table("Recipes", head, rows, notes)
 
 
