@@ -1,7 +1,9 @@
 """Slabs, owners, buckets and bytes: pure functions, against torch's own and against counted collectives."""
 
 import itertools
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -17,9 +19,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import surefoot as sf
 from surefoot import recipes
 from surefoot.geometry.base import Extent
-from surefoot.mesh.schedule import Bucket, Work, cost, schedule
+from surefoot.mesh.schedule import Work, cost, schedule
 from surefoot.mesh.slabs import Slab, owners, slabs
 from surefoot.optim import shard
+
+sent_bytes = runpy.run_path(str(Path(__file__).parents[2] / "studies" / "scaling" / "run.py"))["sent_bytes"]
 
 SHAPES = [(1, 4), (3, 5), (5, 3), (6, 6), (7,), (16, 9), (0, 3), (8, 4, 3)]
 CUTS = [
@@ -69,17 +73,6 @@ def llama(width: int, depth: int, heads: int, hidden: int) -> list[tuple[int, in
     keys = width if heads == 0 else heads
     layer = [(width, width), (keys, width), (keys, width), (width, width), *[(hidden, width)] * 2, (width, hidden)]
     return layer * depth
-
-
-def sent_bytes(buckets: list[Bucket], ranks: int) -> list[int]:
-    """Bytes that each process sends to others in a step."""
-    sent = [0] * ranks
-    for owner, work in ((owner, work) for bucket in buckets for owner, works in enumerate(bucket) for work in works):
-        for rank in range(ranks):
-            if rank != owner:
-                sent[rank] += work.sent * work.parts[rank].numel * work.itemsize
-                sent[owner] += (work.returned * work.parts[rank].numel + work.numbers) * work.itemsize
-    return sent
 
 
 @pytest.mark.parametrize("ranks", [8, 64])

@@ -191,6 +191,7 @@ def test_inner_width_of_llama(width, inner):
         (lambda: GPTConfig(SMALL, biases="some"), "none, all"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), "3 key-value heads.*divisor of 4"),
         (lambda: Llama(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
+        (lambda: LlamaConfig(SMALL, intermediate=0), "intermediate must be at least 1, got 0"),
         (lambda: Rope(base=0.5), "base"),
         (lambda: reference("gpt", 32, base_head_dim=0), "positive"),
     ],

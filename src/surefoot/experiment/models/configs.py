@@ -69,7 +69,7 @@ class LlamaConfig(DecoderConfig):
         mixture: experts in place of each feed-forward layer; None is a dense layer.
 
     Raises:
-        ValueError: as `DecoderConfig`, or experts without the norm before them.
+        ValueError: as `DecoderConfig`, `intermediate` below 1, or experts without the norm before them.
     """
 
     intermediate: int | None = None
@@ -80,6 +80,8 @@ class LlamaConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.intermediate is not None and self.intermediate < 1:
+            raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
         if self.norm == "in" and self.mixture is not None:
             raise ValueError("experts need the norm before them: norm='in' has none, take norm='pre'")
 
