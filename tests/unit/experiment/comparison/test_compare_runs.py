@@ -27,11 +27,11 @@ def fake(trial):
     noise = 0.01 * math.sin(7 * trial.seed + len(trial.recipe))
     loss = LEVEL[trial.recipe] + 0.1 * (trial.log2_lr - BEST[trial.recipe]) ** 2 + 0.1 * trial.seed + noise
     if not (parts := trial.settings.get("evaluations", 0)):
-        return TrialResult(loss, loss, 1.0)
+        return TrialResult(loss - 0.25, loss, 1.0)
     steps = [trial.steps * i // parts for i in range(parts + 1)]
     values = [4 + (loss - 4) * step / trial.steps for step in steps[:-1]] + [loss]
     seconds = [step * (2 if trial.recipe == "steady" else 1) / 100 for step in steps]
-    return TrialResult(loss, loss, 1.0, facts={"curve": {"step": steps, "val_loss": values, "seconds": seconds}})
+    return TrialResult(loss - 0.25, loss, 1.0, facts={"curve": {"step": steps, "val_loss": values, "seconds": seconds}})
 
 
 def comparison(**changes):
@@ -92,6 +92,8 @@ def test_losses_differences_and_ratios(finished):
     assert (lion["lr"], lion["tuning_diverged"], lion["final_runs"], lion["val_loss"]) == (None, 12, 0, None)
     assert (wild["diverged"], wild["val_loss"], wild["difference"], wild["curve"]) == (2, None, None, None)
     assert list(wild["val_loss_by_seed"]) == ["3"]  # alone it would flatter
+    assert adamw["train_loss"] == pytest.approx(adamw["val_loss"] - 0.25)
+    assert (lion["train_loss"], wild["train_loss"]) == (None, None)
 
 
 def test_the_table_says_who_diverged(finished):
@@ -102,6 +104,7 @@ def test_the_table_says_who_diverged(finished):
     assert rows["adamw@8"] == ["published, 0 runs", "2^3.00 (8), published", *wild]
     assert rows["muon@0.125"][:2] == ["published, 0 runs", "2^-3.00 (0.125), published"]
     assert rows["steady"][:2] == ["tuned, 12 runs", "2^-4.25 (0.0526), fitted"]
+    assert rows["adamw"][3].endswith(" (+0.250)")
     assert rows["adamw"][4:8] == ["baseline", "", "1.00", "1.00"]
 
 

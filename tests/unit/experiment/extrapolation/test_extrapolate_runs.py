@@ -209,6 +209,12 @@ def test_the_table_and_the_rate_to_use(finished):
     assert rows[1][:7] == [
         "steady", "2^-3.30 ± 0.12", "2^-3.55 ± 0.12", "2^-3.80 ± 0.12", "-0.25 ± 0.00", "0.00", "-0.50 ± 0.00 (x 0.71)"
     ]  # fmt: skip
+    entry = summary["recipes"][0]
+    runs = map(json.loads, (directory / "horizon_400" / "results.jsonl").read_text().splitlines())
+    best = entry["recipe"], entry["best_loss_log2_lr"][-1]
+    trained = [run["train_loss"] for run in runs if (run["recipe"], run["log2_lr"]) == best]
+    assert entry["train_loss"][-1] == pytest.approx(sum(trained) / len(trained))
+    assert rows[1][8] == f"{entry['train_loss'][-1]:.3f} ({entry['best_loss'][-1] - entry['train_loss'][-1]:+.3f})"
     assert lines[-2] == (
         "steady: lr = 0.0508 at 1600 steps (0.0466 to 0.0553), width 64; "
         "extrapolated 4x beyond the longest measured horizon"
