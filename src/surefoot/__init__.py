@@ -4,8 +4,6 @@ The public names are those of `_api`, and the modules of the package. They are i
 `surefoot --help` does not import torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"

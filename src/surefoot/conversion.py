@@ -1,7 +1,5 @@
 """Learning rate and weight decay of one matrix, converted between the published conventions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

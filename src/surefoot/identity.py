@@ -4,8 +4,6 @@ Roles are compared so, and the digest of a plan is made so: by what a value is, 
 compared by content; objects that are no dataclass by their attributes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import hashlib

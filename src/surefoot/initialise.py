@@ -1,7 +1,5 @@
 """Initial values in natural units: the norm is about 1 at every width, whatever the recipe of the increment."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from abc import ABC, abstractmethod

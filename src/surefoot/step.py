@@ -1,7 +1,5 @@
 """One step of a batch of like parameters: the whole algorithm, as one pure function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

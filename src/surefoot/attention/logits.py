@@ -1,7 +1,5 @@
 """Attention logits `s <q, k>`: maxima, bounds by the norms of W_q and W_k, clipping factors, the scale s."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pair (W_q, W_k) of an attention layer: its rows, the bound on its logits, the factors that rescale it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

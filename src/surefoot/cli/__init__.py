@@ -3,8 +3,6 @@
 Nothing here imports torch before a command runs: `--help` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

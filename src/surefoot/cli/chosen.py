@@ -1,7 +1,5 @@
 """What the options of a command line ask for: settings of runs, data, and where runs are run."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

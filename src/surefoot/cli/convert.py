@@ -1,7 +1,5 @@
 """`surefoot convert`: a learning rate and weight decay in every convention."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`surefoot coordcheck`: do activations, and what training changes of them, keep their size as the width grows?"""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """How a command line ends: its exit code, and after an error the line to type next."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Hugging Face models from a configuration or a checkpoint on disk; without weights on the meta device, in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options that commands share, made from the fields of `TrainConfig`, and what argparse needs to read them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """`surefoot report`: the table, the picture and the page of a run directory, made again; `watch`: the page, live."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`surefoot tokens`: text into files of tokens, once, for every training that follows."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`surefoot train`: one model, with a log and checkpoints, resumed where it stopped."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `surefoot train` does: one model, with a log and checkpoints, resumed where it stopped."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

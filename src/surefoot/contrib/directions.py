@@ -1,7 +1,5 @@
 """Changed directions that were measured and do not pay, or that nothing here needs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Recipes that were measured and do not pay, or only repeat a publication."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

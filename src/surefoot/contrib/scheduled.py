@@ -1,7 +1,5 @@
 """Momentum whose fractions follow the steps: a warm-up, a cool-down."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar

@@ -13,8 +13,6 @@ the only Linear(d, V) beside an Embedding(V, d), else what the user names; a mod
 returns None has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A weight that is reparametrised as `tau w / |w|` counts as its layer's own: w has the kind that the weight would have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

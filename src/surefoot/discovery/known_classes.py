@@ -4,8 +4,6 @@ A row covers subclasses, too. Classes that are not listed are placed by their st
 one matrix. Layouts were read from the forward methods of transformers 5.23 and torchtitan 0.3.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace

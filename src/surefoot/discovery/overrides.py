@@ -1,7 +1,5 @@
 """Overrides: changes that a user makes to the roles that discovery gives parameters."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ attention layer's output projection or an MLP's projection down, writes into the
 branch. `Recipe.depth` gives those that write a rate and initial values that fall with L.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

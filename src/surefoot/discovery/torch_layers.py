@@ -1,7 +1,5 @@
 """Kinds of a module's parameters by its type or structure alone: torch's layers, norms, experts, bare parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`Geometry`: a norm in natural units, and what a norm gives: direction, projection, bounds."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

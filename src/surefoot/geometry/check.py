@@ -1,7 +1,5 @@
 """`check`: the laws of a geometry, runnable on your own."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What a step keeps of a weight to first order: its norm, the lengths of its rows or columns, orthogonality."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

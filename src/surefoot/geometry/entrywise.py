@@ -1,7 +1,5 @@
 """Norms of vectors `(..., n)` (gains, biases, scalars) and the entrywise norm of matrices (Frobenius)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

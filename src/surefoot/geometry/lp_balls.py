@@ -3,8 +3,6 @@
 All functions act along one dimension of a tensor whose other dimensions are a batch of vectors.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

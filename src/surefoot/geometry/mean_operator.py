@@ -1,7 +1,5 @@
 """MOGA: mean-normalised operator norms `(p, mean) -> (q, mean)`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The spectral norm: a linear layer, RMS -> RMS; a transposed convolution."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The input of an embedding is one-hot; the LM head is responsible for the loss.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Attention whose logits are scaled inversely with the size of a head, with rotary positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

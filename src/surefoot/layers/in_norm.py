@@ -1,7 +1,5 @@
 """`Norm(x) = x / rms(x)` before or behind a linear layer, In Norm and Out Norm, and in residual blocks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """Weights at a fixed norm: `f(x; tau w / |w|)`, under the norm that a plan gives each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Sizes of matrices: the largest entry, proven upper bounds on the largest singular value by squaring and Cholesky."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """`mclip`: clip the singular values of a matrix at a threshold; `mshrink` and `spectral_norm` by the same means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

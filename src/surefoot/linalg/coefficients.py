@@ -1,7 +1,5 @@
 """Coefficients of the polar iterations, with their sources."""
 
-from __future__ import annotations
-
 import math
 
 Quintic = tuple[float, float, float]

@@ -1,7 +1,5 @@
 """What depends on the device and on the process's settings: branching on values, numbers made there, full precision."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)
 that are multiplied are polynomials in the same matrix, so that the product is symmetric too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

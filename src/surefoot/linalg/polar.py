@@ -1,7 +1,5 @@
 """`msign`: the orthogonal factor of a matrix, by several methods over one set of ops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

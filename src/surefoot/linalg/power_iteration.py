@@ -1,7 +1,5 @@
 """Power iteration that starts from the previous step's vectors: leading singular triples, a clip, a matrix sign."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Eigenvalues: of very small matrices on an accelerator without device synchronisation, of a batch with a NaN in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

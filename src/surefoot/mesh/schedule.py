@@ -1,7 +1,5 @@
 """Steps that need whole tensors: which process computes which, and in which order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How tensors travel to the processes that compute with them, and results back, a bucket at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adam's two means, for the parts of a recipe that keep Adam: by entries, or by the rows of a table."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

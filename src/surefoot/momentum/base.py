@@ -1,7 +1,5 @@
 """From gradient to smoothed gradient: which ones take a step, the base of all that smooths, and the momentum pair."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradients divided by two factors of each matrix before a direction: Shampoo's whitening, SOAP's second moment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -25,8 +25,6 @@ Upper bounds from the weights, for inputs of RMS at most 1:
   increment, both times the model's `output_multiplier` if it has one.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Sizes of activations: the root mean square, its largest and smallest of vectors, the largest ratio of differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -11,8 +11,6 @@ Source: Y. Lu, R. Xu, J. Li, "On the Width Scaling of Neural Optimizers: A Matri
 theorem on Lipschitz bounds; the constant is derived in `lipschitz_bound`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import reduce

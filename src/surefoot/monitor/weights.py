@@ -1,7 +1,5 @@
 """Stability numbers of parameters, in natural units."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

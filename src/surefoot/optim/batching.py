@@ -4,8 +4,6 @@ Parameters of one process, parts of sharded ones and the matrices of an owner ta
 `Batch.step` steps each block, and the results are taken apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

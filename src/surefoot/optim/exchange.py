@@ -1,7 +1,5 @@
 """Steps of matrices that several processes hold: whole to an owner, stepped there, and back, a bucket at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """`Precision`: in which numbers momentum and half-precision weights are stored; steps are taken in float32."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Recipes of the sources: a table of norms in natural units, the same at every width."""
 
-from __future__ import annotations
-
 import math
 
 from surefoot.geometry import RMS, Geometry, HeadRMS, MaxNorm, MeanOperator, RowMean, VectorMean

@@ -1,7 +1,5 @@
 """Optimizers of other publications: each a point of the same space, or a direction of its own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

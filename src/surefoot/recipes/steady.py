@@ -3,8 +3,6 @@
 And the same with SOAP before the matrix sign: a lower loss for more state and time a step.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from surefoot.geometry import RMSScaled

@@ -1,7 +1,5 @@
 """Training on manifolds of matrices: rows or columns of fixed length, orthogonal matrices; steps along them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

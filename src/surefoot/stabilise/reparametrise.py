@@ -1,7 +1,5 @@
 """A weight at a fixed norm by reparametrisation: `f(x; tau w / |w|)`."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

@@ -5,8 +5,6 @@ A projection under the spectral norm costs an eigendecomposition. But a step of 
 exceeds its radius is projected. The bound is a tensor "upper" in the optimizer's state: one number a matrix.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Projections that share one parameter: one norm per projection, or per head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

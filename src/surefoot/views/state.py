@@ -1,7 +1,5 @@
 """How what an optimizer keeps of a parameter is laid out by block."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Tokens of a text in a fixed split, and the batches that a step reads of them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal, final

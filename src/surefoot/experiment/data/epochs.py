@@ -1,7 +1,5 @@
 """Which windows of a split a step reads: every document once an epoch, or windows at random."""
 
-from __future__ import annotations
-
 import math
 from itertools import count
 from typing import final

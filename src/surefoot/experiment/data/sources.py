@@ -1,7 +1,5 @@
 """Where training text is from: the standard library's source, texts by path, BPE, files of tokens; and validation."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -3,8 +3,6 @@
 Logits of 2048 tokens over 4096 words are 32 MB, written and read several times; of 128 tokens they stay in the cache.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

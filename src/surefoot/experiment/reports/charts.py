@@ -4,8 +4,6 @@ Colours are variables of the page's style, which knows light, dark and paper; be
 own shape, for readers who cannot tell the colours.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A comparison as a table and as a page: who is ahead, by how much, and how sure that is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A coordinate check as a table and as a page: does it pass, and which layers leave the band."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

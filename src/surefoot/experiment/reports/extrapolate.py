@@ -1,7 +1,5 @@
 """The best rates over horizons, batch sizes or depths, and their power law, as a table and as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The charts of a sweep, loss against rate and best rate against width, and how losses are read off the curves."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ vl-convert. Why Vega: screen readers are told about its SVG, it works without a 
 0.9 MB: Plotly's smallest bundle takes 1.2 MB and is silent to screen readers, Bokeh's 1.3 MB and draws on a canvas.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

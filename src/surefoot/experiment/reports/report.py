@@ -1,7 +1,5 @@
 """Runs of every kind: what is read, said and shown of a directory; several as one page, and the picture beside one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

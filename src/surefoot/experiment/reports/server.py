@@ -4,8 +4,6 @@ It only reads, answers two addresses (the page and its body), opens no file that
 that come from another site: a page elsewhere could otherwise read the runs through the visitor's browser.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from contextlib import suppress

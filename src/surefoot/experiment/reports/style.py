@@ -1,7 +1,5 @@
 """What reports share: Markdown tables, half-widths of intervals, rates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 TRAINING = "training (gap)"

@@ -1,7 +1,5 @@
 """The page of a training run: loss, norms against their bounds, updates, alarms, throughput."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A sweep as a table and as a page: the rate to use, its interval, and what missing it costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An average of the weights beside a run: kept in float32, evaluated in the weights' place, never trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final

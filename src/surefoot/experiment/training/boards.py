@@ -1,7 +1,5 @@
 """Where a run's numbers are drawn while it trains: TensorBoard, Weights & Biases."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

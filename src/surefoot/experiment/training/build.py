@@ -1,7 +1,5 @@
 """The model and the device that a configuration names, and whether the model can be trained on the data."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

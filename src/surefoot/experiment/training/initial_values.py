@@ -1,7 +1,5 @@
 """Initial values of the baselines: torch's, GPT-2's, muP's."""
 
-from __future__ import annotations
-
 import math
 
 import torch

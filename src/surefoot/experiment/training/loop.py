@@ -1,7 +1,5 @@
 """The training loop, once: `surefoot train`, the sweep and the studies all run this one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What settings may be: names of methods, kinds of numbers, and the base class that checks them. Without torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Alarms for norms that leave their band, or are about to; computed from plain numbers, without weights."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

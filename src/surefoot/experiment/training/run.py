@@ -1,7 +1,5 @@
 """One model under training: what determines a run, its state, a step of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

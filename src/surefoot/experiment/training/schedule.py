@@ -1,7 +1,5 @@
 """The learning rate's course over the steps of a run: warm-up, a constant rate, cool-down. Without torch."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import final

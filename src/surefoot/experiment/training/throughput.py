@@ -1,7 +1,5 @@
 """How fast a run is: tokens per second, the optimizer's share of the time, FLOPs, and the part of the peak in use."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from dataclasses import dataclass, replace
