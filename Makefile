@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo test test-all test-web check docs format bench clean
+.PHONY: help setup setup-all demo test test-all test-web check dist docs format bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,6 +50,11 @@ check: setup  ## format, lint, docstrings, types, and the house: its limits, its
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/pydoclint --quiet src && $(BIN)/mypy
 	@$(BIN)/python tools/public_types.py
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
+
+dist: setup  ## wheel and sdist in dist/, as a release uploads them: built, read as PyPI does, installed and tried
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[release]" && rm -rf dist
+	@$(BIN)/python -m build --quiet && $(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python -m pytest -q -p no:xdist -m 'slow or not slow' tests/packaging
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site that needs no server, in site/; every warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "site/index.html"

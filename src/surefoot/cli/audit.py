@@ -106,7 +106,6 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     """The model; one with a name is built on the meta device, where any size takes no time."""
     import torch
 
-    from surefoot.cli import chosen
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
     from surefoot.experiment.models.user_model import call
     from surefoot.experiment.training.build import build
@@ -122,7 +121,7 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
         return from_checkpoint(name) if arguments.weights else from_config(name)
     if own:
         return call(name, *(() if arguments.width is None else (arguments.width,)))
-    chosen.require_size(name, arguments)
+    options.require_size(name, arguments)
     config = TrainConfig(Architecture(name, arguments.width, arguments.depth, arguments.head_dim))
     with torch.device("meta"):
         return build(config, arguments.vocab or VOCAB)

@@ -8,7 +8,6 @@ from typing import Any
 
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import absolute, load
-from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.executors import Executor, Pool
@@ -52,20 +51,6 @@ def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
         gpus = "give --gpus-per-run" if given == "cpu" else "give --device cuda, or leave out --gpus-per-run"
         raise ValueError(f"--device {arguments.device} with --executor {arguments.executor}: {gpus}")
     return given
-
-
-def require_size(model: str, arguments: argparse.Namespace) -> None:
-    """Refuse sizes that were asked for beside a published model and are not its own.
-
-    Args:
-        model: any name.
-        arguments: as parsed; sizes that no option gave are None.
-
-    Raises:
-        ValueError: such a size.
-    """
-    if (name := published_name(model)) in PUBLISHED:
-        refuse_other(name, **{size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])})
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:

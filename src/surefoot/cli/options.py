@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment.errors import Respell, with_remedy
-from surefoot.experiment.models.sizes import MODELS, is_user_model, published_name
+from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
 from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
 from surefoot.experiment.training.names import AUTO, COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 from surefoot.experiment.training.schedule import Schedule
@@ -169,6 +169,20 @@ def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     help = "tokens of bin:PATH (default: its manifest's, or the largest token's rounded up to a multiple of 64)"
     parser.add_argument("--vocab", type=count, help=help)
     parser.set_defaults(**defaults)
+
+
+def require_size(model: str, arguments: argparse.Namespace) -> None:
+    """Refuse sizes that were asked for beside a published model and are not its own.
+
+    Args:
+        model: any name.
+        arguments: as parsed; sizes that no option gave are None.
+
+    Raises:
+        ValueError: such a size.
+    """
+    if (name := published_name(model)) in PUBLISHED:
+        refuse_other(name, **{size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])})
 
 
 def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None = "pool") -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.cli import chosen
+from surefoot.cli import chosen, options
 from surefoot.cli.exit_codes import DIVERGED
 from surefoot.cli.report import write_page
 from surefoot.experiment.configs import claimed
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    chosen.require_size(arguments.model, arguments)
+    options.require_size(arguments.model, arguments)
     config, source = TrainConfig.of(**chosen.settings(arguments)), chosen.data(arguments)
     corpus = load(source, context=arguments.context)
     identity = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}

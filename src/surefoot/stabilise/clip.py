@@ -61,7 +61,7 @@ class PostClip(Ball):
         moved = along(w, d, eta, into=w)
         if not cache or "upper" not in cache:
             return ball.project(moved, self.radius, cache)
-        most = longest(ball) if longest else inf
+        most = longest(ball) if longest is not None else inf
         return RunningBound.enforce(moved, cache, ball, self.radius, eta, most, self.period)
 
     def certificate_period(self, eta: Eta) -> int:

@@ -134,7 +134,7 @@ class PreDecay(Decay):
         moved, norm = along(shrunk, d, eta, into=shrunk), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
         bound = (torch.minimum(keep * norm + largest, norm) * rounding).clamp_min(1 / self.rate)
-        outside = keep * norm + largest * (longest(ball) if longest else inf) > bound * TOLERANCE[w.dtype]
+        outside = keep * norm + largest * (longest(ball) if longest is not None else inf) > bound * TOLERANCE[w.dtype]
         if bool(outside.any()):
             slack = 1 + 4 * torch.finfo(norm.dtype).eps  # rounding must not move what rests at its bound
             moved, cache = ball.project(moved, torch.where(outside, bound * slack, inf), cache)

@@ -140,6 +140,7 @@ def test_autocast_gives_low_precision_products_and_full_precision_gradients():
     assert torch.allclose(low, layer.weight.grad, atol=0.05 * float(layer.weight.grad.abs().max()))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 cannot trace whether a device has autocast")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, on tracing
 def test_a_compiled_layer_is_the_layer():
     layer, x = InNormLinear(6, 4), torch.randn(3, 6, requires_grad=True)

@@ -1,17 +1,22 @@
 """The model and the device that a configuration names, and whether the model can be trained on the data."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.models.decoder import published, reference
 from surefoot.experiment.models.layers import LearnedPositions
 from surefoot.experiment.models.sizes import PUBLISHED, is_user_model
 from surefoot.experiment.models.user_model import call
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.plan import Plan
+
+if TYPE_CHECKING:
+    from surefoot.experiment.data.corpus import Corpus  # which needs numpy; `surefoot audit` does without
 
 
 def pick_device(name: str) -> torch.device:
