@@ -162,6 +162,11 @@ def test_stabilisers_that_are_none_are_refused(text, message):
         methods.stabiliser(text)
 
 
+@pytest.mark.parametrize("name", sorted(methods.STABILISERS.keys() - {"free", "hyperball"}))
+def test_every_stabiliser_takes_its_number(name):
+    assert 0.5 in vars(methods.stabiliser(f"{name}:0.5")).values()
+
+
 def test_a_stabiliser_bounds_every_role_of_a_recipe_and_no_baseline():
     model = reference("gpt", 32)
     optimizer = methods.method("moga_row", "post_clip:1.5").optimizer(model, 0.1)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, final
+from typing import Any, final, get_args
 
 import torch
 from torch import nn
@@ -248,7 +248,8 @@ def stabiliser(text: str) -> Stabiliser:
     if name not in STABILISERS:
         error = ValueError(f"unknown stabiliser {name!r}; choose one of {', '.join(STABILISERS)}, as in post_clip:2")
         raise with_remedy(error, Respell(name, list(STABILISERS)))
-    taken = [p for p in signature(STABILISERS[name]).parameters.values() if p.annotation.split()[0] in ("float", "int")]
+    known = signature(STABILISERS[name], eval_str=True).parameters.values()
+    taken = [p for p in known if {float, int} & {p.annotation, *get_args(p.annotation)}]
     least = sum(p.default is p.empty for p in taken)
     try:
         numbers = [*map(float, values[:1]), *map(int, values[1:])]
