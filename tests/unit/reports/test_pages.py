@@ -5,9 +5,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import altair as alt
 import pytest
 
 import run_directories as made
+from combinations import combinations
 from surefoot.experiment.reports import loss_curves
 from surefoot.experiment.reports.page import body, html, order
 from surefoot.experiment.reports.report import page, write
@@ -85,12 +87,16 @@ def test_a_sweep_under_way(tmp_path):
     assert facts(directory)["Rate to use"].startswith("none yet")
 
 
-def test_every_committed_sweep_has_a_page():
-    studies = Path(__file__).parents[3] / "studies"
-    directories = [path.parent for path in studies.rglob("config.json") if (path.parent / "results.jsonl").exists()]
-    assert len(directories) > 10
-    for directory in directories:
-        assert page(directory).facts
+STUDIES = Path(__file__).parents[3] / "studies"
+COMMITTED = sorted(f"{x.parent.relative_to(STUDIES)}" for x in STUDIES.rglob("results.jsonl"))
+COMMITTED = [name for name in COMMITTED if (STUDIES / name / "config.json").exists()]
+FIRST = {name.split("/")[0]: name for name in reversed(COMMITTED)}.values()
+
+
+@combinations(lambda name: name in FIRST, name=COMMITTED)
+def test_every_committed_sweep_has_a_page(name):
+    assert len(FIRST) > 10
+    assert page(STUDIES / name).facts
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -169,6 +175,15 @@ def test_nothing_comes_from_elsewhere_and_names_are_not_markup(tmp_path):
     assert "alert(1)</script>" not in text
     assert text.count("<script") == 3  # the data, Vega, the page's own
     assert "test &lt;b&gt;machine" in text
+
+
+@pytest.mark.parametrize("make", [made.sweep, made.training, made.check, made.comparison, made.horizons])
+def test_every_chart_is_as_the_schema_of_vega_lite_says(tmp_path, make):
+    """Which Altair, where the charts are written, is told not to compare."""
+    charts = page(make(tmp_path / "run")).charts
+    assert charts
+    for chart in charts:
+        alt.LayerSpec.from_dict(dict(chart.spec))
 
 
 def test_500_runs_take_at_most_3_megabytes(tmp_path):

@@ -42,7 +42,7 @@ def spec(*layers: alt.Chart, **shared: Any) -> Spec:
     Returns:
         The specification, without data.
     """
-    written: Spec = alt.layer(*layers).encode(**shared).to_dict(context={"top_level": False})
+    written: Spec = alt.layer(*layers).encode(**shared).to_dict(validate=False, context={"top_level": False})
     for layer in written["layer"]:
         del layer["data"]  # Altair's own, empty: all layers have the chart's
     return written
