@@ -49,10 +49,14 @@ def combinations(
 
 
 def label(value: Any) -> str:
-    """A value's part of a test's id: its name if it has one."""
+    """A value's part of a test's id: its name if it has one; of a tuple, its values'."""
+    if isinstance(value, tuple):
+        return "+".join(map(label, value))
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return value if isinstance(value, str) else str(getattr(value, "name", None) or repr(value))
+    if isinstance(value, str):
+        return value
+    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or repr(value))
 
 
 def _at(values: dict[str, Sequence[Any]], indices: tuple[int, ...]) -> dict[str, Any]:
