@@ -17,6 +17,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import surefoot as sf
+from combinations import combinations
 from surefoot import recipes
 from surefoot.geometry.base import Extent
 from surefoot.mesh.schedule import Work, cost, schedule
@@ -127,9 +128,12 @@ class Counted:
         return sum(1 for who, what, _ in self.calls if (who, what) == (rank, name))
 
 
-@pytest.mark.parametrize("recipe", [recipes.steady(), recipes.lion()], ids=lambda recipe: recipe.name)
-@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.WeightDecay(0.1), sf.PostClip(1.0), sf.Normalise(1.0)], ids=str)
-@pytest.mark.parametrize("shapes", ["even", "any"])
+@combinations(
+    pairs=True,
+    recipe=[recipes.steady(), recipes.lion()],
+    stabiliser=[sf.Free(), sf.WeightDecay(0.1), sf.PostClip(1.0), sf.Normalise(1.0)],
+    shapes=["even", "any"],
+)
 def test_counted_bytes_and_collectives_are_the_schedules(recipe, stabiliser, shapes):
     plan = plan_of(recipe, stabiliser)
     if recipe.name == "lion" and stabiliser.extent == Extent.ENTRY:

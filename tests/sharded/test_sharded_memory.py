@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from unittest import mock
 
-import pytest
 import torch
 from sharded_cases import fsdp, plan_of
 from test_sharded_state import advance, built
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import surefoot as sf
+from combinations import combinations
 from surefoot import recipes
 from surefoot.mesh.schedule import schedule
 
@@ -59,10 +59,10 @@ def peak(params, optimizer) -> int:
     return alive.most
 
 
-@pytest.mark.parametrize("budget", [1, 2, COUNT])
-@pytest.mark.parametrize(("stabiliser", "tensors"), [(None, 2), (sf.PostClip(1.0), 3)], ids=["default", "PostClip"])
-def test_a_step_has_two_buckets_and_the_workspace_of_one(stabiliser, tensors, budget):
+@combinations(budget=[1, 2, COUNT], stabiliser=[sf.PostClip(1.0), None])
+def test_a_step_has_two_buckets_and_the_workspace_of_one(stabiliser, budget):
     """Two are exchanged under the default, three under Post Clip."""
+    tensors = 3 if stabiliser else 2
     plan, owned = matrices(COUNT, stabiliser), min(budget, COUNT // RANKS)
     workspace = peak(*built(matrices(owned, stabiliser), None, None, torch.float32))
     if stabiliser and owned == 1:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from sharded_cases import alone, distribute, fsdp, gradient, plan_of, weights, whole
-from test_sharded_steps import MESHES, both, tensor_parallel
+from test_sharded_steps import MESHES, both
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import surefoot as sf
+from combinations import combinations
 from surefoot import recipes
 from surefoot.optim import measuring
 
@@ -79,8 +80,8 @@ def test_state_of_the_parameters_shape_is_placed_like_it_and_all_of_it_is_there_
     run(4, work)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case):
+@combinations(case=[*CASES], later=["FSDP2 x TP", "FSDP2", "TP", "one process"])
+def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case, later):
     """Saved on FSDP2 x TP after 4 steps; on to step 8 on the same mesh, on others, and in one process."""
     recipe, stabiliser, options = CASES[case]
     dtype = torch.float32 if options else F64
@@ -95,7 +96,7 @@ def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case):
 
     values, state = run(4, save)[0]
 
-    def resume(rank, mesh, placements):
+    def resume(rank, mesh=None, placements=None):
         params, optimizer = built(plan, mesh, placements, dtype, **options)
         for name, p in params.items():
             p.data.copy_(values[name] if mesh is None else distribute(values[name], p.device_mesh, p.placements))
@@ -103,8 +104,8 @@ def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case):
         advance(params, optimizer, range(4, 8), dtype)
         return {n: whole(p) for n, p in params.items()}
 
-    results = [*run(4, resume, (2, 2), both), *run(2, resume, (2,), fsdp), *run(2, resume, (2,), tensor_parallel)]
-    for got in [*results, resume(0, None, None)]:
+    mesh = MESHES.get(later)
+    for got in run(torch.Size(mesh[0]).numel(), resume, *mesh) if mesh else [resume(0)]:
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=tolerance, msg=name)
 
@@ -152,8 +153,8 @@ def test_initial_values_are_those_of_one_process_to_the_last_bit():
         plan.initialise_(cut, seed=3)
         return {n: whole(p) for n, p in cut.named_parameters()}
 
-    for mesh, placements in (((4,), fsdp), *MESHES.values()):
-        for got in run(4, work, mesh, placements):
+    for mesh, placements in MESHES.values():
+        for got in run(torch.Size(mesh).numel(), work, mesh, placements):
             for name, p in single.named_parameters():
                 assert torch.equal(got[name], p.detach()), name
 

@@ -2,7 +2,6 @@
 
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from sharded_cases import alone, distribute, fsdp, gradient, plan_of, weights, whole
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 
 import surefoot as sf
+from combinations import combinations
 from surefoot import recipes
 from surefoot.optim.optimizer import SteepestDescent
 
@@ -30,10 +30,9 @@ def sharing(rank, plan, steps, dtype, options):
     return {name: p.detach() for name, p in params.items()}, optimizer.state_dict()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(
-    ("recipe", "stabiliser", "options"),
-    [
+@combinations(
+    ranks=[2, 3],
+    case=[
         (recipes.steady(), None, {}),
         (recipes.steady(), sf.PostClip(1.0), {}),
         (recipes.steady(), sf.StreamingPostClip(1.0, 2), {}),
@@ -42,9 +41,9 @@ def sharing(rank, plan, steps, dtype, options):
         (recipes.steady(), sf.PostClip(1.0), {"precision": sf.Precision(torch.bfloat16, sf.StochasticRounding())}),
         (recipes.lion(), None, {"precision": sf.Precision(torch.float32, sf.MasterWeights())}),
     ],
-    ids=lambda x: getattr(x, "name", str(x)),
 )
-def test_the_weights_of_one_process(recipe, stabiliser, options, ranks):
+def test_the_weights_of_one_process(case, ranks):
+    recipe, stabiliser, options = case
     plan, dtype = plan_of(recipe, stabiliser), torch.bfloat16 if options else F64
     want = alone(plan, 8, dtype, 0.05, **options)
     found = run(ranks, sharing, plan, 8, dtype, options)
@@ -112,8 +111,7 @@ def unfrozen(rank, plan, steps, late, mesh):
     return {name: whole(p) if mesh else p.detach() for name, p in params.items()}
 
 
-@pytest.mark.parametrize("mesh", [None, (2,), (2, 2)])
-@pytest.mark.parametrize("everything", [False, True])
+@combinations(everything=[False, True], mesh=[None, (2,), (2, 2)])
 def test_what_is_unfrozen_later_trains_as_on_one_process(mesh, everything):
     plan = plan_of(recipes.steady(), sf.PostClip(1.0))
     late = [*plan] if everything else [*plan][::2]
