@@ -1,5 +1,6 @@
 """Recipe x stabiliser x role, and gradients that try to break what each pair promises."""
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -61,6 +62,11 @@ RECIPES = (
 )
 KINDS = {"linear": (24, 64), "embedding": (20, 64), "head": (20, 64), "gain": (24,), "bias": (24,)}
 RATES = {"scion": 0.0005, "scale": 0.0005, "lion": 0.003, "sign_sgd": 0.003}
+_FIRST = {}
+for _recipe, _kind in itertools.product(RECIPES, KINDS):
+    _FIRST.setdefault((_recipe.role(_kind), _kind, RATES.get(_recipe.name)), (_recipe, _kind))
+ROLES = [*_FIRST.values()]
+"""Recipe and kind, where no recipe before it has the same role."""
 PULLS = ("constant", "random", "aligned", "in and out", "rank one", "one column")
 
 

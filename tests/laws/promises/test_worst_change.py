@@ -1,9 +1,9 @@
 """What a step is said to change at most is what some gradient does change: the worst one, by construction or ascent."""
 
-import pytest
 import torch
 
 import surefoot as sf
+from combinations import combinations
 from comparisons import advanced
 from surefoot import recipes
 
@@ -47,8 +47,7 @@ def reached(scheme, w, d, eta):
     return max(float(norm.norm(advanced(scheme, w, x, eta, given, norm)[0] - w).max()) for x in (d, -d))
 
 
-@pytest.mark.parametrize("pull", PULLS)
-@pytest.mark.parametrize("recipe", [recipes.beyond_mup(), sf.contrib.frobenius_sphere()], ids=lambda r: r.name)
+@combinations(pull=PULLS, recipe=[recipes.beyond_mup(), sf.contrib.frobenius_sphere()])
 def test_what_a_frobenius_sphere_reports_is_what_a_gradient_could_do(pull, recipe):
     """Ascent over d and the pair a, b of the worst change, to first order: `d = msign(s w / R^2 - a b^T)`."""
     run = Run(recipe, FROBENIUS, "linear", pull)
