@@ -12,6 +12,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes that share the cores; torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `make test &`, ignores Ctrl-C
 
 
+@pytest.fixture(scope="module")
+def inline() -> Iterator[None]:
+    """The command line's sweeps run in this process: no other has to start and import torch."""
+    from inline_executor import Inline
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("surefoot.cli.chosen.executor", lambda arguments: Inline())
+        yield
+
+
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
     """Limits the size of files in bytes, as a quota or a full disk would; removed afterwards."""

@@ -32,7 +32,7 @@ def without_seconds(summary: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory, inline: None) -> tuple[Path, Path, str, str]:
     folder = tmp_path_factory.mktemp("finished")
     text = folder / "text.txt"
     text.write_bytes(CORPUS)
@@ -106,7 +106,7 @@ def test_a_second_writer_and_another_configuration_are_refused(finished, capsys)
     assert "belongs to another configuration; it differs in seeds: there 3, now 4" in other
 
 
-def test_a_model_that_diverges_under_everything_ends_well(tmp_path, text, monkeypatch, capsys):
+def test_a_model_that_diverges_under_everything_ends_well(inline, tmp_path, text, monkeypatch, capsys):
     (tmp_path / "broken_models.py").write_text(
         "from torch import nn\n"
         "class Broken(nn.Module):\n"

@@ -98,9 +98,9 @@ def test_a_method_with_a_value_keeps_its_text_as_its_name(tmp_path, text, capsys
     )
 
 
-def test_a_sweep_of_methods_with_values(tmp_path, text):
+def test_a_sweep_of_methods_with_values(inline, tmp_path, text):
     out = tmp_path / "sweep"
-    assert main([*sweep(out, text, "--recipes", "moga_row:1.5", "moga_column:3", steps=1), "--workers", "1"]) == 0
+    assert main([*sweep(out, text, "--recipes", "moga_row:1.5", "moga_column:3", steps=1)]) == 0
     assert {record["recipe"] for record in lines(out / "results.jsonl")} == {"moga_row:1.5", "moga_column:3"}
     bracket = configure(_parser().parse_args(["transfer", "--recipes", "moga_row:3", "adamw", "--data", f"{text}"]))
     assert bracket.search.centres == {"moga_row:3": -4.0, "adamw": -6.0}

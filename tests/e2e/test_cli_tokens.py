@@ -34,7 +34,7 @@ def test_training_from_written_tokens_and_going_on(written, tmp_path, capsys):
     assert "all as they were written" in capsys.readouterr().out
 
 
-def test_a_sweep_over_tokens(written, tmp_path, capsys):
+def test_a_sweep_over_tokens(inline, written, tmp_path, capsys):
     sweep = ["transfer", "--out", f"{tmp_path / 'run'}", "--data", f"bin:{written}", "--widths", "16", *SMALL]
     assert main([*sweep, "--steps", "3", "--rates", "-7", "--recipes", "adamw", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["settings"]["data"] == f"bin:{written}"

@@ -85,9 +85,9 @@ def test_two_sweeps_in_one_directory(finished, capsys):
     assert f"{run} is in use by another run (process {os.getpid()})" in message
 
 
-def test_an_interrupted_sweep_says_that_it_goes_on(tmp_path, text, capsys, signal_at):
+def test_an_interrupted_sweep_says_that_it_goes_on(inline, tmp_path, text, capsys, signal_at):
     out = tmp_path / "run"
-    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "3", "--workers", "1")
+    arguments = sweep(out, text, "--recipes", "adamw", "--seeds", "3")
     signal_at(signal.SIGINT, "results.jsonl", 2)
     assert main(arguments) == 130
     assert "surefoot: interrupted; what was finished is kept: the same command goes on" in capsys.readouterr().err
@@ -159,9 +159,9 @@ def bare(**environment: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **environment}
 
 
-def test_data_that_a_run_cannot_use_are_an_error_of_data(tmp_path, capsys):
+def test_data_that_a_run_cannot_use_are_an_error_of_data(inline, tmp_path, capsys):
     (tmp_path / "tokens.bin").write_bytes(np.tile(np.arange(40, dtype="<u2"), 400).tobytes())
-    assert main(sweep(tmp_path / "run", f"bin:{tmp_path / 'tokens.bin'}", "--vocab", "30", "--workers", "1")) == 4
+    assert main(sweep(tmp_path / "run", f"bin:{tmp_path / 'tokens.bin'}", "--vocab", "30")) == 4
     assert "outside the vocabulary of 30" in capsys.readouterr().err
 
 

@@ -32,25 +32,9 @@ def test_own_model_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SteepestDescent" not in capsys.readouterr().out  # the plan is a table, not a repr
 
 
-def test_a_model_of_ones_own_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_ones_own_is_swept(inline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    sizes = [
-        "--widths",
-        "16",
-        "64",
-        "--steps",
-        "4",
-        "--rates",
-        "-5",
-        "-4",
-        "-3",
-        "--context",
-        "8",
-        "--batch-size",
-        "2",
-        "--workers",
-        "1",
-    ]
+    sizes = ["--widths", "16", "64", "--steps", "4", "--rates", "-5", "-4", "-3", "--context", "8", "--batch-size", "2"]
     model = ["--model", "examples.own_width:build", "--recipe", "beyond_mup"]
     assert main(["transfer", *model, *sizes, "--out", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -4,14 +4,12 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from e2e.commands import CORPUS, lines, refused, sweep
-from inline_executor import Inline
 from surefoot.cli import _parser, main
 from surefoot.cli.transfer import configure
 from surefoot.experiment.files import locked
@@ -20,11 +18,7 @@ SMALL = ("--widths", "16", "--context", "16", "--recipes", "adamw", "--rates", "
 HORIZONS = ("--horizons", "4", "8", "--batch-size", "4", "--depth", "1", "--data-order", "random")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def inline() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("surefoot.cli.chosen.executor", lambda arguments: Inline())
-        yield
+pytestmark = pytest.mark.usefixtures("inline")
 
 
 def transfer(out: Path, text: Path, *more: str) -> list[str]:

@@ -122,40 +122,18 @@ def test_evaluations_are_the_same_in_both_orders():
     assert losses[0] == losses[1]
 
 
-def test_a_run_of_more_than_one_epoch_says_so(tmp_path, capsys):
+def test_a_run_of_more_than_one_epoch_says_so(inline, tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
-    size = [
-        "--width",
-        "16",
-        "--depth",
-        "1",
-        "--batch-size",
-        "8",
-        "--context",
-        "16",
-        "--data",
-        str(tmp_path / "text.txt"),
-    ]
+    size = ["--depth", "1", "--batch-size", "8", "--context", "16", "--data", str(tmp_path / "text.txt")]
     for order, steps, said in (("documents", 40, "2.11 times"), ("documents", 4, None), ("random", 40, None)):
         out = ["--out", str(tmp_path / f"{order}_{steps}"), "--steps", str(steps), "--data-order", order]
-        assert main(["train", *size, *out]) == 0
+        assert main(["train", "--width", "16", *size, *out]) == 0
         told = capsys.readouterr()
         assert (said or "times") in told.err if said else "times" not in told.err
         assert "training loss of the last tenth" in told.out
         assert "(gap " in told.out
-    sweep = [
-        "transfer",
-        *size[6:],
-        "--depth",
-        "1",
-        "--widths",
-        "16",
-        "--recipes",
-        "steady",
-        "--seeds",
-        "1",
-        "--steps",
-        "2",
-    ]
-    assert main([*sweep, "--rates", "-3", "--workers", "1", "--batches", "8", "400", "--out", str(tmp_path / "s")]) == 0
+    sweep = (
+        "transfer --depth 1 --context 16 --widths 16 --recipes steady --seeds 1 --steps 2 --rates -3 --batches 8 400"
+    )
+    assert main([*sweep.split(), *size[-2:], "--out", str(tmp_path / "s")]) == 0
     assert "2 steps read the 2,430 bytes for training 5.27 times" in capsys.readouterr().err

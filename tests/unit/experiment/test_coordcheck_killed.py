@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from inline_executor import Inline
 from surefoot.experiment.coordcheck import check
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.errors import DataError, SweepError
 from surefoot.experiment.reports.report import page
-from surefoot.experiment.sweep.executors import Killed, Pool
+from surefoot.experiment.sweep.executors import Killed
 from surefoot.experiment.training.config import TrainConfig
 
 
@@ -47,4 +48,4 @@ def test_runs_that_are_killed_stop_the_check_when_the_others_are_done(tmp_path):
     assert page(tmp_path).state == "under way: 2 runs"
     assert check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=Here(fatal=0), data="markov:16")["passes"]
     with pytest.raises(DataError, match=r"width 48, seed 0: DataError: .* has changed since the sweep was started"):
-        check(config, corpus, tmp_path, (16, 48), (0,), 9.0, executor=Pool(1), data="markov:17")
+        check(config, corpus, tmp_path, (16, 48), (0,), 9.0, executor=Inline(), data="markov:17")

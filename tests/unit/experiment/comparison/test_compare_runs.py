@@ -147,7 +147,7 @@ def test_another_question_needs_no_other_runs(finished):
 
 
 def test_a_baseline_without_a_loss(tmp_path):
-    summary = run(comparison(), Question("lion"), tmp_path, fake, executor=Pool(2), progress=silent)
+    summary = run(comparison(), Question("lion"), tmp_path, fake, executor=Inline(), progress=silent)
     assert [(e["difference"], e["steps_ratio"]) for e in summary["recipes"]] == [(None, None)] * 5
     assert summary["recipes"][0]["val_loss"] is not None
     assert "not known, for lion has no final loss" in str(compare_report.table(summary))
@@ -163,14 +163,14 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(finished, tmp_path, s
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(comparison(), Question("adamw"), tmp_path, fake, executor=Pool(1), progress=stop)
+        run(comparison(), Question("adamw"), tmp_path, fake, executor=Inline(), progress=stop)
     there = load(tmp_path)
     assert not there["finished"]
     assert "UNFINISHED" in str(compare_report.table(there))
     assert ("tuning is unfinished" in str(compare_report.table(there))) == (stage == "tuning")
     kept = (tmp_path / stage / "results.jsonl").read_bytes()
     assert kept.count(b"\n") == runs
-    summary = run(comparison(), Question("adamw"), tmp_path, fake, executor=Pool(2), progress=silent)
+    summary = run(comparison(), Question("adamw"), tmp_path, fake, executor=Inline(), progress=silent)
     assert (tmp_path / stage / "results.jsonl").read_bytes().startswith(kept)
     assert summary["recipes"] == finished[1]["recipes"]
 
