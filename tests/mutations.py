@@ -2,7 +2,7 @@
 
 Each mutation of `mutation_table.py` replaces one piece of text in a temporary copy of `src` (an assertion fails where
 the text is gone) and runs the tests that must notice. Exit code 1 names the mutations that survived. It takes about
-five minutes; the test suite itself does not run it.
+twenty minutes; the test suite itself does not run it.
 """
 
 import argparse

@@ -20,6 +20,7 @@ from surefoot.initialise import HeadNormal, UnitNormal
 from surefoot.scaling import FanIn
 
 FEW = (32, 128)
+SMALL = {"batch_size": 4, "context": 32}
 ALL = (64, 128, 256, 512)
 Values = Callable[[int, int], float | None]
 
@@ -31,7 +32,13 @@ def corpus() -> Corpus:
 
 
 def slopes_of(
-    name: str, corpus: Corpus, widths: tuple[int, ...], seeds: int = 1, depth: int = 1, **changes: Any
+    name: str,
+    corpus: Corpus,
+    widths: tuple[int, ...],
+    seeds: int = 1,
+    depth: int = 1,
+    size: dict[str, int] = SMALL,
+    **changes: Any,
 ) -> dict[str, tuple[float, float]]:
     """Layer -> slopes of a method; of a recipe, with roles changed."""
     method = methods.method(name)
@@ -39,7 +46,7 @@ def slopes_of(
         assert isinstance(method, methods.Steepest)
         table = {role: replace(old, **changes.get(role, {})) for role, old in method.recipe.table.items()}
         method = methods.Steepest(recipes.Recipe("changed", table))
-    config = TrainConfig.of(depth=depth, steps=10, warmup=0.0, decay=0.0)
+    config = TrainConfig.of(depth=depth, steps=10, warmup=0.0, decay=0.0, **size)
     configs = [config.replace(width=width, seed=seed) for width in widths for seed in range(seeds)]
     summary = evaluate([measure(one, corpus, method) for one in configs])
     return {layer["layer"]: (layer["start"]["slope"], layer["change"]["slope"]) for layer in summary["layers"]}
@@ -62,7 +69,14 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
         name: [
             measure(
                 TrainConfig.of(
-                    width=w, lr=2.0**-4 if name == "steady" else 2.0**-7, method=name, steps=5, warmup=0.0, decay=0.0
+                    width=w,
+                    depth=1,
+                    lr=2.0**-4 if name == "steady" else 2.0**-7,
+                    method=name,
+                    steps=5,
+                    warmup=0.0,
+                    decay=0.0,
+                    **SMALL,
                 ),
                 corpus,
             )
@@ -83,7 +97,7 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
 
 
 def test_the_default_recipe_keeps_its_scale(corpus):
-    slopes = slopes_of("steady", corpus, FEW, seeds=2)
+    slopes = slopes_of("steady", corpus, FEW, seeds=2, size={})
     assert max(worst(slopes)) <= BAND, slopes
     assert slopes[LOGITS][0] == pytest.approx(-0.5, abs=0.05)
 
@@ -116,7 +130,7 @@ def test_initial_values_without_their_width_factor_are_found(corpus):
 @pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.parametrize("name", ["steady", "beyond_mup", "moga_row", "moga_column", "scion"])
 def test_natural_recipes_pass_over_eight_times_the_width(name):
-    assert max(worst(slopes_of(name, load(), ALL, seeds=3, depth=2))) <= BAND
+    assert max(worst(slopes_of(name, load(), ALL, seeds=3, depth=2, size={}))) <= BAND
 
 
 @pytest.mark.slow
@@ -126,7 +140,7 @@ def test_natural_recipes_pass_over_eight_times_the_width(name):
 )
 def test_published_recipes_that_do_not(name, least):
     """Muon by its AdamW head, the Frobenius sphere by that norm: updates of low rank leave more of it as it widens."""
-    assert worst(slopes_of(name, load(), ALL, seeds=2, depth=2))[1] > least
+    assert worst(slopes_of(name, load(), ALL, seeds=2, depth=2, size={}))[1] > least
 
 
 # Its arithmetic

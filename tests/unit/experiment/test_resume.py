@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from combinations import combinations
 from surefoot.experiment.data import token_files
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.processes import Layout
@@ -40,8 +41,11 @@ def shards(folder):
     return f"bin:{folder}"
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("source", [text, texts, bpe, shards, lambda folder: "markov:32"])
+def markov(folder):
+    return "markov:32"
+
+
+@combinations(source=[text, texts, bpe, shards, markov], accumulate=[1, 2])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(source, accumulate, tmp_path):
     (tmp_path / "data").mkdir()
     name = source(tmp_path / "data")

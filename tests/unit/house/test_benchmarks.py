@@ -8,6 +8,8 @@ import pytest
 import torch
 from scripts import ROOT, importable, run, run_in_shell
 
+from combinations import combinations
+
 OPTIONS = {
     "bounds": ["--rounds", "2"],
     "step": ["--rounds", "2", "--threads", "1", "1"],
@@ -45,7 +47,7 @@ def label(row):
     return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what", "freed") if key in row)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@combinations(lambda name: name != "pages", name=[*OPTIONS])  # which starts two processes that import torch
 def test_a_benchmark_prints_every_row_as_markdown_and_the_machine(smoke, name):
     printed, results = smoke(name)
     assert {"date", "cpu", "torch"} <= results["environment"].keys()

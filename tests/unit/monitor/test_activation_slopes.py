@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from combinations import combinations
 from surefoot.monitor.block_bounds import LIPSCHITZ, block_bounds
 
 KNOWN = {
@@ -27,6 +28,7 @@ KNOWN = {
     "none": lambda x: x,
     "times itself": lambda x: x * F.relu(x),  # in a plain MLP, a gate by the same layer
 } | {f"nn.{kind.__name__}": kind() for kind in LIPSCHITZ}
+KINDS = ["two in one", "plain", "gated"]
 UNKNOWN = {
     "10 relu": lambda x: 10 * F.relu(x),
     "steep far from 0": lambda x: torch.where(x > 3, 10 * x - 27, F.relu(x)),
@@ -98,8 +100,7 @@ def reached(new: nn.Module, old: nn.Module) -> dict[str, float]:
     return {"forward_bound": forward, "dependency_bound": apart, "update_bound": update}
 
 
-@pytest.mark.parametrize("kind", ["plain", "gated", "two in one"])
-@pytest.mark.parametrize("name", KNOWN)
+@combinations(name=[*KNOWN], kind=KINDS)
 def test_an_mlp_with_a_known_activation_is_bounded_whatever_its_layers_are_called(name, kind):
     torch.manual_seed(0)
     new = changed(Mlp(copy.deepcopy(KNOWN[name]), kind), 0.5).eval()
@@ -116,8 +117,7 @@ def test_an_mlp_with_a_known_activation_is_bounded_whatever_its_layers_are_calle
         assert value <= bounds[key] * (1 + 1e-6) <= 60 * value, key
 
 
-@pytest.mark.parametrize("kind", ["plain", "gated", "two in one"])
-@pytest.mark.parametrize("name", UNKNOWN)
+@combinations(name=[*UNKNOWN], kind=KINDS)
 def test_an_activation_that_is_not_known_has_no_bound_on_any_batch(name, kind):
     torch.manual_seed(0)
     new = Mlp(UNKNOWN[name], kind)

@@ -92,7 +92,6 @@ def test_every_recipe(recipe):
 
 
 @combinations(
-    lambda recipe, stabiliser: recipe.name == "beyond_mup" or isinstance(stabiliser, sf.PostClip),
     recipe=[recipes.steady(), recipes.beyond_mup(), recipes.moga_column(3.0), recipes.muon()],
     stabiliser=[
         sf.PostClip(2.0), sf.WeightDecay(0.5), sf.Rescale(2.0), sf.StreamingPostClip(2.0, 2), sf.StreamingPreDecay(0.5),
