@@ -104,8 +104,7 @@ def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case, later
         advance(params, optimizer, range(4, 8), dtype)
         return {n: whole(p) for n, p in params.items()}
 
-    mesh = MESHES.get(later)
-    for got in run(torch.Size(mesh[0]).numel(), resume, *mesh) if mesh else [resume(0)]:
+    for got in run(torch.Size(MESHES[later][0]).numel(), resume, *MESHES[later]) if later in MESHES else [resume(0)]:
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=tolerance, msg=name)
 
@@ -153,8 +152,8 @@ def test_initial_values_are_those_of_one_process_to_the_last_bit():
         plan.initialise_(cut, seed=3)
         return {n: whole(p) for n, p in cut.named_parameters()}
 
-    for mesh, placements in MESHES.values():
-        for got in run(torch.Size(mesh).numel(), work, mesh, placements):
+    for case in MESHES.values():
+        for got in run(torch.Size(case[0]).numel(), work, *case):
             for name, p in single.named_parameters():
                 assert torch.equal(got[name], p.detach()), name
 
