@@ -24,6 +24,7 @@ from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
 from pretrain import tables as pretrain
+from rates.run import table as given_rates
 from sizes import tables as sizes
 from sources import tables as sources
 from stability import run as stability
@@ -226,6 +227,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     "wiring": wiring.table,
+    "rates": given_rates,
     "stabilisers": stability.table,
     "coordinates": coordinates.table,
     **{

@@ -1,0 +1,152 @@
+"""Settings that the law of a run's length does not know: models, data and lengths of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.experiment.models.configs import GPTConfig, LlamaConfig
+from surefoot.experiment.models.decoder import GPT, Llama
+from surefoot.experiment.models.layers import LearnedPositions, Mixture
+from surefoot.experiment.models.sizes import Size
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its data and the length of a run.
+
+    Args:
+        model: builds it, for a vocabulary.
+        data: as `surefoot train --data` takes it; or "digits".
+        steps: of the run.
+        batch: sequences, or pictures, a step.
+        context: tokens of a sequence.
+        held: whether nothing was chosen after it.
+        initialise: whether the plan writes the initial values; else they are the model's own.
+        head: name of the layer before the loss, of a model of pictures.
+    """
+
+    model: Callable[[int], nn.Module]
+    data: str | None = None
+    steps: int = 150
+    batch: int = 16
+    context: int = 64
+    held: bool = False
+    initialise: bool = True
+    head: str | None = None
+
+    @property
+    def run(self) -> sf.Run:
+        """The length of the run."""
+        return sf.Run(self.steps, self.batch * self.context)
+
+
+def gpt(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
+    """The reference GPT."""
+    return lambda vocab: GPT(GPTConfig(Size(width, depth, 16, vocab), **options))
+
+
+def llama(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
+    """The reference LLaMA."""
+    return lambda vocab: Llama(LlamaConfig(Size(width, depth, 16, vocab), **options))
+
+
+class Logits(nn.Module):
+    """A model of `transformers` as a function from tokens to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`(B, T)` -> `(B, T, vocab)`."""
+        logits: Tensor = self.model(input_ids=tokens).logits
+        return logits
+
+
+def transformer(family: str, width: int = 64, tied: bool | None = None) -> Callable[[int], nn.Module]:
+    """A family of studies/wiring: two blocks and four heads, from its configuration."""
+
+    def build(vocab: int) -> nn.Module:
+        sys.path.append(str(HERE.parent / "wiring"))
+        import families
+
+        found = families.FAMILIES[family]
+        config = found.config(width)
+        config.vocab_size, config.tie_word_embeddings = vocab, found.tied if tied is None else tied
+        return Logits(found.model(config))
+
+    return build
+
+
+class VisionTransformer(nn.Module):
+    """A vision transformer for pictures of 8 x 8."""
+
+    def __init__(self, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 2, stride=2)
+        self.class_token, self.positions = (nn.Parameter(torch.randn(1, n, width)) for n in (1, 17))
+        options = {"dropout": 0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.Sequential(
+            *(nn.TransformerEncoderLayer(width, 4, 4 * width, **options) for _ in range(depth)), nn.LayerNorm(width)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """`(B, 1, 8, 8)` -> `(B, 10)`."""
+        x = self.patches(pictures).flatten(2).mT
+        x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1) + self.positions
+        return self.head(self.blocks(x)[:, 0])
+
+
+def convolutional(channels: int) -> nn.Module:
+    """A convolutional network for pictures of 8 x 8."""
+    body = (nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Conv2d(channels, channels, 3), nn.ReLU())
+    return nn.Sequential(*body, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10))
+
+
+OTHER_TEXT = f"text:{Path(torch.__file__).parent / 'include' / 'ATen'}"
+"""C++ headers of torch."""
+
+SETTINGS: dict[str, Setting] = {
+    "gpt": Setting(gpt()),
+    "gpt tied": Setting(gpt(head="tied")),
+    "gpt learned positions": Setting(gpt(positions=LearnedPositions(64))),
+    "gpt biases": Setting(gpt(biases="all")),
+    "gpt its own initial values": Setting(gpt(), initialise=False),
+    "llama": Setting(llama()),
+    "experts": Setting(llama(mixture=Mixture(4, 2))),
+    "bpe 2k": Setting(gpt(), "bpe:2048"),
+    "context 128, batch 8": Setting(gpt(), batch=8, context=128),
+    "hf gpt2": Setting(transformer("gpt2")),
+    "hf gpt2 untied": Setting(transformer("gpt2", tied=False)),
+    "hf llama 32": Setting(transformer("llama", 32)),
+    "hf gemma": Setting(transformer("gemma")),
+    "digits, convolutions": Setting(lambda _: convolutional(16), "digits", batch=64, context=1, head="6"),
+    "other text": Setting(gpt(), OTHER_TEXT, held=True),
+    "bpe 1k": Setting(gpt(), "bpe:1024", held=True),
+    "bpe 8k": Setting(gpt(), "bpe:8192", held=True),
+    "context 32, batch 64": Setting(gpt(), batch=64, context=32, held=True),
+    "context 256, batch 4": Setting(gpt(), batch=4, context=256, held=True),
+    "250 steps": Setting(gpt(), steps=250, held=True),
+    "1,200 steps": Setting(gpt(), steps=1200, held=True),
+    "width 96, depth 6": Setting(gpt(96, 6), held=True),
+    "llama 96, grouped": Setting(llama(96, kv_heads=2), held=True),
+    "experts 96, other text": Setting(llama(96, mixture=Mixture(8, 2)), OTHER_TEXT, held=True),
+    "gpt tied, bpe 1k": Setting(gpt(head="tied"), "bpe:1024", held=True),
+    "hf gpt2 96, 250 steps": Setting(transformer("gpt2", 96), steps=250, held=True),
+    "hf llama": Setting(transformer("llama"), held=True),
+    "hf qwen3": Setting(transformer("qwen3"), held=True),
+    "digits, vision transformer": Setting(
+        lambda _: VisionTransformer(), "digits", batch=64, context=17, held=True, head="head"
+    ),
+}
