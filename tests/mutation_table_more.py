@@ -133,4 +133,12 @@ MUTATIONS = (
     ),
     Mutation("a run without its decay", "plan.py", "recipe = recipe.over(run) if run else recipe", "pass", LENGTH),
     Mutation("larger steps' rates fall", "scaling.py", "+ self.by_tokens", "- self.by_tokens", LENGTH),
+    Mutation(
+        "a checkpoint of another run",
+        "optim/param_groups.py",
+        'theirs.get("run")) != (now',
+        'ours.get("run")) != (now',
+        LENGTH,
+    ),
+    Mutation("a resumed run's rate", "cli/training.py", "config.replace(lr=begun)", "config", LENGTH),
 )

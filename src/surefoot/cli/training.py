@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from torch import nn
 from surefoot.cli import chosen, options
 from surefoot.cli.exit_codes import DIVERGED
 from surefoot.cli.report import write_page
-from surefoot.experiment.configs import claimed
+from surefoot.experiment.configs import CONFIG, claimed, read
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import evaluation, load
 from surefoot.experiment.distributed.processes import ALONE, Layout, Processes, blocks_of
@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
     config, source = TrainConfig.of(**chosen.settings(arguments)), chosen.data(arguments)
+    if arguments.lr == AUTO and (begun := _begun_at(arguments.out)):
+        config = config.replace(lr=begun)
     corpus = load(source, context=arguments.context)
     identity = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}
     if arguments.eval_data is not None:
@@ -79,6 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_first(arguments, config, corpus, identity, training, compute)
 
 
+def _begun_at(out: Path) -> float | None:
+    """The learning rate of the run in a directory; None without one, or where it is damaged, which `claimed` says."""
+    with suppress(OSError, ValueError):
+        return lr if isinstance(lr := read(out / CONFIG).get("lr"), float | int) else None
+    return None
+
+
 def _run_first(
     arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, identity: dict[str, Any], training: Training,
     compute: Compute,
@@ -96,8 +105,12 @@ def _run_first(
         chosen.note_epochs(config, corpus)
         if arguments.lr == AUTO:
             law = f"the {'law' if arguments.method in LAWS else 'usual one'} of {arguments.method}"
-            length = f"{config.run.steps:,} steps of {config.run.tokens:,} tokens"
-            print(f"surefoot: learning rate {config.lr:.4g}, {law}, for {length}", file=sys.stderr)
+            law += f", for {config.run.steps:,} steps of {config.run.tokens:,} tokens"
+            began = (
+                config.lr != config.replace(lr=AUTO).lr
+            )  # under a law of another version, or at a rate that was given
+            law = "which the run began with" if began else law
+            print(f"surefoot: learning rate {config.lr:.4g}, {law}", file=sys.stderr)
         try:
             result = _train(arguments, training, boards, compute)
         except KeyboardInterrupt:

@@ -191,7 +191,7 @@ def check_saved(
 ) -> None:
     """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
 
-    Groups have this format or 2, and the same plan, parameters have their own state; torch counts the groups.
+    Groups have this format or 2, the same run and plan, parameters have their own state; torch counts the groups.
 
     Args:
         saved: the state dictionary.
@@ -207,6 +207,9 @@ def check_saved(
             raise ValueError(f"{where} is not SteepestDescent's format {FORMAT} but {version}: {_THEN}, or {_ANEW}")
         _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
         refuse_rate({**ours, **theirs})
+        if (then := theirs.get("run")) != (now := ours.get("run")):
+            remedy = f"make it with {f'run={then}' if then else 'lr=... alone'}, as it was saved, or {_ANEW}"
+            raise ValueError(f"{where} is of {then or 'no run'}, the optimizer of {now or 'no run'}: {remedy}")
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""

@@ -1,6 +1,8 @@
 """A run's length gives its rate, its decay and its schedule: the same by every door, carried by checkpoints."""
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.cli import main
 from surefoot.experiment.configs import read
+from surefoot.experiment.files import read_lines
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import LOG2_LR
 from surefoot.scaling import LAWS, RateLaw
@@ -94,6 +97,40 @@ def test_a_checkpoint_carries_the_run(tmp_path):
     second.load_state_dict(torch.load(tmp_path / "state.pt"))
     assert {group["run"] for group in second.param_groups} == {"Run(steps=1000, tokens=4096)"}
     assert {group["lr"] for group in second.param_groups} == {LAWS["steady"](RUN)}
+
+
+@pytest.mark.parametrize("now", [replace(RUN, tokens=64), replace(RUN, steps=20), None])
+@pytest.mark.parametrize("then", [RUN, None])
+def test_a_checkpoint_of_another_run_is_refused(then, now):
+    saved, ours = (sf.SteepestDescent(model(), run=run, lr=None if run else 0.5) for run in (then, now))
+    if then is now is None:
+        ours.load_state_dict(saved.state_dict())
+        return
+    before = [group["lr"] for group in ours.param_groups]
+    words = f"checkpoint is of {then or 'no run'}, the optimizer of {now or 'no run'}: make it with "
+    words += f"run={then}, as it was saved" if then else "lr=... alone, as it was saved"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ours.load_state_dict(saved.state_dict())
+    assert [group["lr"] for group in ours.param_groups] == before
+
+
+def test_a_resumed_run_keeps_the_rate_that_it_began_with(tmp_path, monkeypatch, capsys):
+    command = ["train", "--width", "16", "--depth", "1", "--batch-size", "2", "--context", "8", "--data", "markov:64"]
+    command += ["--steps", "4", "--checkpoint-every", "2", "--json", "--out", str(tmp_path / "run")]
+    assert main(command) == 0
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    rate = read(tmp_path / "run" / "config.json")["lr"]
+    (tmp_path / "run" / "checkpoints" / "step-00000004.pt").unlink()
+    monkeypatch.setattr("surefoot.experiment.training.names.LAWS", {"steady": RateLaw(-9.0, 0.0, 0.0)})
+    assert TrainConfig.of(steps=4).lr == 2**-9, "another version's law"
+    capsys.readouterr()
+    assert main(command) == 0
+    assert f"learning rate {rate:.4g}, which the run began with" in capsys.readouterr().err
+    assert [row["lr"] for row in read_lines(tmp_path / "run" / "log.jsonl")] == [
+        row["lr"] for row in map(json.loads, log.splitlines())
+    ]
+    assert main([*command, "--steps", "8"]) == 2
+    assert "differs in steps: there 4, now 8: choose" in capsys.readouterr().err
 
 
 def test_the_command_line_takes_the_same_rate_and_says_so(tmp_path, capsys):
