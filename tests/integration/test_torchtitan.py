@@ -13,6 +13,7 @@ from titan_helpers import (
     ConfigManager,
     LRSchedulersContainer,
     ParamGroupConfig,
+    SteepestDescentContainer,
     assert_equal,
     build,
     container,
@@ -107,6 +108,40 @@ def test_a_checkpoint_of_another_plan_is_refused():
         other.load_state_dict({**other.state_dict(), **saved})
 
 
+def in_the_trainer(**options):
+    """A container and its schedule, as the trainer makes them."""
+    optimizers = SteepestDescentContainer.Config(**options).build(model_parts=[model := build()])
+    schedule = LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=20)
+    return model, optimizers, schedule
+
+
+def test_rate_and_schedule_are_those_of_the_run():
+    run = sf.Run(20, 64)
+    model, optimizers, schedule = in_the_trainer(run=run)
+    (group, *_), rates = optimizers.optimizers[0].param_groups, []
+    for _ in range(run.steps):
+        rates.append(group["lr"])
+        train(model, optimizers, [schedule], steps=1)
+    peak = sf.recipes.steady().rate(run)
+    assert rates == pytest.approx([peak * run.factor(step) for step in range(run.steps)])
+    assert group["run"] == str(run)
+    with pytest.raises(ValueError, match="learning rate is missing and no run is known"):
+        in_the_trainer()
+
+
+def test_another_run_is_refused_and_another_rate_of_the_law():
+    model, optimizers, schedule = in_the_trainer(run=sf.Run(20, 64))
+    train(model, optimizers, [schedule])
+    saved = optimizers.state_dict()
+    with pytest.raises(ValueError, match=r"is of Run\(.*=64\), the optimizer of Run\(steps=20, tokens=128\)"):
+        in_the_trainer(run=sf.Run(20, 128))[1].load_state_dict(saved)
+    begun = {key: 0.125 if key.endswith("initial_lr") else value for key, value in saved.items()}
+    with pytest.raises(ValueError, match=r"begun at lr=0.125, which the law now has as 0\.\d+: give the former"):
+        in_the_trainer(run=sf.Run(20, 64))[1].load_state_dict(begun)
+    in_the_trainer(run=sf.Run(20, 64))[1].load_state_dict(saved)
+    in_the_trainer(run=sf.Run(20, 64), lr=0.125)[1].load_state_dict(begun)
+
+
 def test_options_of_torchtitans_own_optimizers_are_refused():
     groups = [ParamGroupConfig(pattern=".*", optimizer_name="AdamW")]
     with pytest.raises(ValueError, match="param_groups, implementation: of torchtitan's own"):
@@ -127,12 +162,18 @@ def page(monkeypatch):
 
 @pytest.mark.parametrize(("config", "recipe"), [("llama3_surefoot", "steady"), ("llama3_bounded", "moga_row")])
 def test_the_pages_configurations_are_torchtitans(page, config, recipe):
-    flags = re.search(r"`torchtitan\.train (--module) your\.module (--config) \w+ (--optimizer\.lr)", page).groups()
-    values = ("surefoot_page", config, "0.03")
-    parsed = ConfigManager().parse_args([word for pair in zip(flags, values, strict=True) for word in pair])
+    flags = re.search(r"`torchtitan\.train (--module) your\.module (--config) \w+`", page).groups()
+    (own,) = re.findall(r"`(--optimizer\.lr) 0\.03`", page)
+    words = [word for pair in zip(flags, ("surefoot_page", config), strict=True) for word in pair]
+    plain, parsed = (ConfigManager().parse_args([*words, *more]) for more in ((), (own, "0.03")))
     json.dumps(parsed.optimizer.to_dict())  # torchtitan logs it
     model = build()
     optimizers = parsed.optimizer.build(model_parts=[model])
+    assert {group["lr"] for group in optimizers.optimizers[0].param_groups} == {0.03}
     assert parsed.optimizer.plan(model).recipe.startswith(recipe)
     losses = train(model, optimizers)
     assert losses[-1] < losses[0]
+    length = sf.Run(1000, 64 * plain.training.seq_len)
+    rate = {"llama3_surefoot": sf.recipes.steady().rate(length), "llama3_bounded": 2**-5}[config]
+    assert {group["lr"] for group in plain.optimizer.build(model_parts=[model]).optimizers[0].param_groups} == {rate}
+    assert parsed.optimizer.plan(model, run=length).run == length

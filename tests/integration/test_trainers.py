@@ -19,7 +19,8 @@ pytestmark = [
 ]
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-STEPS = 6
+STEPS, CONTEXT = 6, 8
+RATE = sf.recipes.steady().rate(sf.Run(STEPS, 2 * CONTEXT))  # of two sequences a step
 
 
 def blocks(title):
@@ -44,7 +45,7 @@ def build():
 
 def dataset(count=STEPS * 2):
     generator = torch.Generator().manual_seed(1)
-    rows = [torch.randint(32, (8,), generator=generator) for _ in range(count)]
+    rows = [torch.randint(32, (CONTEXT,), generator=generator) for _ in range(count)]
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
@@ -73,9 +74,11 @@ def assert_equal(ours, theirs):
 
 def test_plain_pytorch():
     model = build()
-    space = {"sf": sf, "torch": torch, "model": model, "steps": 4}
+    space = {"sf": sf, "model": model, "steps": 4, "batch_size": 1, "context": CONTEXT}
     (code,) = blocks("Plain PyTorch")
     exec(code, space)
+    rate = sf.recipes.steady().rate(sf.Run(4, CONTEXT))
+    assert space["optimizer"].param_groups[0]["initial_lr"] == rate
     before = weights(model)
     for row in dataset(4):
         model(row["input_ids"][None], labels=row["labels"][None]).loss.backward()
@@ -89,22 +92,27 @@ def test_plain_pytorch():
 def test_hugging_face_trainer_and_its_resume(tmp_path, index):
     pytest.importorskip("accelerate")
 
-    def run(folder, resume=None, steps=STEPS):
+    def run(folder, resume=None, **options):
         model = build()
-        space = {"sf": sf, "transformers": transformers, "model": model, "dataset": dataset()}
-        space["arguments"] = arguments(folder)
-        code = blocks("Hugging Face Trainer")[index]
-        exec(code.replace("trainer.train()", "pass"), space)
+        space = {"sf": sf, "transformers": transformers, "model": model, "dataset": dataset(), "context": CONTEXT}
+        space["arguments"] = arguments(folder, **options)
+        length, *ways = blocks("Hugging Face Trainer")
+        exec(length + ways[index].replace("trainer.train()", "pass"), space)
         space["trainer"].train(resume_from_checkpoint=resume)
-        assert isinstance(
-            getattr(space["trainer"].optimizer, "optimizer", space["trainer"].optimizer), sf.SteepestDescent
-        )
+        optimizer = getattr(space["trainer"].optimizer, "optimizer", space["trainer"].optimizer)
+        assert isinstance(optimizer, sf.SteepestDescent)
+        assert optimizer.param_groups[0]["initial_lr"] == RATE
         return weights(model), [row["loss"] for row in space["trainer"].state.log_history if "loss" in row]
 
     whole, losses = run(tmp_path / "whole")
     assert len(losses) == STEPS
-    again, _ = run(tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-3"))
+    checkpoint = str(tmp_path / "whole" / "checkpoint-3")
+    again, _ = run(tmp_path / "again", resume=checkpoint)
     assert_equal(whole, again)
+    with pytest.raises(
+        ValueError, match=r"is of Run\(steps=6, tokens=16\), the optimizer of Run\(steps=6, tokens=32\)"
+    ):
+        run(tmp_path / "other", resume=checkpoint, gradient_accumulation_steps=2)
 
 
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
@@ -124,10 +132,12 @@ def test_accelerate(tmp_path):
     accelerator, model = accelerate.Accelerator(cpu=True), build()
     loader = torch.utils.data.DataLoader(dataset(), batch_size=2)
     space = {"sf": sf, "accelerator": accelerator, "model": model, "loader": loader}
+    space |= {"steps": STEPS, "batch_size": 2, "context": CONTEXT}
     before = weights(model)
     (code,) = blocks("accelerate")
     exec(code, space)
     assert not torch.equal(before["lm_head.weight"], model.lm_head.weight)
+    assert space["optimizer"].optimizer.param_groups[0]["initial_lr"] == RATE
     assert space["optimizer"].optimizer.stability()["lm_head.weight"]["forward_lower"] > 0
     accelerator.save_state(str(tmp_path / "state"))
     saved = weights(model)
@@ -139,7 +149,7 @@ def test_accelerate(tmp_path):
 
 def test_lightning_and_its_resume(tmp_path):
     lightning = pytest.importorskip("lightning")
-    space = {"sf": sf, "torch": torch, "lightning": lightning, "build": build}
+    space = {"sf": sf, "lightning": lightning, "build": build, "batch_size": 2, "context": CONTEXT}
     exec(blocks("Lightning")[0], space)
 
     def fit(folder, steps, resume=None):
@@ -156,21 +166,29 @@ def test_lightning_and_its_resume(tmp_path):
             ],
         )
         trainer.fit(module, torch.utils.data.DataLoader(dataset(6), batch_size=2), ckpt_path=resume)  # whole epochs
-        return weights(module), trainer.optimizers[0].param_groups[0]["lr"]
+        return weights(module), trainer.optimizers[0].param_groups[0]["initial_lr"]
 
     whole, lr = fit(tmp_path / "whole", STEPS)
-    assert lr < 2**-6
+    assert lr == RATE
     (checkpoint,) = (tmp_path / "whole").glob("*step=3.ckpt")
     again, lr_again = fit(tmp_path / "again", STEPS, resume=str(checkpoint))
     assert_equal(whole, again)
     assert lr == lr_again
+    with pytest.raises(
+        ValueError, match=r"is of Run\(steps=6, tokens=16\), the optimizer of Run\(steps=5, tokens=16\)"
+    ):
+        fit(tmp_path / "other", STEPS - 1, resume=str(checkpoint))
 
 
-def assert_trained_as_one(folder, schedule, **options):
+TWO = sf.Run(4, 2 * CONTEXT)
+"""The length of a run of two processes, of a sequence each a step."""
+
+
+def assert_trained_as_one(folder):
     """The weights that two processes have saved are those of one process on the same batches."""
     model = build()
-    optimizer = sf.SteepestDescent(model, sf.Plan.of(model), lr=2**-6)
-    schedule = schedule(optimizer, **options)
+    optimizer = sf.SteepestDescent(model, run=TWO)
+    schedule = TWO.schedule(optimizer)
     for batch in batches():
         model(**batch).loss.backward()
         optimizer.step()
@@ -189,9 +207,10 @@ import surefoot as sf
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[1])
-from test_trainers import batches, blocks, build
+from test_trainers import CONTEXT, batches, blocks, build
 
 if __name__ == "__main__":
+    batch_size, context = 1, CONTEXT
     for code in blocks("Lightning"):
         exec(code)
     module, strategy = Sharded(), ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
@@ -212,7 +231,7 @@ def test_lightning_under_fsdp2(tmp_path):
     command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert_trained_as_one(tmp_path, torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.1, total_iters=20)
+    assert_trained_as_one(tmp_path)
 
 
 def under_fsdp2(rank, ranks, folder):
@@ -233,6 +252,7 @@ def under_fsdp2(rank, ranks, folder):
     accelerator.state.fsdp_plugin = accelerator.state._shared_state["fsdp_plugin"] = plugin
     model = build()
     space = {"sf": sf, "model": model, "accelerator": accelerator, "loader": batches()}
+    space |= {"steps": TWO.steps, "batch_size": 1, "context": CONTEXT}
     (code,) = blocks("accelerate")
     exec(code, space)
     whole = {name: p.full_tensor().detach() for name, p in space["model"].named_parameters()}
@@ -250,7 +270,7 @@ def test_accelerate_under_fsdp2_puts_other_parameters_into_the_optimizer(tmp_pat
         free.bind(("127.0.0.1", 0))
         (tmp_path / "port").write_text(str(free.getsockname()[1]))
     torch.multiprocessing.spawn(under_fsdp2, (2, str(tmp_path)), nprocs=2)
-    assert_trained_as_one(tmp_path, torch.optim.lr_scheduler.ConstantLR, factor=1.0)
+    assert_trained_as_one(tmp_path)
 
 
 def test_parameters_put_into_a_group_later_are_refused():

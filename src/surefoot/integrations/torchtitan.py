@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -12,6 +12,7 @@ from torchtitan.components.optimizer import OptimizersContainer
 
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
+from surefoot.scaling import Run
 
 
 def plan_of(part: nn.Module, *args: Any, **options: Any) -> Plan:
@@ -39,12 +40,12 @@ class SteepestDescentContainer(OptimizersContainer):
     FSDP, tensor or expert parallelism or replicated (docs/scaling.md).
 
     Args:
-        config: learning rate, plan and seed, see `Config`.
+        config: learning rate or run, plan and seed, see `Config`.
         model_parts: the model, or the pipeline stages of this process.
 
     Raises:
         ValueError: a parameter that the plan lacks, or that is no contiguous part of its whole; an option of
-            torchtitan's own optimizers in the configuration.
+            torchtitan's own optimizers in the configuration; neither a rate nor a run with a law.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -52,31 +53,51 @@ class SteepestDescentContainer(OptimizersContainer):
         """Section of the trainer's configuration for the optimizer.
 
         Args:
-            lr: learning rate in natural units; torchtitan's schedule scales it.
-            plan: function from a model part to its plan.
+            lr: learning rate in natural units, which torchtitan's schedule scales; None: that of the run.
+            run: its length, `Run(training.steps, training.global_batch_size * training.seq_len)`; None: not said.
+            plan: function from a model part, and `run=` where one is said, to its plan.
             seed: seed of the plan's initial values; None leaves the model's initial values. Checkpoints are loaded
                 after initialisation.
         """
 
-        lr: float
-        plan: Callable[[nn.Module], Plan] = plan_of
+        lr: float | None = None
+        run: Run | None = None
+        plan: Callable[..., Plan] = plan_of
         seed: int | None = None
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         theirs = OptimizersContainer.Config()
         ignored = [f.name for f in fields(theirs) if getattr(config, f.name) != getattr(theirs, f.name)]
         if ignored:
-            raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr, plan and seed instead")
+            raise ValueError(
+                f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr or run, plan and seed instead"
+            )
         self.model_parts = model_parts
         self.optimizers: list[SteepestDescent] = []
+        self._by_law: bool = config.lr is None
         for part in model_parts:
-            wrapped = config.plan(part)
+            wrapped = config.plan(part, run=config.run) if config.run else config.plan(part)
             if config.seed is not None:
                 wrapped.initialise_(part, config.seed)
             placements = {canonical_fqn(name): placement for name, placement in wrapped.placements.items()}
             trainable = [(canonical_fqn(name), p) for name, p in part.named_parameters() if p.requires_grad]
-            optimizer = SteepestDescent(trainable, Plan(wrapped.recipe, placements), lr=config.lr)
+            optimizer = SteepestDescent(trainable, replace(wrapped, placements=placements), lr=config.lr)
             for _, p in trainable:
                 optimizer._state(p)  # else torchtitan makes it by a step of rate 0, which counts
             self.optimizers.append(optimizer)
         self._post_init([p for part in model_parts for p in part.parameters() if p.requires_grad])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torchtitan's, whose schedules go on from the configuration's rate: by law it has to be the checkpoint's.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            ValueError: it is of another plan or run, or the law has given it another rate.
+        """
+        super().load_state_dict(state_dict)
+        for optimizer in self.optimizers if self._by_law else ():
+            now = optimizer.defaults["lr"]
+            if (then := optimizer.param_groups[0].get("initial_lr", now)) != now:
+                raise ValueError(f"the run was begun at lr={then}, which the law now has as {now}: give the former")
