@@ -11,6 +11,7 @@ SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equiva
 LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
 EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.py"
 
+LADDER = "tests/unit/experiment/extrapolation/test_ladder.py"
 MUTATIONS = (
     *CORE,
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
@@ -141,4 +142,7 @@ MUTATIONS = (
         LENGTH,
     ),
     Mutation("a resumed run's rate", "cli/training.py", "config.replace(lr=begun)", "config", LENGTH),
+    Mutation("an interval without the run's own scatter", "experiment/sweep/law.py", " + 1 / runs", "", LADDER),
+    Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, **own", "**own", LADDER),
+    Mutation("a target with every seed", "experiment/sweep/ladder.py", "[(target, 1)]", "[(target, 2)]", LADDER),
 )

@@ -12,7 +12,7 @@ from surefoot.experiment.training.config import TrainConfig
 
 from .commands import command, finish, refused, sweep
 
-COMMANDS = ("transfer", "compare", "train", "audit", "convert", "coordcheck", "report")
+COMMANDS = ("transfer", "ladder", "compare", "train", "audit", "convert", "coordcheck", "report")
 CONVERT = ["convert", "--lr", "3e-4", "--d-in", "64", "--d-out", "64"]  # imports no torch
 
 
@@ -20,7 +20,7 @@ def test_help_imports_nothing_heavy():
     script = """
 import sys
 from surefoot.cli import main
-for name in ("", "transfer", "compare", "train", "audit", "convert", "coordcheck", "report"):
+for name in ("", "transfer", "ladder", "compare", "train", "audit", "convert", "coordcheck", "report"):
     try:
         main([*name.split(), "--help"])
     except SystemExit as leaving:
@@ -30,7 +30,7 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("examples:") == 7
+    assert done.stdout.count("examples:") == 8
     for name in COMMANDS:
         assert f"surefoot {name} " in done.stdout
 

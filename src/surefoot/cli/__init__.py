@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from types import FrameType
 
 import surefoot
-from surefoot.cli import audit, compare, convert, coordcheck, exit_codes, report, tokens, train, transfer
+from surefoot.cli import audit, compare, convert, coordcheck, exit_codes, ladder, report, tokens, train, transfer
 from surefoot.cli.exit_codes import Misuse, Parser
 from surefoot.experiment.errors import Install, with_remedy
 
-_COMMANDS = (transfer, compare, train, tokens, audit, convert, coordcheck, report)
+_COMMANDS = (transfer, ladder, compare, train, tokens, audit, convert, coordcheck, report)
 _EXTRAS = {"cli": ("numpy", "scipy", "tqdm", "filelock", "jinja2"), "plots": ("altair", "vl_convert")}
 """What pyproject.toml has in the extras that commands need."""
 _GUIDE = """\

@@ -12,7 +12,7 @@ from surefoot.experiment.errors import Locate, OtherDirectory, with_remedy
 from surefoot.experiment.files import dumps, locked, write_json
 
 CONFIG = "config.json"
-KINDS = ("transfer", "extrapolate", "compare", "train", "coordcheck")
+KINDS = ("transfer", "extrapolate", "ladder", "compare", "train", "coordcheck")
 """Of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
 
 _MISSING = object()
@@ -62,7 +62,7 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     kinds |= {"method": "coordcheck"}
     kind = config.pop("kind", None) or next((kind for key, kind in kinds.items() if key in config), None)
     if kind not in KINDS:
-        raise ValueError(f"{path} is of no run of transfer, compare, train or coordcheck")
+        raise ValueError(f"{path} is of no run of transfer, ladder, compare, train or coordcheck")
     return kind, config
 
 

@@ -1,11 +1,13 @@
-"""The power law of the best learning rate in a size: a line in log2, through the optima and through each seed's own."""
+"""Power laws in a size: of the best learning rate, a line in log2; and of the loss, which falls to a floor."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize_scalar, nnls
+from scipy.special import stdtrit
 
 from surefoot.experiment.sweep import fit
 
@@ -98,3 +100,84 @@ def power_law(optima: Mapping[int, fit.Optimum]) -> Law | None:
 def _line(rates: Mapping[int, float]) -> Line:
     """The least-squares line through log2 rates, by size."""
     return Line(*np.polyfit([math.log2(size) for size in rates], [*rates.values()], 1).tolist())
+
+
+POWERS = (0.01, 2.0)
+"""Between which the power of a loss is looked for."""
+
+
+@dataclass(frozen=True)
+class Floored:
+    """A power law with a floor, `loss = floor + excess * (size / largest)^-power`, by least squares through all runs.
+
+    Args:
+        floor: that no size goes below, 0 or more.
+        excess: above it at the largest size that was measured.
+        power: of the fall.
+        largest: size that was measured.
+        freedom: runs beyond three, the degrees of freedom of the scatter.
+        variance: of a run around the curve; None without freedom.
+        covariance: of floor, excess and power for runs of variance 1.
+    """
+
+    floor: float
+    excess: float
+    power: float
+    largest: float
+    freedom: int
+    variance: float | None
+    covariance: np.ndarray
+
+    def at(self, size: float, runs: int) -> fit.Estimate:
+        """Read the loss off at a size, measured or not.
+
+        Args:
+            size: above 0.
+            runs: over whose mean the interval is to be.
+
+        Returns:
+            The loss, and the interval that contains the mean of so many runs there, from the covariance of the fit and
+            the scatter of the runs (Student's t). It does not contain that the curve is another beyond what was
+            measured. None where there are but three runs, through which the curve always goes.
+        """
+        x = math.log(size / self.largest)
+        fall = math.exp(-self.power * x)
+        value, interval = self.floor + self.excess * fall, None
+        if self.variance is not None:
+            slopes = np.array([1.0, fall, -self.excess * x * fall])
+            error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1 / runs))
+            half = float(stdtrit(self.freedom, (1 + fit.CONFIDENCE) / 2)) * error
+            interval = value - half, value + half
+        return fit.Estimate(value, interval, runs)
+
+
+def floored(sizes: Sequence[float], losses: Sequence[float]) -> Floored | None:
+    """Fit a power law with a floor.
+
+    Args:
+        sizes: of each run, three different ones at least.
+        losses: of each run.
+
+    Returns:
+        The law; None where the loss does not fall with the size.
+
+    >>> law = floored([1, 10, 100, 1000], [2 + size**-0.5 for size in (1, 10, 100, 1000)])
+    >>> round(law.floor, 3), round(law.power, 3), round(law.at(10000, runs=1).value, 3)
+    (2.0, 0.5, 2.01)
+    """
+    assert len({*sizes}) >= 3, "three numbers need three sizes"
+    x, y = np.log(np.array(sizes) / max(sizes)), np.array(losses)
+
+    def columns(power: float) -> np.ndarray:
+        return np.stack([np.ones_like(x), np.exp(-power * x)], axis=1)
+
+    # At a given power floor and excess are linear: one number is searched for, and the search has no start.
+    found = minimize_scalar(lambda power: nnls(columns(power), y)[1], bounds=POWERS, method="bounded")
+    (floor, excess), rest = nnls(columns(found.x), y)
+    if excess <= 0:
+        return None
+    slopes = np.column_stack([columns(found.x), -excess * x * np.exp(-found.x * x)])
+    freedom = len(y) - 3
+    variance = float(rest**2 / freedom) if freedom else None
+    inverse = np.linalg.pinv(slopes.T @ slopes)
+    return Floored(float(floor), float(excess), float(found.x), max(sizes), freedom, variance, inverse)

@@ -70,12 +70,15 @@ def classes(config: TrainConfig, vocab: int) -> int:
     return PUBLISHED[name].vocab if name in PUBLISHED else vocab
 
 
-def require_model(config: TrainConfig, corpus: Corpus) -> None:
+def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
     """Refuse a model that cannot be trained, before anything is written; only a user's own is given memory.
 
     Args:
         config: of a run.
         corpus: its data.
+
+    Returns:
+        The model, in most cases on the meta device.
 
     Raises:
         ValueError: it cannot be built, it has no plan, its positions are fewer than a sequence's tokens, or a user's
@@ -90,6 +93,7 @@ def require_model(config: TrainConfig, corpus: Corpus) -> None:
         raise ValueError(f"a context of {context} tokens exceeds the {positions.context} learned positions of {name}")
     if is_user_model(name):
         _require_logits(name, model, corpus.vocab, context)
+    return model
 
 
 @torch.no_grad()

@@ -1,0 +1,92 @@
+"""`surefoot ladder`: what loss will a larger model reach? Small ones, trained at the rate of the law, tell."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+from surefoot.cli import options
+from surefoot.cli.report import reported
+from surefoot.experiment.training.config import TrainConfig
+from surefoot.scaling import LAWS
+
+if TYPE_CHECKING:
+    from surefoot.experiment.sweep.ladder import Ladder, Rung
+
+_EXAMPLES = """
+surefoot ladder --widths 32 64 128 --to-width 512 --out runs/ladder
+surefoot ladder --widths 32 48 64 96 --to-width 256 --seeds 1 --tokens-per-parameter 5 --data ~/notes
+surefoot ladder --widths 32 64 128 --to-width 256 --train-target     how far off was the prediction?
+surefoot ladder --widths 32 64 128 --to-width 1024                   again: another target needs no other rungs
+"""
+
+
+def add_to(commands: options.Commands) -> None:
+    """Add the command."""
+    help = "predict the loss of a larger model from small ones, trained at the rate of the law"
+    parser = options.command(commands, "ladder", run, help, _EXAMPLES)
+    options.add_recipes(parser, names=tuple(LAWS))
+    add = parser.add_argument
+    add("--widths", nargs="+", type=options.count, default=[32, 64, 128], help="of the small models, three or more")
+    add("--to-width", type=options.count, required=True, metavar="N", help="width of the model to predict the loss of")
+    help = "tokens to train each model on, for each of its parameters; the steps follow from it"
+    add("--tokens-per-parameter", type=options.positive, default=20.0, metavar="N", help=help)
+    help = "seeds per small model; the interval needs four runs in all, and is narrow with three seeds"
+    add("--seeds", type=options.count, default=3, help=help)
+    help = "train the large model, too, with the first seed, and say how far off the prediction was"
+    add("--train-target", action="store_true", help=help)
+    options.add_executor(parser, "runs/ladder")
+    options.add_model(parser, "depth", "head_dim")
+    options.add_training(parser)
+    options.add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train the small models, then print the table and draw the picture."""
+    from surefoot.cli import chosen
+    from surefoot.experiment.sweep import ladder as running
+    from surefoot.experiment.sweep.worker import run_trial
+
+    executor, (ladder, target) = chosen.executor(arguments), configure(arguments)
+    trained = {"train_target": arguments.train_target, "executor": executor}
+    with reported(arguments, ladder.settings["text"]):
+        running.run(ladder, target, arguments.out, run_trial, **trained)
+    return 0
+
+
+def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
+    """The ladder that the options ask for, and its target.
+
+    Args:
+        arguments: as parsed.
+
+    Returns:
+        Both.
+
+    Raises:
+        ValueError: as `chosen.trial_settings`, a number of steps, or fewer than three widths.
+    """
+    from surefoot.cli import chosen
+    from surefoot.experiment.sweep.ladder import Ladder, Rung
+    from surefoot.experiment.sweep.worker import unchanged
+    from surefoot.experiment.training.build import require_model
+
+    if "steps" in arguments.given:
+        raise ValueError("--steps beside --tokens-per-parameter, which gives them: leave one out")
+    recipe, widths = arguments.method, [*arguments.widths, arguments.to_width]
+    settings = chosen.trial_settings(arguments, [recipe], widths)
+    del settings["method"]  # a trial has it as its recipe
+    corpus = unchanged(settings["data"], settings["corpus"])
+    own = {key: value for key, value in settings.items() if key not in ("data", "text", "corpus")}
+
+    def rung(width: int) -> Rung:
+        size = TrainConfig.of(method=recipe, width=width, **own)
+        parameters = sum(p.numel() for p in require_model(size, corpus).parameters())
+        steps = max(1, round(arguments.tokens_per_parameter * parameters / size.run.tokens))
+        config = TrainConfig.of(method=recipe, width=width, steps=steps, **own)
+        chosen.note_epochs(config, corpus)
+        return Rung(width, parameters, steps, math.log2(config.lr))
+
+    seeds, rungs = tuple(range(arguments.seeds)), tuple(map(rung, arguments.widths))
+    return Ladder(recipe, rungs, arguments.tokens_per_parameter, seeds, settings), rung(arguments.to_width)

@@ -1,0 +1,201 @@
+"""A ladder of sizes in a run directory: runs at the rate of the law, the curve through their losses, a larger one's."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.experiment import configs
+from surefoot.experiment.files import Record, write_json
+from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.config import SweepConfig
+from surefoot.experiment.sweep.executors import Executor
+from surefoot.experiment.sweep.law import Floored, floored
+from surefoot.experiment.sweep.progress import Callback
+from surefoot.experiment.sweep.search import Grid, check_list
+from surefoot.experiment.sweep.summary import LINE_POINTS, as_json, environment, points, train_loss
+from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A size of the ladder, and its run.
+
+    Args:
+        width: of the model.
+        parameters: of the model.
+        steps: optimizer steps.
+        log2_lr: log2 of the learning rate.
+    """
+
+    width: int
+    parameters: int
+    steps: int
+    log2_lr: float
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All that determines the runs of a ladder but its target. A run directory belongs to one.
+
+    Args:
+        recipe: name of a method.
+        rungs: in any order.
+        tokens_per_parameter: of which the steps follow.
+        seeds: each rung is run with all of them, the target with the first.
+        settings: those of `SweepConfig`.
+
+    Raises:
+        ValueError: fewer than three rungs, or one twice.
+    """
+
+    recipe: str
+    rungs: tuple[Rung, ...]
+    tokens_per_parameter: float
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rungs", tuple(sorted(self.rungs, key=lambda rung: rung.width)))
+        check_list("--widths, for a curve of three numbers,", self.widths, least=3)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths, ascending."""
+        return tuple(rung.width for rung in self.rungs)
+
+    def sweep(self, rung: Rung, seeds: int) -> SweepConfig:
+        """The runs of a rung with the first of the seeds, as a sweep of one rate."""
+        search = Grid((rung.log2_lr,))
+        return SweepConfig((self.recipe,), (rung.width,), self.seeds[:seeds], rung.steps, search, self.settings)
+
+
+def run(
+    ladder: Ladder,
+    target: Rung,
+    directory: Path,
+    run_trial: RunTrial,
+    *,
+    train_target: bool = False,
+    executor: Executor | None = None,
+    progress: Callback | None = None,
+) -> dict[str, Any]:
+    """Run the rungs that are not yet in the directory, the smallest first, and predict the loss of the target.
+
+    The summary is written after each rung. Another target needs no other rungs.
+
+    Args:
+        ladder: what to run.
+        target: wider than the rungs.
+        directory: created if missing; `width_N` in it is the sweep of a rung.
+        run_trial: as for `sweep.run`.
+        train_target: whether the target is run, too, after the rungs.
+        executor: where the runs are run; by default one process per usable core, of one thread each.
+        progress: called after each run; by default progress is shown on stderr.
+
+    Returns:
+        The content of `summary.json`.
+
+    Raises:
+        ValueError: the target is not wider than the rungs, or the directory belongs to another ladder.
+        DirectoryInUse: another process writes to the directory.
+        OSError: a file cannot be written.
+        SweepError: a run raised, or worker processes cannot start.
+    """
+    if target.width <= (widest := ladder.widths[-1]):
+        raise ValueError(f"--to-width {target.width} is no wider than the ladder's widest model, {widest}")
+    config = as_json(asdict(ladder))
+    with configs.claimed(directory, "ladder", config, f"{_folder(ladder.rungs[0])}/{RESULTS}"):
+        summary = _write(config, target, directory)
+        runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
+        for rung, seeds in runs:
+            there = directory / _folder(rung)
+            sweep.run(ladder.sweep(rung, seeds), there, run_trial, executor=executor, progress=progress)
+            summary = _write(config, target, directory)
+        return summary
+
+
+def load(directory: Path) -> dict[str, Any]:
+    """Summarise the directory of a ladder, finished or not.
+
+    Args:
+        directory: of `run`.
+
+    Returns:
+        The summary of all runs that have finished by now.
+
+    Raises:
+        FileNotFoundError: no ladder was started there.
+        ValueError: a file is damaged.
+    """
+    stored = configs.read(directory / SUMMARY)
+    target = Rung(**{name: stored["target"][name] for name in Rung.__dataclass_fields__})
+    return _summary(stored["config"], target, directory, stored["environment"])
+
+
+def records(summary: Mapping[str, Any], directory: Path) -> list[Record]:
+    """The records of the finished runs, the target's last."""
+    return [record for rung in (*summary["rungs"], summary["target"]) for record in _records(directory, rung["width"])]
+
+
+def _folder(rung: Rung) -> str:
+    return f"width_{rung.width}"
+
+
+def _records(directory: Path, width: int) -> list[Record]:
+    return sweep.results(directory / f"width_{width}")
+
+
+def _write(config: Record, target: Rung, directory: Path) -> dict[str, Any]:
+    summary = _summary(config, target, directory, environment())
+    write_json(directory / SUMMARY, summary)
+    return summary
+
+
+def _summary(config: Record, target: Rung, directory: Path, environment: Record) -> dict[str, Any]:
+    """The content of `summary.json`: the rungs, the curve, and the target with what was predicted and measured."""
+    rungs = [_measured(config["recipe"], rung, directory) for rung in config["rungs"]]
+    goal = _measured(config["recipe"], asdict(target), directory)
+    curve = _curve(rungs, len(config["seeds"]))
+    found = curve if isinstance(curve, Floored) else None
+    predicted = found.at(target.parameters, runs=1) if found else fit.UNKNOWN
+    off = None if None in (predicted.value, goal["val_loss"]) else predicted.value - goal["val_loss"]
+    return as_json({
+        "recipe": config["recipe"],
+        "rungs": rungs,
+        **{name: getattr(found, name, None) for name in ("floor", "power", "freedom")},
+        "no_curve": None if found else curve,
+        "target": {**goal, **predicted.named("predicted"), "off": off},
+        "line": found and _line(found, [*(rung["parameters"] for rung in rungs), target.parameters]),
+        "config": config,
+        "environment": environment,
+    })  # fmt: skip
+
+
+def _measured(recipe: str, rung: Record, directory: Path) -> Record:
+    """A rung with the losses of its finished runs, and their means; no mean where a run diverged."""
+    own = _records(directory, rung["width"])
+    losses = {point.seed: point.loss for point in points(own, recipe, rung["width"])}
+    finite = {seed: loss for seed, loss in losses.items() if loss is not None}
+    mean = fit.mean(finite) if len(finite) == len(losses) else fit.UNKNOWN
+    return {**rung, **mean.named("val_loss"), "train_loss": train_loss(own), "losses": losses}
+
+
+def _curve(rungs: list[Record], seeds: int) -> Floored | str:
+    """The curve through all losses, or why there is none."""
+    for rung in rungs:
+        if len(rung["losses"]) < seeds:
+            return f"width {rung['width']} is unfinished"
+        if None in rung["losses"].values():
+            return f"a run of width {rung['width']} diverged or failed"
+    runs = [(rung["parameters"], loss) for rung in rungs for loss in rung["losses"].values()]
+    return floored(*zip(*runs, strict=True)) or "the loss does not fall with the size"
+
+
+def _line(curve: Floored, sizes: list[int]) -> dict[str, list[Any]]:
+    """The curve from the smallest of these sizes to the largest, with the interval of one run, by column."""
+    drawn = np.geomspace(min(sizes), max(sizes), LINE_POINTS).tolist()
+    losses = [curve.at(size, runs=1) for size in drawn]
+    return {"size": drawn, "loss": [loss.value for loss in losses], "loss_ci": [loss.interval for loss in losses]}
