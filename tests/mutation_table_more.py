@@ -9,11 +9,15 @@ RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_wo
 SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
 SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
 LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
+COPIED, PASSES = "tests/unit/inputs/test_copied.py", "tests/unit/inputs/test_passes.py"
 EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.py"
 
 LADDER = "tests/unit/experiment/extrapolation/test_ladder.py"
 MUTATIONS = (
     *CORE,
+    Mutation("keys taken for queries", "discovery/rows.py", "self.products[i][::-1]", "self.products[i]", PASSES),
+    Mutation("a gate taken for a projection", "discovery/rows.py", "if name in _SCALES and", "if False and", PASSES),
+    Mutation("heads that do not fit", "discovery/structure.py", "sum(sizes) != layer.out_features or ", "", COPIED),
     Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
     Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
     Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant()), name=", "FanRatio()), name=", RECIPES),

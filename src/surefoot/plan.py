@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Literal
+from functools import cache, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.discovery.find import describe_unplaced, find_kinds
+from surefoot.discovery.kinds import UNSPLIT
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
@@ -23,6 +26,8 @@ from surefoot.stabilise import Stabiliser
 from surefoot.stabilise.base import require_positive
 
 __all__ = ["Placement", "Plan"]
+
+_warn_once = cache(logging.getLogger("surefoot").warning)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ class Plan:
     run: Run | None = field(default=None, compare=False)
     rate: float | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.unsplit:
+            _warn_once(self.unsplit)
+
     @classmethod
     def of(
         cls,
@@ -57,6 +66,7 @@ class Plan:
         overrides: Sequence[Override] = (),
         head: str | Sequence[str] | None = None,
         tied: Literal["head", "embedding", "error"] | None = None,
+        inputs: Any = None,
     ) -> Plan:
         """Find every parameter's role: by module type, by the model's wiring, then by overrides.
 
@@ -72,13 +82,13 @@ class Plan:
             head: name of the LM head's module, or names; `()` if there is none.
             tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule;
                 "embedding", the embedding's, default of models with an `output_multiplier` (1/d); "error": refuse.
+            inputs: its arguments, a tuple or a dictionary of named ones: a forward pass on shapes then shows the heads.
 
         Returns:
             The plan, in the model's order.
 
         Raises:
-            ValueError: a trainable parameter that no rule places or two do, an override that matches nothing, a view
-                that does not fit; the message names the parameter and the remedy.
+            ValueError: what no rule places or two do, an override that matches nothing, a view that does not fit.
 
         >>> [each.role.name for each in Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).placements.values()]
         ['linear', 'bias']
@@ -88,14 +98,14 @@ class Plan:
         recipe, changes = recipe or steady(), match(model, overrides)
         recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
-        for name, kind in find_kinds(model, head, changes, tied).items():
+        for name, kind in find_kinds(model, head, changes, tied, inputs).items():
             p = parameters[name]
             with suppress(*() if p.requires_grad else (ValueError,)):  # frozen, and of a shape that no role takes
                 found[name] = decide(name, p, kind, changes.get(name), recipe, stabiliser)
         if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced))
-        placed = {name: placement for name, placement in found.items() if placement}
-        return cls(recipe.name, placed, run, recipe.rate(run) if run and recipe.name in LAWS else None)
+        rate = recipe.rate(run) if run and recipe.name in LAWS else None
+        return cls(recipe.name, {name: placement for name, placement in found.items() if placement}, run, rate)
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""
@@ -113,6 +123,15 @@ class Plan:
     def hash(self) -> str:
         """A digest of all roles and shapes in order, whatever the names."""
         return digest([placement.digest for placement in self.placements.values()])
+
+    @property
+    def unsplit(self) -> str:
+        """Which matrices of attention have one norm for all heads because these are not known, and the remedy."""
+        names = [
+            re.sub(r"\b\d+\b", "*", name) for name, placement in self.placements.items() if UNSPLIT in placement.why
+        ]
+        remedy = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
+        return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {remedy}" if names else ""
 
     @property
     def lr_reason(self) -> str:
@@ -143,6 +162,7 @@ class Plan:
         total += f"\n{self.lr_reason}" if self.run else ""
         growth = ((name, f"grows as width**{a:g}" if a else "does not grow") for name, a in self.smoothness().items())
         facts = [f"{name}: layers compose at every width, smoothness {grows}" for name, grows in growth]
+        facts += filter(None, [self.unsplit])
         return "\n".join([lines[0], rule, *lines[1:], rule, *facts, total])
 
     @torch.no_grad()

@@ -85,7 +85,7 @@ FAMILIES = {name: (kind, config) for name, (kind, config, _) in (LLAMA_FAMILIES 
 DISTILBERT = transformers.DistilBertConfig(vocab_size=32, dim=32, n_layers=1, n_heads=4, hidden_dim=48)
 FAMILIES["distilbert"] = ("DistilBertForMaskedLM", DISTILBERT)
 
-NORMED, NO_SIZE = {"qwen3", "gemma3", "qwen3_moe"}, {"deepseek_v3", "t5", "mamba", "mamba2", "openai"}
+NORMED, NO_SIZE = {"qwen3", "gemma3", "qwen3_moe"}, {"deepseek_v3", "mamba", "mamba2"}
 """Families without pairs: with norms on their queries; without attention, or a size of heads that it says."""
 
 

@@ -5,8 +5,9 @@ another library says of it, its type or its shape, what stands beside it, whethe
 `OF_PARAMETERS` follow for the parameters that are to be placed together: uses of one parameter that are tied, what is
 added to a tied table, what writes into a residual stream, and the user's overrides.
 
-Names of attributes decide which layers give queries and keys (`discovery.heads`), what is the gain of a norm of another
-library, and the layout of stacked experts. Wherever they do, the reason in the plan says so.
+Where the search has inputs, a forward pass on them tells what feeds attention (`discovery.feeding`). Else names of
+attributes decide which layers give queries and keys (`discovery.heads`). They also decide what is the gain of a norm of
+another library, and the layout of stacked experts. Wherever they do, the reason in the plan says so.
 
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d), else what the user names; a model whose `get_output_embeddings()`
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -37,6 +39,7 @@ def find_kinds(
     head: str | Sequence[str] | None = None,
     changes: Mapping[str, tuple[Change, str]] | None = None,
     tied: str | None = None,
+    inputs: Any = None,
 ) -> Kinds:
     """Kind of every parameter of a model; a frozen one has the kind that it has once all are trained, if any.
 
@@ -46,12 +49,14 @@ def find_kinds(
         changes: parameter name -> an override's change and its reason; a change that is a name is the kind, a Role
             stands for itself: no rule follows. Any change resolves conflicting kinds.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
+        inputs: what the model is called with, see `Plan.of`.
 
     Returns:
         Name -> kind in the order of `model.named_parameters()`; None where no rule applies.
 
     Raises:
-        ValueError: two kinds for one trainable parameter and no override, two over one memory, an unclear head.
+        ValueError: two kinds for one trainable parameter and no override, two over one memory, an unclear head, inputs
+            on which the model cannot be run.
 
     >>> {name: kind.name for name, kind in find_kinds(nn.LayerNorm(4)).items()}
     {'weight': 'gain', 'bias': 'bias'}
@@ -60,7 +65,7 @@ def find_kinds(
         raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
     placed = {name: p for name, p in model.named_parameters() if p.requires_grad or p.is_floating_point()}
     trainable = {name: p for name, p in placed.items() if p.requires_grad}
-    search = Search(model, named_own(model), trainable, head, changes or {}, tied)
+    search = Search(model, named_own(model), trainable, head, changes or {}, tied, inputs)
     uses = _run(OF_MODULES, search, {})
     kinds = _run(OF_PARAMETERS, search, uses)
     if len(placed) > len(trainable):
@@ -142,7 +147,8 @@ def describe_unplaced(model: nn.Module, names: list[str]) -> str:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
         kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
         remedy = (
-            f"no rule knows the module. Say what it is, overrides=[({name!r}, {kind}; 'positions' for a table of rows, "
+            "no rule knows the module. Plan.of(model, inputs=...) sees how a matrix is multiplied; or say what it is, "
+            f"overrides=[({name!r}, {kind}; 'positions' for a table of rows, "
             "'tied_positions' if they are added to those of a table that is the head, too; or give a Role with a view"
         )
     return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"

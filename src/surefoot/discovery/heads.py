@@ -1,7 +1,7 @@
 """Which layers of an attention module give queries, keys and values, how large its heads are, how logits are scaled.
 
-Nothing but names tells a query's matrix from a value's of the same shape. This is the one table of them, for the plan,
-QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
+Without a forward pass nothing but names tells a query's matrix from a value's of the same shape. This is the one table
+of them, for the plan, QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from surefoot.discovery.kinds import Heads, Kinds, Search, blocks_of, class_names, is_linear, own_parameters
+from surefoot.discovery.feeding import fed
+from surefoot.discovery.kinds import UNSPLIT, Heads, Kinds, Search, blocks_of, class_names, is_linear, own_parameters
 from surefoot.discovery.known_classes import layouts_of
+from surefoot.discovery.structure import COUNTS, HEAD_DIMS, IN_ORDER, KEY_COUNTS, fused, number
 from surefoot.views import Fused, Matrix, Transposed, Vector, View
 
-_HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
-"""Attributes of attention modules that are the number of features of a head."""
-
 _PARTS = ("query", "key", "value")
-_COUNTS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
-"""Attributes of attention modules that are the number of heads."""
-
-_UNKNOWN = f"no attribute ({', '.join(_HEAD_DIMS)})"
-_REMEDY = "one norm for all heads; sf.per_head(rows) gives each its own"
+_UNKNOWN = f"no attribute ({', '.join((*HEAD_DIMS, *COUNTS))})"
 
 _SEPARATE = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"),
-    ("q", "k", "v"), ("q_lin", "k_lin", "v_lin"),
+    ("q", "k", "v"), ("q_lin", "k_lin", "v_lin"), ("c_q", "c_k", "c_v"),
 )  # fmt: skip
-_FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv", "qkv_proj", "wqkv")
+_FUSED = (*IN_ORDER, "query_key_value", "wqkv")
 """Attributes of attention modules whose layers are W_q, W_k and W_v, or all of them in a layout that is known."""
 
 QK_NORMS = (
@@ -117,9 +112,15 @@ class Projection:
 
 
 def head_dim_of(module: nn.Module) -> int | None:
-    """Number of features of a head of an attention module, from its attributes; None if it has none of them."""
-    sizes = (getattr(getattr(module, "heads", None), "dim", None), *(getattr(module, n, None) for n in _HEAD_DIMS))
-    return next((size for size in sizes if isinstance(size, int) and size), None)
+    """Number of features of a head of an attention module, by its attributes, or rows by the number of heads."""
+    sizes = (getattr(getattr(module, "heads", None), "dim", None), *(getattr(module, n, None) for n in HEAD_DIMS))
+    if size := next((size for size in sizes if isinstance(size, int) and size), None):
+        return size
+    if not (count := number(module, COUNTS)) or not {"query", "key"} <= (known := parts(module)).keys():
+        return None
+    size, rest = divmod(known["query"].count, count)
+    keys = number(module, KEY_COUNTS)
+    return None if rest or (keys and known["key"].count != keys * size) else size
 
 
 def scale_of(module: nn.Module) -> float | None:
@@ -185,7 +186,7 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
         return {}
     known, size, found = parts(owner), head_dim_of(owner), dict[nn.Module, Heads]()
     if not known and (by := attention_by(owner)):
-        why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {_REMEDY}"
+        why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {UNSPLIT}"
         return dict.fromkeys(filter(is_linear, owner.children()), Heads(0, (), why))
     for layer in dict.fromkeys(part.layer for part in known.values()):
         names = tuple(what for what, part in known.items() if part.layer is layer)
@@ -193,15 +194,19 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
         if len(names) > 1 and names[-1] != "value":
             found[layer] = Heads(0, names, f"{why}, {names[-1]} last: one norm for each")
         elif names != ("value",):
-            why += "" if size else f", but {_UNKNOWN} says how many rows a head has: {_REMEDY}"
+            why += "" if size else f", but {_UNKNOWN} says how many rows a head has: {UNSPLIT}"
             found[layer] = Heads(size or 0, names, why)
     return found
 
 
 def heads(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with the heads of what gives queries and keys, or why they are not known."""
-    layers = {layer: given for owner in search.own for layer, given in found_heads(owner).items()}
-    found = dict(kinds)
+    by_running = fed(search, kinds)
+    found, layers = kinds | by_running, dict[nn.Module, Heads]()
+    for by_name in map(found_heads, search.own):
+        passed = [by_running.get(search.name(layer, "weight") or "") for layer in by_name]
+        if not any(kind and kind.heads for kind in passed):  # the pass tells of all or of none
+            layers |= by_name
     for layer, given in layers.items():
         name, weight = search.own[layer].get("weight", ("", None))
         if weight is None or not (kind := kinds[name]) or kind.name != "linear":
@@ -210,14 +215,14 @@ def heads(search: Search, kinds: Kinds) -> Kinds:
         if given.dim and blocks and all(block[-2] % given.dim == 0 for block in blocks):
             found[name] = replace(kind, heads=given)
         else:
-            how = f", whose rows are no whole number of heads of {given.dim}" if given.dim else ""
+            how = f", whose rows are no whole number of heads of {given.dim}: {UNSPLIT}" if given.dim else ""
             found[name] = replace(kind, why=f"{kind.why}; {given.why}{how}")
     return found
 
 
 def attention_by(owner: nn.Module) -> str | None:
     """The attribute by which a module seems to be an attention layer though no name tells its queries; else None."""
-    named = [name for name in (*_HEAD_DIMS, *_COUNTS) if isinstance(getattr(owner, name, None), int)]
-    by = named[0] if named else "heads.dim" if head_dim_of(owner) else None
+    named = [name for name in (*HEAD_DIMS, *COUNTS) if isinstance(getattr(owner, name, None), int)]
+    by = named[0] if named else "heads.dim" if head_dim_of(owner) else "the rows of its heads" if fused(owner) else None
     two = by and len(list(filter(is_linear, owner.children()))) > 1
     return None if not two or layouts_of(owner) or any(map(parts, owner.modules())) else by

@@ -5,6 +5,7 @@ A weight that is reparametrised as `tau w / |w|` counts as its layer's own: w ha
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -20,13 +21,16 @@ Change = str | Role | Callable[[Role], Role]
 
 _LIBRARIES = ("transformers", "torchtitan")
 
+UNSPLIT = "one norm for all heads"
+"""What the reason of a matrix of attention says whose heads are not known."""
+
 
 @dataclass(frozen=True)
 class Heads:
-    """What is known of a matrix that gives an attention layer's queries or keys.
+    """What is known of a matrix that gives an attention layer's queries, keys or values.
 
     Args:
-        dim: rows of a head; 0 where that is not known.
+        dim: rows of a head; 0 where that is not known, or of values.
         parts: what is fused in the matrix, in order; the last of several is no query or key, and is left whole.
         why: how it is known.
 
@@ -51,7 +55,7 @@ class Kind:
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
-        heads: of a matrix that gives an attention layer's queries or keys; else None.
+        heads: of a matrix that gives an attention layer's queries or keys, or by a forward pass values; else None.
         branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
 
     >>> Kind("bias", "bias of Linear").name
@@ -112,6 +116,7 @@ class Search:
         head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
         changes: parameter name -> an override's change and its reason.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
+        inputs: what the model is called with, or None.
     """
 
     model: nn.Module
@@ -120,6 +125,7 @@ class Search:
     head: str | Sequence[str] | None
     changes: Mapping[str, tuple[Change, str]]
     tied: str | None
+    inputs: Any = None
 
     def name(self, module: object, attribute: str) -> str | None:
         """The name of a parameter that a module owns; None if it owns none, or is no module of the model."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from surefoot.discovery.kinds import Kind, Kinds, class_names, is_linear
+from surefoot.discovery.structure import IN_ORDER, fused
 from surefoot.discovery.torch_layers import experts, linear
 from surefoot.initialise import AsBuilt, Fill
 from surefoot.views import AlternatingStack, Fused, FusedStack, Grouped, Interleaved, Projections, Transposed, View
@@ -207,9 +208,10 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
 
     Returns:
         Attribute of the linear layer -> its view; None for a class of another version than the one that the table was
-        read from. Empty if the class is not listed.
+        read from. Of a class of your own those whose name tells their order, see `surefoot.discovery.structure`.
     """
-    views: dict[str, View | None] = {}
+    by_structure = fused(owner)
+    views: dict[str, View | None] = dict([by_structure] if by_structure and by_structure[0] in IN_ORDER else [])
     for attribute, layout in _listed(_LAYOUTS_OF, owner):
         try:
             views[attribute] = layout if isinstance(layout, View) else layout(owner)
@@ -233,7 +235,9 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
         Path below the module -> kind; None for a layer of another version than the one that is known. Empty if the
         class is not listed.
     """
-    by, kinds = f"by the class {type(owner).__name__} and the name", Kinds()
+    listed = class_names(owner)
+    by = f"by the class {type(owner).__name__} and the name" if listed else "by its heads' rows, in order by the name"
+    kinds = Kinds()
     for attribute, view in layouts_of(owner).items():
         layer, found = getattr(owner, attribute, None), Kinds()
         if view is None:

@@ -137,7 +137,7 @@ def decide(
     why, parts = kind.why, kind.heads.parts if kind.heads else ()
     try:
         roles = [kind.adapt(recipe.role(kind.name))]
-        if kind.heads and "heads" in recipe.table:
+        if kind.heads and kind.heads.dim and "heads" in recipe.table:
             why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
             roles = _in_heads(kind.adapt(recipe.table["heads"]), roles[0], kind.heads.dim)
     except ValueError as error:

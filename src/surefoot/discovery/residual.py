@@ -38,7 +38,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     for name, kind in kinds.items():
         if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
             blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
-            matrices[id(p)] = sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
+            reads_only = kind.heads and id(p) not in inside  # by a forward pass, or by type
+            matrices[id(p)] = 0 if reads_only else sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
     counted, unnamed = _counted(model, without), _counted(model, matrices)
     found = dict(kinds)

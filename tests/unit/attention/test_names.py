@@ -23,6 +23,7 @@ NAMES = [
     ("wq", "wk", "wv"),
     ("q", "k", "v"),
     ("q_lin", "k_lin", "v_lin"),
+    ("c_q", "c_k", "c_v"),
 ]
 
 

@@ -96,6 +96,7 @@ def test_the_pages_examples_are_right():
     scope = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(code, scope)
+    assert scope["seen"]["mixed.weight"].blocks == ((8, 16, 64), (1, 64, 64))
     assert scope["heads"]["query.weight"].blocks == ((4, 16, 64),)
     assert scope["renamed"]["a.weight"].blocks == ((4, 16, 64),)
     assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))

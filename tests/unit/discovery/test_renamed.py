@@ -97,7 +97,7 @@ def test_renamed_queries_are_named_with_what_it_changes_and_the_remedy():
         assert other[name].blocks == ((1, D, D),)
         assert other[name].why.endswith(
             "; in a module with head_dim, but no name that is known tells whether these are queries or keys: one norm "
-            "for all heads; sf.per_head(rows) gives each its own"
+            "for all heads"
         )
     heads = sf.per_head(16)(sf.recipes.steady().role("heads"))
     mended = Plan.of(linears("a", "b", "value", "output", head_dim=16), overrides=[("[ab].weight", heads)])
@@ -117,7 +117,7 @@ def test_a_number_of_heads_shows_an_attention_layer_whose_queries_no_name_tells(
     )
 
 
-@pytest.mark.parametrize("size", [{}, {"num_heads": 4}, {"head_dim": 48}], ids=str)
+@pytest.mark.parametrize("size", [{}, {"num_heads": 7}, {"num_heads": 4, "num_kv_heads": 2}, {"head_dim": 48}], ids=str)
 def test_known_names_without_a_size_of_heads_say_what_is_missing(size):
     why = Plan.of(attention(**size))["query.weight"].why
     missing = "whose rows are no whole number of heads of 48" if "head_dim" in size else "but no attribute (head_dim, "

@@ -1,0 +1,110 @@
+"""The kinds of what feeds attention, and of bare matrices, by the uses that a forward pass shows."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from surefoot.discovery.kinds import UNSPLIT, Heads, Kind, Kinds, Search, blocks_of
+from surefoot.discovery.rows import Use, uses_of
+from surefoot.views import Fused, Grouped, Interleaved, Matrix, Projections, Stack, Transposed, View
+
+Own = Mapping[str, tuple[str, nn.Parameter]]
+"""What a module owns: attribute -> name and parameter."""
+
+
+def fed(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds of what feeds attention, and of bare matrices, by a forward pass on the inputs of a search, if any."""
+    if search.inputs is None:
+        return {}
+    owned = [(own, *each) for own in search.own.values() for each in own.items()]
+    tables = {own["weight"][1].shape for module, own in search.own.items() if isinstance(module, nn.Embedding)}
+    weights = dict[nn.Parameter, None]()
+    for *_, (name, p) in owned:
+        kind = kinds[name]
+        if p.ndim > 1 and (kind.name == "linear" if kind else not search.said(name) and p.shape not in tables):
+            weights[p] = None
+    uses, found = uses_of(search.model, weights, search.inputs), Kinds()
+    for own, attribute, (name, p) in owned:
+        if p in uses and (uses[p].heads or not kinds[name]):
+            found |= _kinds_of(own, attribute, uses[p], kinds)
+    return found
+
+
+def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
+    """The kinds of a matrix by its use, and of its bias; none where no view has its rows and nothing else is known."""
+    name, kind, what = own[attribute][0], kinds[own[attribute][0]], f"{', '.join(use.heads)} by the forward pass"
+    if (layout := layout_of(use, kind.view if kind else None)) is None:
+        why = f"{what}, but not clear which rows, or in an order that no view has: {UNSPLIT}"
+        return {name: replace(kind, why=f"{kind.why}; {why}")} if kind else {}
+    view, parts, dim = layout
+    new = kind or Kind("linear", "matrix, by its products in the forward pass")
+    if use.heads:
+        new = replace(new, heads=Heads(dim, parts, what))
+        new = new if dim else replace(new, why=f"{new.why}; {what}{', one norm for each' if len(parts) > 1 else ''}")
+    if view in (new.view or Matrix(), new.view):
+        return {name: new}
+    found, (bias, x) = Kinds({name: replace(new, view=view)}), own.get(attribute.replace("weight", "bias"), ("", None))
+    inner = view.inner if isinstance(view, Transposed) else view
+    if x is not None and x.ndim == 1 and blocks_of(inner, x):
+        found[bias] = Kind("bias", f"bias of {name}, {what}", inner)
+    return found
+
+
+def layout_of(use: Use, usual: View | None = None) -> tuple[View, tuple[str, ...], int] | None:
+    """The layout of a parameter by its use.
+
+    Args:
+        use: what a forward pass shows.
+        usual: the layout that was found otherwise, which is kept where it has the same rows.
+
+    Returns:
+        The view; the names of its projections in order, "other" for what is no query, key or value; the number of rows
+        of a head of queries or keys, 0 where they have one norm for each projection. None where no view has the rows.
+
+    >>> layout_of(Use((8, 4), {False}, {"query": {(0, 1, 2), (4, 5, 2)}}))  # per head a query and its gate
+    (Interleaved(heads=2, parts=2), ('query', 'other'), 2)
+    """
+    if len(use.transposed) != 1 or not use.clear:
+        return None
+    turned = use.transposed == {True}
+    shape = (*use.shape[:-2], use.shape[-1 if turned else -2], 1)
+    rows = torch.arange(math.prod(shape)).reshape(shape)
+    if (parts := _parts(use, rows.numel())) is None:
+        return None
+    wanted = [torch.tensor(part) for part in parts.values()]
+    count, groups, sizes = len(parts), 1 + int((wanted[0].diff() != 1).sum()), tuple(map(len, wanted))
+    grouped = Grouped(groups, tuple(size // groups for size in sizes))
+    inner = usual.inner if isinstance(usual, Transposed) else usual
+    views = inner, Matrix(), Stack(), Fused(count), Projections(sizes), Interleaved(groups, count), grouped
+    for view in filter(None, views):
+        if blocks_of(view, rows):
+            found = [x.flatten() for block in view.split(rows) for x in block.unbind()]
+            alike = len(found) == count and all(map(torch.equal, found, wanted))
+            if alike or not use.heads:  # without heads the first that has the shape
+                return Transposed(view) if turned else view, tuple(parts), _dim(use, *parts)
+    return None
+
+
+def _parts(use: Use, count: int) -> dict[str, list[int]] | None:
+    """The rows of each projection, in order; None where a head has rows that do not lie together."""
+    parts = dict[str, list[int]]()
+    for name, heads in use.heads.items():
+        if any(last - first + 1 != size for first, last, size in heads) or len({size for *_, size in heads}) != 1:
+            return None
+        rows = [row for first, last, _ in sorted(heads) for row in range(first, last + 1)]
+        parts |= {} if rows in parts.values() else {name: rows}  # one matrix for queries and keys, or keys and values
+    every = [row for rows in parts.values() for row in rows]
+    if other := sorted({*range(count)} - {*every}):
+        parts["other"] = other
+    return dict(sorted(parts.items(), key=lambda part: part[1])) if len({*every}) == len(every) else None
+
+
+def _dim(use: Use, *parts: str) -> int:
+    """Rows of a head, if all projections but the last are queries and keys, or there is one."""
+    *before, last = parts
+    sizes = {size for name in before or parts for *_, size in use.heads.get(name, ())}
+    fits = {*before} <= {"query", "key"} and (last in ("query", "key")) == (not before)
+    return sizes.pop() if fits and len(sizes) == 1 else 0

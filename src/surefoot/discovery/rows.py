@@ -1,0 +1,223 @@
+"""Which rows of which matrices make the queries, keys and values of every head: by one forward pass, by no name.
+
+The pass is run on shapes alone, on a copy. Beside it, for what a matrix has made, the first and the last row that each
+entry comes of are kept: operations that move entries move both numbers likewise, those that act on each entry by itself
+join them, products of matrices start anew. Attention is an operation of that name, or a softmax of a product of two
+activations times a third; what reaches it is read off head by head.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+Source = tuple[str, int]
+"""What an entry is: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a product;
+and the number of that parameter or product."""
+Labels = dict[Source, tuple[Tensor, Tensor]]
+"""Of each entry of a tensor the first and the last row, or column of the logits; row and column of a parameter's."""
+Reached = tuple[Labels, int]
+"""The labels of what is an input of attention, and the dimension of its features."""
+
+_ROWS = "_surefoot_rows"
+"""The attribute of a tensor that has its labels."""
+_PARTS = ("query", "key", "value")
+_NONE = 2**62, -1
+"""First and last row of what no row made."""
+_MOVES = ("_unsafe_view", "cat", "stack", "repeat", "flip", "roll")
+_SCALES = ("mul", "div", "mul_", "div_")
+_KEEP_ENTRIES = (*_SCALES, "clone", "_to_copy")
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Products of matrices, and where the first of the two stands among the arguments."""
+_STREAM = 4
+"""What more matrices than these have made is a residual stream and no projection."""
+
+
+@dataclass
+class Use:
+    """What a forward pass tells of a matrix.
+
+    Args:
+        shape: of the parameter.
+        transposed: whether an output is made by a column, False by a row, for each product with it.
+        heads: "query", "key", "value" -> first row, last row and number of rows of each head.
+        clear: whether the pass tells of all that reaches the attention which these reach.
+
+    >>> Use((8, 4)).heads
+    {}
+    """
+
+    shape: tuple[int, ...]
+    transposed: set[bool] = field(default_factory=set)
+    heads: dict[str, set[tuple[int, int, int]]] = field(default_factory=dict)
+    clear: bool = True
+
+
+def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> dict[nn.Parameter, Use]:
+    """Run a model once and see how its matrices are used.
+
+    Args:
+        model: any module; the pass is on a copy, and computes nothing.
+        weights: parameters of 2 dimensions or more that may be matrices of linear layers.
+        inputs: what the model is called with: a tuple is its arguments, a dictionary its named ones.
+
+    Returns:
+        Parameter -> its use, for those that are multiplied with activations.
+
+    Raises:
+        ValueError: the model cannot be copied, or run on shapes alone.
+
+    >>> layer = nn.Linear(4, 8)
+    >>> uses_of(layer, [layer.weight], torch.ones(1, 4))[layer.weight].transposed
+    {False}
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a while to import
+
+    model, weights = getattr(model, "_orig_mod", model), [*weights]
+    state = [*model.parameters(), *model.buffers()]
+    with FakeTensorMode(allow_non_fake_inputs=True):  # a meta model is run as if on a CPU, where its constants are
+        fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
+    device = next((x.device for x in fake.values()), torch.device("cpu"))
+    given = tree_map(lambda x: x.to(device, copy=True) if isinstance(x, Tensor) else x, inputs)
+    arguments, named = ((), given) if isinstance(given, dict) else (given, {})
+    rows = _Rows([fake[id(p)] for p in weights])
+    try:
+        run = copy.deepcopy(model, {**fake})
+        devices = [device] if device.type == "cuda" else []
+        with rows, torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+            run(*(arguments if isinstance(arguments, tuple) else (arguments,)), **named)
+    except Exception as error:
+        raise ValueError(
+            f"inputs=...: a forward pass on shapes alone failed ({type(error).__name__}: {error}); give what the model "
+            "is called with, a tuple for several arguments, or leave inputs out and say what is missing by overrides"
+        ) from error
+    return {p: use for p, use in zip(weights, rows.uses, strict=True) if use.transposed}
+
+
+def _labels(x: Any) -> Labels:
+    labels: Labels = getattr(x, _ROWS, {})
+    return labels
+
+
+def _side(x: Any, source: Source, side: int) -> Any:
+    """The first or the last rows of one source in a tensor; anything else as it is."""
+    if not isinstance(x, Tensor):
+        return x
+    both = _labels(x).get(source)
+    return torch.tensor(_NONE[side]).expand(x.shape) if both is None else both[side]
+
+
+class _Rows(TorchDispatchMode):
+    """Labels tensors while a model runs, as attributes of theirs, and notes the uses of weights."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uses, self.products = [Use(tuple(x.shape)) for x in weights], list[tuple[Reached, Reached]]()
+        for i, x in enumerate(weights):
+            *lead, rows, columns = x.shape
+            matrix = torch.arange(x[..., 0, 0].numel()).reshape(*lead, 1, 1)  # its number in a stack
+            row, column = matrix * rows + torch.arange(rows)[:, None], matrix * columns + torch.arange(columns)
+            setattr(x, _ROWS, {("entry", i): (row.expand(x.shape), column.expand(x.shape))})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name, made = func(*args, **(kwargs or {})), func.overloadpacket.__name__, list[Labels]()
+        given = [x for x in tree_leaves(args) if _labels(x)]
+        outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if not given or not outputs or name.endswith("_like"):
+            return out
+        if name in _PRODUCTS:
+            left, right = map(_labels, args[_PRODUCTS[name] :][:2])
+            made = [self._multiplied(left, right, outputs[0].shape)]
+        elif "attention" in name or "attn" in name:
+            self._attends(*((_labels(x), -1) for x in args[:3]))
+        elif func.is_view or name in _MOVES:
+            made = _moved(func, name, args, kwargs or {})
+        else:
+            made = [_joined(name, [_labels(x) for x in given if x.shape == outputs[0].shape])]
+            if "softmax" in name:
+                made = [self._softmax(made[0], args[1])]
+        for x, labels in zip(outputs, made, strict=False):
+            stream = sum(kind == "row" for kind, _ in labels) > _STREAM
+            kept = {
+                s: both for s, both in labels.items() if both[0].shape == x.shape and not (stream and s[0] == "row")
+            }
+            setattr(x, _ROWS, kept)
+        return out
+
+    def _multiplied(self, left: Labels, right: Labels, shape: torch.Size) -> Labels:
+        """The labels of a product of matrices: by rows of a weight, or of two activations."""
+        of_left, of_right = ({s: both for s, both in x.items() if s[0] == "entry"} for x in (left, right))
+        if of_left or of_right:
+            made, summed = Labels(), -2 if of_right else -1
+            for (_, i), sides in (of_left or of_right).items() if not (of_left and of_right) else ():
+                same = [torch.equal(x.select(summed, 0), x.select(summed, -1)) for x in sides]
+                if any(same):  # one row, or else one column, for all that is summed over
+                    label = sides[not same[0]].narrow(summed, 0, 1)
+                    made["row", i] = (label.expand(shape),) * 2
+                    self.uses[i].transposed.add(not same[0])
+            return made
+        for weights, value in ((left, (right, -1)), (right, (left, -2))):
+            if found := [i for kind, i in weights if kind == "weights"]:
+                self._attends(*self.products[found[0]], value)
+                return {}
+        self.products.append(((left, -1), (right, -2)))
+        return {("logits", len(self.products) - 1): (torch.arange(shape[-1]).expand(shape),) * 2}
+
+    def _softmax(self, labels: Labels, dim: int) -> Labels:
+        """The labels of a softmax; if it is of a product, keys are the factor that makes what it sums over."""
+        made = Labels()
+        for (kind, i), both in labels.items():
+            if kind == "logits":
+                if both[0].shape[dim] > 1 and torch.equal(both[0].select(dim, 0), both[0].select(dim, -1)):
+                    self.products[i] = self.products[i][::-1]
+                made["weights", i] = both
+        return made
+
+    def _attends(self, *reached: Reached) -> None:
+        """Note the heads of queries, keys and values."""
+        clear = all(any(kind == "row" for kind, _ in labels) for labels, _ in reached)
+        for part, (labels, dim) in zip(_PARTS, reached, strict=True):
+            for (_, i), (first, last) in ((s, both) for s, both in labels.items() if s[0] == "row"):
+                heads = torch.stack([first.amin(dim), last.amax(dim), (last >= 0).sum(dim)], -1).flatten(0, -2)
+                found = {(a, b, size) for a, b, size in torch.unique(heads, dim=0).tolist() if size}
+                self.uses[i].heads.setdefault(part, set()).update(found)
+                self.uses[i].clear &= clear
+
+
+def _moved(func: Any, name: str, args: Any, kwargs: Any) -> list[Labels]:
+    """The labels of each output of an operation that moves entries."""
+    made = list[Labels]()
+    for source in dict.fromkeys(source for x in tree_leaves(args) for source in _labels(x)):
+        sides = []
+        for side in (0, 1):
+            x, *rest = tree_map(partial(_side, source=source, side=side), args)
+            if name == "view_as_complex":
+                sides.append([x.amax(-1) if side else x.amin(-1)])
+            elif name == "view_as_real":
+                sides.append([torch.stack([x, x], -1)])
+            else:
+                reshapes = name in ("view", "_unsafe_view")
+                sides.append(tree_leaves(x.reshape(*rest) if reshapes else func(x, *rest, **kwargs)))
+        made += [{} for _ in sides[0][len(made) :]]
+        for labels, first, last in zip(made, *sides, strict=True):
+            labels[source] = first, last
+    return made
+
+
+def _joined(name: str, given: list[Labels]) -> Labels:
+    """The labels of the output of an operation that leaves every entry at its place."""
+    if name in _SCALES and any(labels.keys() != given[0].keys() for labels in given):
+        return {}  # a gate is no part of what it multiplies
+    joined = Labels()
+    for labels in given:
+        for source, (first, last) in labels.items():
+            if source[0] != "entry" or name in _KEEP_ENTRIES:
+                before = joined.get(source, (first, last))
+                joined[source] = torch.minimum(before[0], first), torch.maximum(before[1], last)
+    return joined

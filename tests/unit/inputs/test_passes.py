@@ -1,0 +1,129 @@
+"""What a forward pass tells of rows in any order, of separate layers, gates, adapters and bare matrices."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from surefoot import Plan
+from surefoot.views import Fused, Interleaved, Matrix, Stack, Transposed
+
+
+class Attends(nn.Module):
+    """What `cut` makes of one product, (B, T, rows) -> queries, keys and values (B, heads, T, d)."""
+
+    def __init__(self, rows, cut):
+        super().__init__()
+        self.w, self.cut = nn.Linear(32, rows, bias=False), cut
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*self.cut(self.w(x)))
+
+
+def heads_of(x, d=8):
+    return x.unflatten(-1, (-1, d)).transpose(1, 2)
+
+
+CUTS = {
+    "by head": (96, lambda x: x.unflatten(-1, (4, 3, 8)).permute(3, 0, 2, 1, 4).unbind(0), Interleaved(4, 3), 9),
+    "keys first": (96, lambda x: [heads_of(x.chunk(3, -1)[i]) for i in (1, 0, 2)], Fused(3), 9),
+    "values first": (96, lambda x: [heads_of(x.chunk(3, -1)[i]) for i in (1, 2, 0)], Fused(3), 3),
+    "one for queries and keys": (64, lambda x: [heads_of(x.chunk(2, -1)[i]) for i in (0, 0, 1)], Fused(2), 5),
+    "features first": (96, lambda x: x.unflatten(-1, (8, 3, 4)).permute(3, 0, 4, 1, 2).unbind(0), Matrix(), 1),
+    "cut in place": (96, lambda x: [torch.zeros(2, 4, 5, 8).index_put_((torch.arange(2),), y) if i else y
+                     for i, y in enumerate(map(heads_of, x.chunk(3, -1)))], Matrix(), 1),
+}  # fmt: skip
+"""Rows, how they are cut, the layout and the number of matrices with a norm."""
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_rows_in_any_order(case):
+    rows, cut, view, count = CUTS[case]
+    found = Plan.of(Attends(rows, cut), inputs=torch.randn(2, 5, 32), head=())
+    assert found["w.weight"].role.view.whole == view
+    assert sum(block[0] for block in found["w.weight"].blocks) == count
+    assert bool(found.unsplit) == (view == Matrix())
+
+
+class Apart(nn.Module):
+    """Layers of names that say nothing; keys come first, the softmax is along the first side of the product."""
+
+    def __init__(self, gated=False):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(32, 32) for _ in range(4))
+        self.gated = gated
+
+    def forward(self, x):
+        a, b, c, d = (heads_of(layer(x)) for layer in (self.a, self.b, self.c, self.d))
+        weights = torch.einsum("bhjd,bhid->bhji", a * d.sigmoid() if self.gated else a, b).softmax(2)
+        return weights.mT @ c
+
+
+def test_the_side_of_the_softmax_tells_keys_from_queries():
+    found = Plan.of(Apart(), inputs=torch.randn(2, 5, 32), head=())
+    why = {name[0]: found[name].why.partition("; ")[2] for name in found if "weight" in name}
+    heads = "by the forward pass: heads of 8 rows, a norm each"
+    assert why == {"a": f"key {heads}", "b": f"query {heads}", "c": "value by the forward pass", "d": ""}
+
+
+def test_what_a_gate_multiplies_is_not_clear_and_the_plan_says_so():
+    found = Plan.of(Apart(gated=True), inputs=torch.randn(2, 5, 32), head=())
+    assert [found[f"{each}.weight"].blocks for each in "abcd"] == [((1, 32, 32),)] * 4
+    assert found.unsplit.startswith("attention with one norm for all heads, b.weight, c.weight: ")
+
+
+class Adapted(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.low, self.up = base, nn.Linear(32, 4, bias=False), nn.Linear(4, 32, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.low(x))
+
+
+def test_matrices_whose_outputs_are_added_feed_attention_together():
+    """LoRA: the base and B have heads, A has not."""
+    model = Apart()
+    model.b = Adapted(model.b)
+    found = Plan.of(model, inputs=torch.randn(2, 5, 32), head=())
+    assert found["b.base.weight"].blocks == ((4, 8, 32),)
+    assert found["b.up.weight"].blocks == ((4, 8, 4),)
+    assert found["b.low.weight"].blocks == ((1, 4, 32),)
+
+
+class Bare(nn.Module):
+    """A bare matrix that multiplies what a linear layer has made."""
+
+    def __init__(self, shape, multiply):
+        super().__init__()
+        self.first, self.w, self.multiply = nn.Linear(4, 8), nn.Parameter(torch.randn(shape)), multiply
+
+    def forward(self, x, *, scale=1.0):
+        return self.multiply(scale * self.first(x), self.w)
+
+
+@pytest.mark.parametrize(
+    ("shape", "multiply", "view"),
+    [
+        ((6, 8), F.linear, Matrix()),
+        ((8, 6), torch.matmul, Transposed(Matrix())),
+        ((8, 8), lambda x, w: (w @ x.mT).mT, Matrix()),
+        ((8, 8), lambda x, w: torch.einsum("btd,de->bte", x, w.type_as(x) / 2), Transposed(Matrix())),
+        ((3, 5, 8), lambda x, w: F.linear(x, w[1]) + F.linear(x, w[2]), Stack()),
+    ],
+)
+def test_bare_matrices_are_linear_layers_as_they_are_multiplied(shape, multiply, view):
+    model = Bare(shape, multiply)
+    for inputs in ((torch.randn(2, 3, 4),), {"x": torch.randn(2, 3, 4), "scale": 2.0}):
+        placed = Plan.of(model, inputs=inputs)["w"]
+        assert (placed.role.name, placed.role.view) == ("linear", view)
+    with pytest.raises(ValueError, match="cannot place w"):
+        Plan.of(Bare((8, 8), lambda x, w: x @ w + x @ w.mT), inputs=torch.randn(2, 3, 4))  # both ways
+    assert Plan.of(model, inputs=torch.randn(2, 3, 4), overrides=[("w", "positions")])["w"].role.name == "positions"
+
+
+def test_a_bare_matrix_of_the_shape_of_a_table_may_be_the_head():
+    model = Bare((9, 8), F.linear)
+    model.table = nn.Embedding(9, 8)
+    with pytest.raises(ValueError, match="cannot place w"):
+        Plan.of(model, inputs=torch.randn(2, 3, 4), head=())
