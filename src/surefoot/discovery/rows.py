@@ -185,7 +185,7 @@ class _Rows(TorchDispatchMode):
         for part, (labels, dim) in zip(_PARTS, reached, strict=True):
             for (_, i), (first, last) in ((s, both) for s, both in labels.items() if s[0] == "row"):
                 heads = torch.stack([first.amin(dim), last.amax(dim), (last >= 0).sum(dim)], -1).flatten(0, -2)
-                found = {(a, b, size) for a, b, size in torch.unique(heads, dim=0).tolist() if size}
+                found = {(a, b, size) for a, b, size in heads.tolist() if size}
                 self.uses[i].heads.setdefault(part, set()).update(found)
                 self.uses[i].clear &= clear
 
@@ -218,6 +218,7 @@ def _joined(name: str, given: list[Labels]) -> Labels:
     for labels in given:
         for source, (first, last) in labels.items():
             if source[0] != "entry" or name in _KEEP_ENTRIES:
-                before = joined.get(source, (first, last))
-                joined[source] = torch.minimum(before[0], first), torch.maximum(before[1], last)
+                before = joined.get(source)  # alone, labels stay views, which take no memory
+                both = (torch.minimum(before[0], first), torch.maximum(before[1], last)) if before else (first, last)
+                joined[source] = both
     return joined
