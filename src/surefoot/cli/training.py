@@ -106,10 +106,8 @@ def _run_first(
         if arguments.lr == AUTO:
             law = f"the {'law' if arguments.method in LAWS else 'usual one'} of {arguments.method}"
             law += f", for {config.run.steps:,} steps of {config.run.tokens:,} tokens"
-            began = (
-                config.lr != config.replace(lr=AUTO).lr
-            )  # under a law of another version, or at a rate that was given
-            law = "which the run began with" if began else law
+            if config.lr != config.replace(lr=AUTO).lr:  # under the law of another version, or at a rate that was given
+                law = "which the run began with"
             print(f"surefoot: learning rate {config.lr:.4g}, {law}", file=sys.stderr)
         try:
             result = _train(arguments, training, boards, compute)

@@ -92,7 +92,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
         devices = [device] if device.type == "cuda" else []
         with rows, torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
             run(*(arguments if isinstance(arguments, tuple) else (arguments,)), **named)
-    except Exception as error:
+    except Exception as error:  # whatever a model of the user's raises
         raise ValueError(
             f"inputs=...: a forward pass on shapes alone failed ({type(error).__name__}: {error}); give what the model "
             "is called with, a tuple for several arguments, or leave inputs out and say what is missing by overrides"

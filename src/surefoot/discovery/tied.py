@@ -85,10 +85,8 @@ def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
 def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ValueError if two parameters start at the same address."""
     owners: dict[int, str] = {}
-    for (
-        name,
-        p,
-    ) in parameters.items():  # at 0 on the meta device, empty, or a subclass around another tensor, as DTensor
+    for name, p in parameters.items():
+        # 0 on the meta device, of an empty one, or of a subclass around another tensor, as DTensor
         address = 0 if isinstance(p, nn.UninitializedParameter) else p.data_ptr()
         if address and (other := owners.setdefault(address, name)) != name:
             raise ValueError(f"{other} and {name} are two parameters over one memory; to tie them, assign one to both")
