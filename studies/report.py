@@ -23,6 +23,7 @@ from beyond import tables as beyond
 from confirm import tables as confirmed
 from coordinates import run as coordinates
 from defaults import gains
+from lengths import tables as lengths
 from pretrain import tables as pretrain
 from rates.run import table as given_rates
 from sizes import tables as sizes
@@ -228,6 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **sources.TABLES,
     "wiring": wiring.table,
     "rates": given_rates,
+    "lengths": lengths.table,
     "stabilisers": stability.table,
     "coordinates": coordinates.table,
     **{

@@ -1,0 +1,53 @@
+"""The tables of docs/transfer.md about recipes that are searched at the length at which they are compared."""
+
+import numpy as np
+
+from lengths.run import FINALS, RECIPES, RUNS, SEED, SIDES, loss_of, records
+from surefoot.experiment.reports.style import markdown, plus_minus
+from surefoot.experiment.sweep import fit
+
+
+def table() -> str:
+    """Every finished search at width 32, then the fresh seeds that there are at other sizes."""
+    return "\n\n".join([*map(_searches, (481, 1926)), *(_finals(*each) for each in FINALS if records("steady", *each))])
+
+
+def _searches(steps: int) -> str:
+    """The lowest run of each search that is finished."""
+    rows = []
+    for recipe in RECIPES:
+        done = [r for r in records(recipe, 32, steps) if r["seed"] == SEED]
+        if len(done) == RUNS:
+            first = min(done, key=loss_of)
+            numbers = [f"2^{first[name]:g}" for name in ("log2_lr", "second")]
+            rows.append([recipe, str(RUNS), *numbers, *(f"{first[side]:.3f}" for side in SIDES)])
+    rows.sort(key=lambda row: float(row[-2]) + float(row[-1]))
+    head = ["recipe", "runs", "best rate", "E", "validation loss", "training loss"]
+    return f"width 32, {steps:,} steps, the lowest of a search, one seed\n\n{markdown(head, rows)}"
+
+
+def _finals(width: int, steps: int) -> str:
+    """The means over fresh seeds at what the searches found, and what is above the default on the same seeds."""
+    own, rows = {r["seed"]: r for r in records("steady", width, steps)}, []
+    for recipe in RECIPES:
+        runs = {r["seed"]: r for r in records(recipe, width, steps)}
+        if not runs:
+            continue
+        point = next(iter(runs.values()))
+        cells = [f"2^{point[name]:g}" for name in ("log2_lr", "second")] + [str(len(runs))]
+        cells += [f"{np.mean([r[side] for r in runs.values()]):.3f}" for side in SIDES]
+        for side in SIDES:
+            above = [runs[seed][side] - own[seed][side] for seed in own.keys() & runs.keys()]
+            cells.append(f"{np.mean(above):+.3f}{plus_minus(fit.interval(above), 3)}" if recipe != "steady" else "")
+        rows.append([recipe, *cells])
+    head = [
+        "recipe",
+        "rate",
+        "E",
+        "seeds",
+        "validation loss",
+        "training loss",
+        "above steady",
+        "above steady, training",
+    ]
+    return f"width {width}, {steps:,} steps, fresh seeds\n\n{markdown(head, rows)}"
