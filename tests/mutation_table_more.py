@@ -7,6 +7,7 @@ RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_ad
 BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
 RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_worst_change.py"
 SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
+EIGHT = "tests/unit/optim/test_precision.py"
 SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
 LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
 COPIED, PASSES = "tests/unit/inputs/test_copied.py", "tests/unit/inputs/test_passes.py"
@@ -108,6 +109,9 @@ MUTATIONS = (
     Mutation("a strided part in the mesh's order", "mesh/slabs.py", "*right, late[0]]", "late[0], *right]", SCHEDULE),
     Mutation(
         "noise by the place in the part", "optim/shard.py", 'if "rounds" in self.kept else 0', "if False else 0", MESHES
+    ),
+    Mutation(
+        "scales of 8 bits not written", "optim/precision.py", "write_(leaf.state[SCALES[name]], scale)", "pass", EIGHT
     ),
     Mutation("norm of rows here", "optim/sharding.py", "dist.all_reduce(numbers,", "(lambda *_: 0)(numbers,", MESHES),
     Mutation("values cut into heads", "views/fused.py", "= not self.values and", "= False and", SPLIT),

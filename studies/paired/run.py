@@ -1,10 +1,11 @@
 """What does one choice cost in loss? The demo's model and text, one rate, and differences over the same seeds.
 
     python studies/paired/run.py storage       # momentum, or the weights themselves, in bfloat16; 20 minutes on 2 cores
+    python studies/paired/run.py momentum      # the default recipe's in 8 bits; 10 minutes
     python studies/paired/run.py directions    # how accurate a matrix sign has to be; 15 minutes
     python studies/paired/run.py storage --table    # from the committed results, as docs/performance.md has it
 
-`beyond_mup` at lr 2^-4. An interrupted run resumes; the results are written beside this file.
+`beyond_mup`, for "momentum" the default, at lr 2^-4. An interrupted run resumes; its results lie beside this file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -71,20 +72,21 @@ METHODS["zolotarev"] = zolotarev
 
 @dataclass(frozen=True)
 class Stored(Method):
-    """`beyond_mup` with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
+    """A recipe with weights, forward and backward pass in `dtype`, and the optimizer's `storage`."""
 
     dtype: torch.dtype
     storage: sf.Precision
+    recipe: sf.Recipe = field(default_factory=recipes.beyond_mup)
     clip: float | None = None
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """Initialised by the plan, then rounded to `dtype`."""
-        sf.Plan.of(model, recipes.beyond_mup()).initialise_(model, seed)
+        sf.Plan.of(model, self.recipe).initialise_(model, seed)
         model.to(self.dtype)
 
     def optimizer(self, model: nn.Module, lr: float) -> sf.SteepestDescent:
         """The optimizer, with `storage` as its precision."""
-        return sf.SteepestDescent(model, sf.Plan.of(model, recipes.beyond_mup()), lr=lr, precision=self.storage)
+        return sf.SteepestDescent(model, sf.Plan.of(model, self.recipe), lr=lr, precision=self.storage)
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,15 @@ STUDIES = {
         seeds=5,
         steps=300,
         more=("bytes a parameter, weight and state", "8", "6", "10", "6", "6", "4"),
+    ),
+    "momentum": Study(
+        {
+            "float32": Stored(torch.float32, sf.Precision(), recipes.steady()),
+            "int8": Stored(torch.float32, sf.Precision(torch.int8), recipes.steady()),
+        },
+        seeds=5,
+        steps=300,
+        more=("bytes a parameter, state", "4", "1.03"),
     ),
     "directions": Study({name: signed(name, geometry) for name, geometry in SIGNS.items()}, seeds=8, steps=150),
 }

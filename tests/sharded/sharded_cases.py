@@ -121,7 +121,7 @@ def whole(p: Tensor) -> Tensor:
         return p.detach().clone()
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, (p.to_local().detach(), tuple(p.device_mesh.get_coordinate())))
-    result = torch.full(p.shape, torch.nan, dtype=p.dtype)
+    result = torch.full(p.shape, torch.nan, dtype=torch.promote_types(p.dtype, torch.float32))
     cut = slabs(tuple(p.shape), tuple(p.device_mesh.shape), p.placements)
     for local, coordinate in parts:
         number = 0
@@ -130,8 +130,8 @@ def whole(p: Tensor) -> Tensor:
         place = cut[number].within(Slab((0,) * p.ndim, tuple(p.shape)))
         known = result[place]
         assert bool((known.isnan() | (known == local)).all()), "copies differ"
-        result[place] = local
-    return result
+        result[place] = local.to(result.dtype)
+    return result.to(p.dtype)
 
 
 def fsdp(name: str, shape: Sequence[int]) -> tuple[Any, ...]:

@@ -1,14 +1,17 @@
-"""What a step has in memory at once: counted tensors, of a step with many buckets."""
+"""Memory on a mesh: what a step has at once, by counted tensors; and momentum in 8 bits, saved and resumed."""
 
 import weakref
 from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+import pytest
 import torch
-from sharded_cases import fsdp, plan_of
-from test_sharded_state import advance, built
+from sharded_cases import alone, distribute, fsdp, plan_of, whole
+from test_sharded_state import advance, built, full
+from test_sharded_steps import MESHES
 from threads import run
+from torch.distributed.tensor import Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +22,7 @@ from surefoot.mesh.schedule import schedule
 
 SIDE, COUNT, RANKS = 48, 24, 4
 MATRIX = 4 * SIDE * SIDE
+EIGHT, FLOAT = sf.Precision(torch.int8), sf.Precision()
 
 
 class Alive(TorchDispatchMode):
@@ -78,3 +82,57 @@ def test_a_step_has_two_buckets_and_the_workspace_of_one(stabiliser, budget):
     for most, buckets in run(RANKS, work):
         assert buckets == COUNT // RANKS // owned
         assert most <= 1.01 * (2 * tensors * owned * MATRIX + workspace)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now"), [(EIGHT, EIGHT), (EIGHT, FLOAT), (FLOAT, EIGHT)], ids=["8 bits", "to float", "from float"]
+)
+def test_momentum_in_8_bits_is_cut_with_its_scales_and_goes_on_on_any_mesh(saved, now):
+    """Saved on 3 processes after 4 steps; on to step 8 on 2 x 2, whose columns are whole, and in one process."""
+    plan, f32 = plan_of(recipes.steady(), None), torch.float32
+
+    def save(rank, mesh=None, placements=None):
+        params, optimizer = built(plan, mesh, placements, f32, precision=saved)
+        advance(params, optimizer, range(4), f32)
+        if mesh and saved == EIGHT:
+            kept = optimizer.state[params["experts"]]
+            assert (kept["momentum"].dtype, kept["momentum_scale"].dtype) == (torch.int8, torch.int8)
+            assert (tuple(kept["momentum_scale"].shape), kept["momentum_scale"].placements) == ((4, 6, 1), (Shard(0),))
+        return {n: whole(p) for n, p in params.items()}, full(optimizer.state_dict())
+
+    values, state = save(0)
+    for got, kept in run(3, save, (3,), fsdp):
+        assert kept["state"].keys() == state["state"].keys()
+        for name, w in values.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6, msg=name)
+        for index, own in state["state"].items():
+            torch.testing.assert_close(kept["state"][index], own, rtol=0, atol=1e-6)
+
+    def resume(rank, mesh=None, placements=None):
+        params, optimizer = built(plan, mesh, placements, f32, precision=now)
+        for name, p in params.items():
+            p.data.copy_(values[name] if mesh is None else distribute(values[name], p.device_mesh, p.placements))
+        optimizer.load_state_dict(state)
+        advance(params, optimizer, range(4, 8), f32)
+        return {n: whole(p) for n, p in params.items()}
+
+    want = alone(plan, 8, f32, 0.05, precision=saved) if saved == now else resume(0)
+    for got in [resume(0), *run(2, resume, (2,), fsdp), *run(4, resume, *MESHES["HSDP"])]:
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-6, msg=name)
+
+
+def test_columns_cut_within_entries_that_share_a_scale_are_refused():
+    plan = plan_of(recipes.steady(), None)
+
+    def work(rank):
+        with pytest.raises(ValueError, match=r"square is cut after 4 columns, within 32 that share a scale"):
+            built(
+                plan,
+                (2,),
+                lambda name, shape: [Shard(len(shape) - 1) if shape else Replicate()],
+                torch.float32,
+                precision=EIGHT,
+            )
+
+    run(2, work)

@@ -16,7 +16,7 @@ from torch import Tensor
 from surefoot.linalg import device
 from surefoot.momentum import State, is_finite
 from surefoot.optim.param_groups import learning_rate
-from surefoot.optim.precision import ADDED, Leaf, Precision
+from surefoot.optim.precision import ADDED, Leaf, Precision, average
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.stabilise import Stabiliser
@@ -209,7 +209,7 @@ def _stacked(leaves: Sequence[Leaf], name: str, dtype: torch.dtype) -> list[Tens
     first, size = tensors[0], tensors[0].numel() * tensors[0].element_size()
     kept = not leaves[0].agreed and isinstance(placement.role.view, OneBlock)
     if not kept or first.dtype != dtype or not device.on_cpu(first) or len(tensors) == 1:
-        return stack_blocks([x.to(dtype) for x in tensors], placement.role.view)
+        return stack_blocks([average(leaf.state, name, dtype) for leaf in leaves], placement.role.view)
     shape = (len(tensors), *placement.blocks[0])
     storages = {x.untyped_storage().data_ptr() for x in tensors}
     places = [x.data_ptr() - first.data_ptr() for x in tensors]

@@ -15,7 +15,7 @@ from surefoot.mesh.transport import Transport
 from surefoot.momentum import State
 from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
-from surefoot.optim.precision import Leaf, Precision
+from surefoot.optim.precision import Leaf, Precision, average
 from surefoot.optim.shard import REPLICAS, Shard, of_any_size
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
@@ -138,7 +138,7 @@ class Exchange:
         leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
         w, g = self._precision.read(leaf), leaf.grad.to(dtype)
         x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
-        x |= {name: leaf.state[name].to(dtype) for name in shard.shaped}
+        x |= {name: average(leaf.state, name, dtype) for name in shard.shaped}
         if "m" in shard.sent:
             before = {name: x.get(name, y)[None] for name, y in leaf.state.items() if name in role.smoothed}
             finite = shard.agreed.finite.reshape((1,) * (w.ndim + 1))

@@ -178,22 +178,22 @@ class SteepestDescent(Optimizer):
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step, and that of another dtype converted."""
-        state: State = self.state[p]
-        if new := not state:
+        if new := not (state := self.state[p]):
             refuse_overflowing(self._names[p], p)
             state.update(init_state(self._placements[p], p))
         if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
-        return state
+        kept: State = self.state[p]
+        return kept
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        placement, self._dtypes[p] = self._placements[p], p.dtype
-        new = self._precision.convert(p, placement, self.state[p], self._names[p], partial(self._new_state, p))
-        self.state[p].clear()
-        self.state[p].update(new)
+        placement, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
         if self._sharding and p in self._sharding.shards:
-            self._sharding.shards[p].kept = self.state[p]
+            self.state[p] = self._sharding.stored(p, name, self.state[p])
+        else:
+            template = partial(init_state, placement, p)
+            self.state[p] = self._precision.convert(p, placement, self.state[p], name, template)
 
     def _new_state(self, p: Tensor) -> State:
         """A state with the dtypes that the parameter's should have."""
@@ -239,7 +239,8 @@ class SteepestDescent(Optimizer):
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
-                for key, value in loaded["state"].get(index, {}).items():
+                saved = loaded["state"].get(index, {})
+                for key, value in self._precision.in_full(p, saved, whole_of).items():
                     whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
                     self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):

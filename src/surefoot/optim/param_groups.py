@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
-from surefoot.optim.precision import ADDED, Precision
+from surefoot.optim.precision import Precision, layouts
 from surefoot.plan import Placement, Plan
 from surefoot.roles import Role, by_name
 from surefoot.scaling import FanRatio, HeadScale, Run
@@ -255,8 +255,9 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
     """What is wrong with the entries of a saved state; nothing if they fit."""
     if not isinstance(entries, Mapping):
         return f"its state in the checkpoint is {type(entries).__name__}, no dictionary"
-    known = dict(zip(ADDED, (p, torch.zeros((), dtype=torch.int64)), strict=True)) | new
-    if missing := new.keys() - entries.keys() - {*ADDED}:
+    needed = layouts(new, entries, p)
+    known = {"master": p, "rounds": torch.zeros((), dtype=torch.int64)} | needed
+    if missing := needed.keys() - entries.keys():
         return f"the checkpoint lacks {min(missing)!r}"
     for name, x in entries.items():
         like = known.get(name)

@@ -1,25 +1,24 @@
 """`Precision`: in which numbers momentum and half-precision weights are stored; steps are taken in float32."""
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from surefoot.identity import plain_name
 from surefoot.linalg import device
 from surefoot.momentum import State
+from surefoot.optim.rounding import Index, blocks_of, from_int8, noise_key, noise_seed, stochastic, to_int8
 from surefoot.plan import Placement
 
 HALF = (torch.bfloat16, torch.float16)
 
-ADDED = ("master", "rounds")
-"""What `Precision` adds to a parameter's state, beside momentum and stabiliser."""
+SCALES = {"momentum": "momentum_scale", "exp_avg": "exp_avg_scale"}
+"""Averages that may be kept in 8 bits, and the names of their scales: not Adam's mean squares, of which many were 0."""
 
-Index = int | Tensor
-"""Where entries lie in the whole parameter, flattened: the first one's position if they follow each other, or all."""
+ADDED = ("master", "rounds", *SCALES.values())
+"""What `Precision` adds to a parameter's state, beside momentum and stabiliser."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,9 @@ class Precision:
     """In which numbers momentum and half-precision weights are stored.
 
     Args:
-        momentum: float32, 4 bytes per parameter; or bfloat16 by stochastic rounding, 2 bytes (float64 parameters have
-            theirs in float64). Rounding to nearest would lose what a gradient adds to a much larger average.
+        momentum: float32, 4 bytes per parameter; bfloat16, 2 bytes; or int8, 1.03 bytes, 32 entries with a scale in
+            common, but bfloat16 for vectors and Adam's mean squares. Both by stochastic rounding: rounding to nearest
+            would lose what a gradient adds to a much larger average. float64 parameters have theirs in float64.
         weights: how bfloat16 and float16 parameters are rounded; others never are.
 
     Raises:
@@ -155,8 +155,8 @@ class Precision:
     weights: Rounding = field(default_factory=RoundToNearest)
 
     def __post_init__(self) -> None:
-        if self.momentum not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"momentum is kept in torch.float32 or torch.bfloat16, not {self.momentum!r}")
+        if self.momentum not in (torch.float32, torch.bfloat16, torch.int8):
+            raise ValueError(f"momentum is kept in torch.float32, torch.bfloat16 or torch.int8, not {self.momentum!r}")
         if not isinstance(self.weights, Rounding):
             raise ValueError(f"weights is a rounding such as MasterWeights() or RoundToNearest(), not {self.weights!r}")
 
@@ -186,14 +186,40 @@ class Precision:
         """
         dtype = torch.promote_types(p.dtype, torch.float32)
         small = self.momentum if dtype == torch.float32 else dtype
+        less = torch.bfloat16 if small == torch.int8 else small
         kept, averages = {key: x for key, x in state.items() if key not in ADDED}, place.role.momentum.averages
         others = [x for key, x in kept.items() if key not in averages and x.is_floating_point()]
         like = new() if any(x.dtype != dtype for x in others) else kept
-        converted = {key: x.to(small if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
         added = self.rounding(p).init_state(p, dtype)
-        if small == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
+        converted = {key: x.to(less if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
+        for key in SCALES.keys() & averages if self.packs(p) else ():
+            packed = kept[key].dtype == torch.int8
+            converted[key], added[SCALES[key]] = (kept[key], state[SCALES[key]]) if packed else to_int8(kept[key])
+        if less == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
+
+    def packs(self, p: Tensor) -> bool:
+        """Whether a parameter's average is kept in 8 bits, with a scale."""
+        return self.momentum == torch.int8 and p.ndim > 1 and p.dtype != torch.float64
+
+    def in_full(self, p: Tensor, entries: State, whole: Callable[[Tensor], Tensor]) -> State:
+        """A parameter's saved state, whose averages in 8 bits are made float32 unless they are kept so.
+
+        Args:
+            p: the parameter.
+            entries: its state in a checkpoint.
+            whole: gives all of a tensor that may be cut.
+
+        Returns:
+            The state without scales, or itself.
+        """
+        if self.packs(p) or not SCALES.values() & entries.keys():
+            return entries
+        found = {name: whole(x) for name, x in entries.items()}
+        eight = {name for name, x in found.items() if x.dtype == torch.int8 and name in SCALES}
+        full = {name: average(found, name, torch.float32) for name in eight}
+        return {name: full.get(name, x) for name, x in found.items() if name not in SCALES.values()}
 
     def read(self, leaf: Leaf) -> Tensor:
         """The weight that a step starts from."""
@@ -210,8 +236,12 @@ class Precision:
             place = leaf.state[name]
             if leaf.agreed and name not in leaf.placement.role.momentum.averages:
                 x = torch.where(leaf.agreed.there, x, place.to(x.dtype))
-            rounded = place.dtype == torch.bfloat16 != x.dtype
-            write_(place, stochastic(x, noise_seed(leaf.state["rounds"]), leaf.index) if rounded else x)
+            if place.dtype == torch.int8:
+                x, scale = to_int8(x, noise_seed(leaf.state["rounds"]), leaf.index)
+                write_(leaf.state[SCALES[name]], scale)
+            elif place.dtype == torch.bfloat16 != x.dtype:
+                x = stochastic(x, noise_seed(leaf.state["rounds"]), leaf.index)
+            write_(place, x)
 
     def write_(self, leaf: Leaf, w: Tensor) -> None:
         """Write a parameter's next weights w, rounded: the end of its step."""
@@ -223,67 +253,23 @@ class Precision:
             leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
+def average(state: State, name: str, dtype: torch.dtype) -> Tensor:
+    """An average of a state in the dtype of the step, however it is kept."""
+    x = state[name]
+    return from_int8(x, state[SCALES[name]]) if x.dtype == torch.int8 else x.to(dtype)
+
+
+def layouts(new: State, saved: Mapping[Any, Any], p: Tensor) -> State:
+    """What a parameter's saved state must have, in shape and kind: as a new one, averages in 8 bits or not as saved."""
+    known = {name: x for name, x in new.items() if name not in ADDED}
+    for name in SCALES.keys() & known.keys():
+        if packed := p.ndim > 1 and getattr(saved.get(name), "dtype", None) == torch.int8:
+            known[SCALES[name]] = torch.empty(*p.shape[:-1], blocks_of(p.shape[-1]), dtype=torch.int8, device="meta")
+        known[name] = torch.empty(p.shape, dtype=torch.int8 if packed else torch.float32, device="meta")
+    return known
+
+
 def write_(tensor: Tensor, value: Tensor) -> None:
     """Copy value, unless it is the tensor's own memory, which a step on a CPU may have written to already."""
     if not device.on_cpu(tensor) or value.data_ptr() != tensor.data_ptr():
         tensor.copy_(value)
-
-
-def noise_key(name: str) -> int:
-    """31 bits that tell a parameter's rounding noise from others': a hash of its name without what wrappers add.
-
-    >>> noise_key("module.layer._orig_mod.weight") == noise_key("layer.weight")
-    True
-    """
-    return int.from_bytes(hashlib.sha256(plain_name(name).encode()).digest()[:4], "big") >> 1
-
-
-def noise_seed(rounds: Tensor) -> Tensor:
-    """The seed of one rounding, int32, from the state's `rounds`, int64: `noise_key << 32`, plus a count of roundings.
-
-    >>> noise_seed(torch.tensor(5 << 32)).dtype
-    torch.int32
-    """
-    low, high = rounds << 32 >> 32, rounds >> 32
-    return _hash(high.to(torch.int32)).bitwise_xor_(_hash(low.to(torch.int32)))
-
-
-def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
-    """x in bfloat16, rounded up or down at random so that the mean over seeds is x.
-
-    `P(up) = (x - down) / (up - down)`; numbers that bfloat16 has, and those that are not finite, come back as they are.
-    The noise is a hash of (index, seed): the same on every device, and no generator is consumed. A part of a tensor
-    is rounded as in the whole if its index is given.
-
-    Args:
-        x: float32, any shape.
-        seed: int32 scalar, another one for every rounding.
-        index: the position of x's first entry in the whole parameter, or the positions of all, in x's shape.
-
-    Returns:
-        bfloat16, within one unit in the last place (2**-7 relatively). Cost: ten passes over integers of x's size.
-
-    Source: the hash is "lowbias32", C. Wellons, https://nullprogram.com/blog/2018/07/31/.
-
-    >>> seeds = torch.arange(1000, dtype=torch.int32)
-    >>> rounded = torch.stack([stochastic(torch.tensor([1 + 2**-9]), seed) for seed in seeds])
-    >>> rounded.unique().tolist(), round(float(rounded.float().mean() - 1) * 2**9, 1)
-    ([1.0, 1.0078125], 1.0)
-    """
-    if isinstance(index, Tensor):  # a hash serves two neighbours, 16 bits each
-        hashes = _hash((index // 2).to(torch.int32).add_(_hash(seed)))
-        noise = (hashes >> 16 * (index % 2).to(torch.int32)).bitwise_and_(0xFFFF)
-    else:
-        first, last = index // 2, (index + x.numel() + 1) // 2
-        hashes = _hash(torch.arange(first, last, dtype=torch.int32, device=x.device).add_(_hash(seed)))
-        noise = hashes.view(torch.int16)[index % 2 : index % 2 + x.numel()].to(torch.int32).bitwise_and_(0xFFFF)
-    bits = noise.view(x.shape).add_(x.contiguous().view(torch.int32))
-    rounded = bits.bitwise_and_(-0x10000).view(torch.float32)  # an infinity has no low bits to carry from
-    return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)
-
-
-def _hash(x: Tensor) -> Tensor:
-    """A bijection of int32 whose low bits look random; a shift keeps the sign, hence the masks."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32))):
-        x = (x >> shift).bitwise_and_((1 << 32 - shift) - 1).bitwise_xor_(x).mul_(factor)
-    return (x >> 16).bitwise_and_(0xFFFF).bitwise_xor_(x)

@@ -20,7 +20,8 @@ from surefoot.mesh.groups import Cut
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, is_finite
 from surefoot.optim.batching import Rule, rules
-from surefoot.optim.precision import ADDED, Agreed, Index, Leaf
+from surefoot.optim.precision import ADDED, Agreed, Leaf
+from surefoot.optim.rounding import Index
 from surefoot.plan import Placement
 from surefoot.roles import Role
 from surefoot.scaling import Constant

@@ -21,7 +21,8 @@ from surefoot.momentum import State
 from surefoot.optim.batching import init_state, load, rules, store
 from surefoot.optim.exchange import Exchange
 from surefoot.optim.param_groups import learning_rate, whole_of
-from surefoot.optim.precision import Precision
+from surefoot.optim.precision import SCALES, Precision
+from surefoot.optim.rounding import BLOCK, blocks_of
 from surefoot.optim.shard import HERE, REPLICAS, ROWS, Shard, chosen
 from surefoot.plan import Placement
 from surefoot.stabilise.base import where_moved
@@ -75,11 +76,17 @@ class Sharding:
             way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
+        ends = {slab.start[-1] + slab.size[-1] for slab in cut.slabs if p.ndim} - {*p.shape[-1:]}
+        if self._precision.packs(p) and (within := sorted(end for end in ends if end % BLOCK)):
+            raise ValueError(
+                f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits: "
+                "keep momentum in torch.bfloat16, or cut at a multiple"
+            )
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
         for derived in ("exchanges", "_agreements"):
             vars(self).pop(derived, None)
-        shard.kept = state or self._init_state(shard, name)
-        return shard.kept
+        shard.kept = state
+        return state or self._init_state(shard, name)
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
@@ -89,8 +96,15 @@ class Sharding:
             state |= shard.placement.role.momentum.init_state(slab)
         else:
             state = init_state(shard.here, shard.local)
-        state = self._precision.convert(shard.local, shard.placement, state, name)
-        return {key: _wrapped(shard, key, x) for key, x in state.items()}
+        return self.stored(shard.p, name, state)
+
+    def stored(self, p: Tensor, name: str, state: State) -> State:
+        """A parameter's state, of which only this process's parts are read, as precision says; it is kept."""
+        shard = self.shards[p]
+        own = {key: x.to_local() if isinstance(x, DTensor) else x for key, x in state.items()}
+        own = self._precision.convert(shard.local, shard.placement, own, name, lambda: shard.state)
+        shard.kept = {key: _wrapped(shard, key, x) for key, x in own.items()}
+        return shard.kept
 
     def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor:
         """An entry of a loaded state, a `DTensor` of any mesh or whole, as this process keeps it."""
@@ -259,6 +273,8 @@ def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
         return x
     if x.shape == shard.local.shape and name in (*shard.shaped, "master"):
         return _as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
+    if name in SCALES.values():
+        return _as_dtensor(x, p.device_mesh, p.placements, (*p.shape[:-1], blocks_of(p.shape[-1])))
     dim = 0 if shard.here.role.view.stacked else 1
     if shard.here is shard.placement or dim >= x.ndim:
         return x

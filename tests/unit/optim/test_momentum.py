@@ -11,6 +11,7 @@ from torch import nn
 import surefoot as sf
 from comparisons import bits
 from surefoot import Plan, SteepestDescent
+from surefoot.optim.rounding import BLOCK, from_int8, noise_key, noise_seed, stochastic, to_int8
 from surefoot.roles import NATURAL
 
 
@@ -154,3 +155,115 @@ def test_all_state_follows_the_parameters_dtype(before, after, weights, way):
         dtypes, like = ([{k: x.dtype for k, x in s.items()} for s in o.state.values()] for o in (optimizer, wanted))
         assert dtypes == like, recipe.name
         assert all(p.isfinite().all() for p in model.parameters())
+
+
+# --- rounding at random
+
+SHAPE = (6, 10)
+
+
+def count(i):
+    return torch.tensor(i, dtype=torch.int32)
+
+
+def pull(seed, shape=SHAPE):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_stochastic_rounding_is_right_on_average_and_never_further_than_a_neighbour():
+    x = torch.cat([pull(0, (2000,)), pull(1, (2000,)) * 1e-30, pull(2, (2000,)) * 1e30])
+    rounded = torch.stack([stochastic(x, count(i)).double() for i in range(500)])
+    low = (x.view(torch.int32) & -0x10000).view(torch.float32).double()
+    unit = (rounded - low).abs().amax(0)
+    assert ((rounded == low) | ((rounded - low).abs() == unit)).all()
+    fraction = (x.double() - low).abs() / unit.clamp_min(1e-300)
+    up = ((rounded - low).abs() > 0).double().mean(0)
+    moved = unit > 0
+    deviation = (up - fraction)[moved] / (fraction * (1 - fraction) / 500).sqrt()[moved].clamp_min(1e-9)
+    assert abs(float(deviation.mean())) < 0.1
+    assert 0.9 < float(deviation.std()) < 1.1, "as independent coins would"
+
+
+def test_noise_differs_between_counts_and_entries_and_repeats_with_the_count():
+    x = torch.full((4096,), 1 + 2**-8)  # half way
+    a, b = stochastic(x, count(1)), stochastic(x, count(2))
+    assert torch.equal(a, stochastic(x, count(1)))
+    for first, other in ((a, b), (a[:-1], a[1:]), (a[:2048], a[2048:])):
+        assert abs(float((first == other).float().mean()) - 0.5) < 0.05
+
+
+def test_bfloat16_numbers_are_unchanged_bit_for_bit():
+    special = [
+        0.0,
+        -0.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+        1.0,
+        -3.5,
+        2.0**-126,
+        2.0**-133,
+        torch.finfo(torch.bfloat16).max,
+    ]
+    x = torch.cat([torch.tensor(special), pull(0, (500,)).to(torch.bfloat16).float()])
+    for i in range(20):
+        assert torch.equal(stochastic(x, count(i)).view(torch.int16), x.to(torch.bfloat16).view(torch.int16))
+        odd = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)  # NaNs whose low bits would carry
+        assert stochastic(odd, count(i)).isnan().all()
+    assert stochastic(torch.empty(0, 3), count(0)).shape == (0, 3)
+
+
+def test_no_generator_is_consumed_and_no_argument_is_written():
+    x, n, before = pull(0), count(3), torch.get_rng_state()
+    copy_of_x = x.clone()
+    stochastic(x.T, n)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(x, copy_of_x)
+    assert int(n) == 3
+    assert torch.equal(stochastic(x.T.contiguous(), n), stochastic(x.T, n))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_eight_bits_are_right_on_average_and_within_a_part_of_their_blocks_largest(scale):
+    x = pull(0, (40, 3 * BLOCK - 5)) * pull(1, (40, 1)).exp() * scale
+    rounded = torch.stack([from_int8(*to_int8(x, count(i))).double() for i in range(500)])
+    unit = from_int8(torch.ones_like(x, dtype=torch.int8), to_int8(x)[1]).double()
+    largest = torch.stack([part.abs().amax(-1) for part in x.split(BLOCK, -1)], -1).double()
+    assert (unit[:, ::BLOCK] * 64 <= largest).all()
+    assert (largest < unit[:, ::BLOCK] * 128).all()
+    assert ((rounded - x).abs() <= unit).all()
+    assert ((from_int8(*to_int8(x)).double() - x).abs() <= unit).all()
+    inner = x.double().abs() < 127 * unit
+    part = (x.double() / unit) % 1
+    deviation = ((rounded - x).mean(0) / unit)[inner] / (part * (1 - part) / 500).sqrt()[inner].clamp_min(1e-3)
+    assert abs(float(deviation.mean())) < 0.1
+    assert 0.9 < float(deviation.std()) < 1.1, "as independent coins would"
+
+
+def test_numbers_of_eight_bits_are_unchanged_bit_for_bit():
+    x = torch.cat([pull(0, (6, 70)), torch.zeros(2, 70), pull(1, (2, 70)) * 2.0**-140])
+    for i in range(20):
+        stored = to_int8(x, count(i))
+        again = to_int8(from_int8(*stored), count(i + 1))
+        assert torch.equal(from_int8(*again), from_int8(*stored))
+        assert all(torch.equal(one[:8], other[:8]) for one, other in zip(stored, again, strict=True))  # below: all 0
+    for shape in ((0, 3), (3, 0), (2, 0, 5)):
+        assert from_int8(*to_int8(torch.empty(shape), count(0))).shape == shape
+
+
+def test_thousands_of_parameters_have_noise_of_their_own():
+    keys = [noise_key(f"blocks.{i}.weight") for i in range(2100)]
+    assert len(set(keys)) == len(keys)
+    seeds = torch.stack([noise_seed(torch.tensor(key << 32) + torch.arange(50)) for key in keys])
+    assert len(seeds.unique()) > seeds.numel() * 0.9999
+    lags = [float((seeds[0, lag:] == seeds[1, : 50 - lag]).float().mean()) for lag in range(40)]
+    assert max(lags) == 0
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 12, 29])
+def test_a_part_is_rounded_as_in_the_whole(start):
+    x = torch.rand(30)
+    assert torch.equal(stochastic(x, count(3))[start:], stochastic(x[start:], count(3), index=start))
+    rows = torch.rand(30, 7)
+    for whole, part in zip(to_int8(rows, count(3)), to_int8(rows[start:], count(3), index=7 * start), strict=True):
+        assert torch.equal(whole[start:], part)

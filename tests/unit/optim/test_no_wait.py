@@ -103,9 +103,10 @@ def test_every_bound_that_is_not_exact(recipe, stabiliser):
 
 
 @combinations(
-    lambda precision, dtype: dtype == torch.bfloat16 or precision.momentum == torch.bfloat16,
+    lambda precision, dtype: dtype == torch.bfloat16 or precision.momentum != torch.float32,
     precision=[
         sf.Precision(torch.bfloat16),
+        sf.Precision(torch.int8),
         sf.Precision(weights=sf.MasterWeights()),
         sf.Precision(weights=sf.StochasticRounding()),
     ],
