@@ -61,24 +61,30 @@ def corpus() -> Corpus:
     return Corpus(text[:cut], text[cut:], "top-level files", hashlib.sha256(text.tobytes()).hexdigest(), len(files))
 
 
-def optimizer(way: str, model: nn.Module, lr: float, seed: int) -> torch.optim.Optimizer:
-    """AdamW, or a recipe's initial values and steps."""
+def optimizer(
+    way: str, model: nn.Module, lr: float, seed: int, inputs: torch.Tensor | None = None
+) -> torch.optim.Optimizer:
+    """AdamW, or a recipe's initial values and steps, of a plan by a forward pass if inputs are given."""
     if way == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY)
     recipe = sf.recipes.steady(per_head=way == "steady") if way in DEFAULTS else sf.recipes.beyond_mup()
-    plan = sf.Plan.of(model, recipe)
+    plan = sf.Plan.of(model, recipe, inputs=inputs)
     plan.initialise_(model, seed)
     return sf.SteepestDescent(model, plan, lr=lr)
 
 
 def run_trial(trial: Trial, family: str) -> TrialResult:
-    """Train one model on one thread."""
-    torch.set_num_threads(1)
+    """Train one model of a family."""
     from families import FAMILIES as kinds
 
-    kind = kinds[family]
+    return train(trial, kinds[family])
+
+
+def train(trial: Trial, kind: Any, inputs: torch.Tensor | None = None) -> TrialResult:
+    """Train one model on one thread."""
+    torch.set_num_threads(1)
     model = kind.build(trial.width, trial.seed, tied=kind.tied and trial.recipe != UNTIED)
-    steps = optimizer(trial.recipe, model, 2.0**trial.log2_lr, trial.seed)
+    steps = optimizer(trial.recipe, model, 2.0**trial.log2_lr, trial.seed, inputs)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         steps, lambda i: min((i + 1) / (trial.steps / 10), (trial.steps - i) / (trial.steps * 9 / 10))
     )

@@ -199,6 +199,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
     candidates = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
+    lists = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
+    candidates = [name for name in candidates if not name.startswith(lists)] or candidates  # in no block
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"

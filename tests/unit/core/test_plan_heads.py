@@ -86,6 +86,16 @@ def test_an_unclear_head_raises_and_names_the_remedy(extra, message):
     assert "head" not in roles(model, head=()).values()
 
 
+def test_layers_of_blocks_are_no_heads_where_a_table_has_as_many_rows_as_the_model_is_wide():
+    model = Language()
+    model.positions, model.hidden = nn.Embedding(8, 8), nn.Linear(8, 9)
+    model.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+    assert [name for name, role in roles(model).items() if role == "head"] == ["out.weight"]
+    model.twin = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 50))
+    with pytest.raises(ValueError, match=r"out, twin\.1 could each be"):
+        roles(model)
+
+
 def test_several_heads_can_be_given_and_an_unknown_one_raises():
     model = Language()
     model.twin = nn.Linear(8, 50)
