@@ -23,6 +23,9 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load as load_text
+from surefoot.experiment.models.configs import GPTConfig
+from surefoot.experiment.models.decoder import GPT
+from surefoot.experiment.models.sizes import Size
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
@@ -116,6 +119,14 @@ def signed(name: str, geometry: sf.Spectral) -> Steepest:
     return Steepest(recipes.Recipe(f"msign by {name}", {**table, "linear": linear}))
 
 
+def state_of_gpt2(momentum: torch.dtype) -> int:
+    """Bytes of the default's state of GPT-2 Small, whose head is its embedding."""
+    with torch.device("meta"):
+        model = GPT(GPTConfig(Size(768, depth=12, head_dim=64, vocab=50257), head="tied"))
+    optimizer = sf.SteepestDescent(model, lr=1.0, precision=sf.Precision(momentum))
+    return sum(x.nbytes for p in model.parameters() for x in optimizer._state(p).values())
+
+
 @dataclass(frozen=True)
 class Study:
     """Ways of training, compared with the first of them; `more` is one more column of the table, its head first."""
@@ -147,7 +158,10 @@ STUDIES = {
         },
         seeds=5,
         steps=300,
-        more=("bytes a parameter, state", "4", "1.03"),
+        more=(
+            "GPT-2 Small's state, MB",
+            *(f"{size / 1e6:.0f}" for size in map(state_of_gpt2, (torch.float32, torch.int8))),
+        ),
     ),
     "directions": Study({name: signed(name, geometry) for name, geometry in SIGNS.items()}, seeds=8, steps=150),
 }
