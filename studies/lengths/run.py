@@ -31,6 +31,7 @@ from typing import Any
 
 import filelock
 import numpy as np
+import scipy.optimize
 import torch
 
 from surefoot import recipes
@@ -50,7 +51,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "search")]
 from families import FAMILIES  # noqa: E402
 from winners import winner  # noqa: E402
 
-RUNS, SEED, SEEDS = 16, 800, (810, 811, 812)
+RUNS, SEED, SEEDS = 16, 800, 810
 FIRST = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 2.0), (0.0, -2.0))
 """The runs at which a search starts, octaves from its centre."""
 SIDES = "val_loss", "train_loss"
@@ -111,7 +112,8 @@ RECIPES: Mapping[str, Searched] = {
     "scion": Searched(_scion, -12.0, decays=False),
 }
 SEARCHES = tuple(itertools.product((481, 1926), RECIPES))
-FINALS = ((64, 1926), (64, 7702), (128, 7680), (32, 7700))
+FINALS = {(64, 1926): 6, (64, 7702): 3, (128, 7680): 3, (32, 7700): 3}
+"""Width and steps, and how many fresh seeds from `SEEDS` on."""
 
 
 def records(recipe: str, width: int, steps: int) -> list[dict[str, Any]]:
@@ -182,40 +184,44 @@ def _around(point: tuple[float, float]) -> Iterator[tuple[float, float]]:
         yield point[0] + rate / 4, point[1] + second / 4
 
 
-def best(recipe: str, width: int, steps: int) -> tuple[float, float]:
-    """The vertex of a paraboloid through a search's runs within .15 nats of the best, near the best of them.
+@functools.cache
+def fitted(recipe: str, steps: int) -> tuple[float, float]:
+    """Rate and second number at a length, in log2, by one fit to both searches of a recipe.
 
-    At most half an octave of rate and one of the second number from it: where a search is flat, its noise of some .01
-    puts the vertex anywhere.
+    A paraboloid through the runs within .15 nats of each search's lowest, of one curvature at both lengths, whose
+    vertex moves in proportion to log2 of the steps. A search is so flat beside the noise of a run (some .015 nats) that
+    the vertices of two fits apart would move by an octave either way: over a factor 4 in steps a movement of half an
+    octave of rate, or one of the second number, costs as much as a deviation of one run by its noise.
     """
-    done = [r for r in records(recipe, width, steps) if r["seed"] == SEED]
-    lowest = min(map(loss_of, done))
-    near = np.array([(r["log2_lr"], r["second"], loss_of(r)) for r in done if loss_of(r) < lowest + 0.15])
-    first = min(done, key=loss_of)
-    if len(near) < 7:
-        return first["log2_lr"], first["second"]
-    x, y = near[:, :2] - (first["log2_lr"], first["second"]), near[:, 2]
-    columns = np.stack([np.ones(len(x)), x[:, 0], x[:, 1], x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
-    _, a, b, aa, ab, bb = np.linalg.lstsq(columns, y, rcond=None)[0]
-    bowl = np.array([[2 * aa, ab], [ab, 2 * bb]])
-    if np.linalg.eigvalsh(bowl)[0] <= 0:
-        return first["log2_lr"], first["second"]
-    vertex = np.clip(np.linalg.solve(bowl, [-a, -b]), (-0.5, -1), (0.5, 1))
-    rate, second = (round(16 * float(v)) / 16 for v in vertex)
-    return first["log2_lr"] + rate, first["second"] + second
+    short, long = 481, 1926
+    rows = []
+    for part, length in ((0.0, short), (1.0, long)):
+        done = [r for r in records(recipe, 32, length) if r["seed"] == SEED]
+        lowest = min(map(loss_of, done))
+        near = [r for r in done if loss_of(r) < lowest + 0.15]
+        rows += [(part, r["log2_lr"], r["second"], loss_of(r) - lowest) for r in near]
+    part, rate, second, loss = np.array(rows).T
+    start = [RECIPES[recipe].rate, RECIPES[recipe].total]
 
+    def misses(p: np.ndarray) -> np.ndarray:
+        at, moves, floors, (first, mixed, last) = p[:2], p[2:4], p[4:6], p[6:]
+        x, y = rate - at[0] - part * moves[0], second - at[1] - part * moves[1]
+        bowl = (math.exp(first) * x + mixed * y) ** 2 + (math.exp(last) * y) ** 2
+        priors = [moves[0] / 0.5, moves[1], (at[0] - start[0]) / 3, (at[1] - start[1]) / 3]
+        return np.concatenate([(np.where(part == 0, *floors) + bowl - loss) / 0.015, priors])
 
-def extrapolated(recipe: str, steps: int) -> tuple[float, float]:
-    """Both numbers at a length: on the line, in log2 of the steps, through those of width 32 at both lengths."""
-    (short, low), (long, high) = [(steps, best(recipe, 32, steps)) for steps in (481, 1926)]
+    starts = [[start[0] + a, start[1] + b, 0, 0, 0, 0, -1.5, 0, -2.5] for a in (-1, 0, 1) for b in (-2, 0)]
+    fit = min((scipy.optimize.least_squares(misses, first) for first in starts), key=lambda found: found.cost)
     part = math.log2(steps / short) / math.log2(long / short)
-    return tuple(round(16 * (a + part * (b - a))) / 16 for a, b in zip(low, high, strict=True))
+    return tuple(round(16 * float(fit.x[i] + part * fit.x[i + 2])) / 16 for i in (0, 1))
 
 
 def final(recipe: str, width: int, steps: int) -> None:
     """Run what is missing of the fresh seeds."""
-    for seed in SEEDS:
-        measure(recipe, width, steps, extrapolated(recipe, steps), seed)
+    have = {record["seed"] for record in records(recipe, width, steps)}
+    for seed in range(SEEDS, SEEDS + FINALS[width, steps]):
+        if seed not in have:
+            measure(recipe, width, steps, fitted(recipe, steps), seed)
 
 
 @functools.cache
