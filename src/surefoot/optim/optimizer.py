@@ -35,7 +35,7 @@ class SteepestDescent(Optimizer):
     For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
-    State: 4 bytes per parameter (float32 momentum; 2 in bfloat16), 4 a row of a table; twice as much for AdamW parts.
+    State: 4 bytes a parameter (float32 momentum; bfloat16 2, int8 1), 4 a row of a table; AdamW parts have twice that.
     Half precision is stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite
     keeps weight and momentum, and is counted (`skipped()`), without a synchronisation.
 
