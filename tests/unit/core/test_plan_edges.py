@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -164,7 +165,13 @@ def checkpointed(model):
     return nn.Sequential(*(checkpoint_wrapper(layer) for layer in model))
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled_block, checkpointed], ids=lambda wrap: wrap.__name__)
+def data_parallel(model):
+    """Of no device: another test of this process may have pretended that there is one."""
+    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None):
+        return nn.DataParallel(model)
+
+
+@pytest.mark.parametrize("wrap", [data_parallel, compiled_block, checkpointed], ids=lambda wrap: wrap.__name__)
 def test_a_plan_holds_with_and_without_what_wrappers_add_to_names(wrap):
     bare, other = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2))
     wrapped, plan = wrap(other), sf.Plan.of(bare)
