@@ -167,7 +167,7 @@ def checkpointed(model):
 
 def data_parallel(model):
     """Of no device: another test of this process may have pretended that there is one."""
-    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None):
+    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", return_value=None):
         return nn.DataParallel(model)
 
 
