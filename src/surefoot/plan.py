@@ -223,10 +223,13 @@ class Plan:
             seed: any integer.
 
         Raises:
-            ValueError: a parameter of the plan that the model lacks, or whose shape differs.
+            ValueError: a parameter that the model or the plan lacks (frozen ones aside), or whose shape differs.
         """
-        split: dict[Tensor, Callable[[Tensor], None]] = {}
-        for name, parameter in self._of(model).items():
+        own, split = self._of(model), dict[Tensor, Callable[[Tensor], None]]()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and by_plain_name(self.placements, name) is None:
+                raise ValueError(f"{name} is not in the plan: make it of this model, Plan.of(model)")
+        for name, parameter in own.items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
             left = parameter.is_meta or not parameter.requires_grad
             if not (left or hasattr(parameter, "device_mesh")):
@@ -237,3 +240,22 @@ class Plan:
             from surefoot.mesh.groups import scatter_  # imports torch.distributed
 
             scatter_(split)
+
+
+def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
+    """The learning rate as given, or that of the plan's run; ValueError where none follows from it.
+
+    One line in the log where both are known and far apart: it may be another optimizer's.
+    """
+    law = plan.rate if plan is not None else None
+    if lr is not None:
+        if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
+            logging.getLogger("surefoot").warning(
+                "lr %.3g is %.3g times that of the run, %.3g: is it another optimizer's?", lr, lr / law, law
+            )
+        return lr
+    if law is not None:
+        return law
+    reason = f"recipe {plan.recipe} has no law" if plan is not None and plan.run else "no run is known"
+    remedy = "give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or a plan made by Plan.of(model, run=run)"
+    raise ValueError(f"the learning rate is missing and {reason}: {remedy}")

@@ -154,3 +154,21 @@ def test_an_error_of_a_hook_leaves_nothing_half_loaded():
         optimizer.load_state_dict(saved)
     assert_same_state_dict(before, optimizer.state_dict())
     train(model, optimizer, range(5, 6))
+
+
+def test_a_layer_of_another_width_is_refused_by_its_shape_and_not_by_its_plan():
+    saved = sf.SteepestDescent(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), lr=0.1)
+    for p in saved.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    saved.step()
+    wide = sf.SteepestDescent(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 3)), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"0\.weight in .* has shape \(8, 4\), here \(16, 4\): load the model's weights"
+    ):
+        wide.load_state_dict(saved.state_dict())
+
+
+def test_a_checkpoint_of_another_optimizer_says_that_it_is_one():
+    model, optimizer = build()
+    with pytest.raises(ValueError, match="it is another optimizer's; load the model's weights alone"):
+        optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())

@@ -126,19 +126,21 @@ _GAINS, _BIASES = {"weight", "gain", "scale", "gamma"}, {"bias", "beta", "shift"
 
 
 def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
-    """Kinds for a norm layer of any class: no children, a small epsilon, one vector as gain and at most one as bias.
+    """Kinds for a norm layer of any class: no children, a small epsilon or the name, a vector as gain, one as bias.
 
     The gain's initial value stays as built, since it may be centred on 0, as Gemma's `1 + weight`.
     """
     own, name = dict(module.named_parameters(recurse=False)), type(module).__name__
     gains, biases = own.keys() & _GAINS, own.keys() & _BIASES
     small = any(isinstance(x := getattr(module, e, None), float) and 0 <= x < 0.1 for e in _EPSILONS)
+    called = name.lower().endswith("norm")  # as nanoGPT's LayerNorm, which has its epsilon in `forward`
     vectors = len({p.shape for p in own.values()}) == 1 and next(iter(own.values())).ndim == 1
     alone = len(own) == 1 + len(biases) and next(module.children(), None) is None
-    if len(gains) != 1 or not (small and vectors and alone):
+    if len(gains) != 1 or not ((small or called) and vectors and alone):
         return {}
     (gain,) = gains
-    how = f"gain of {name}, a norm by its structure and the name `{gain}`: as built, it may be centred on 0"
+    by = "structure" if small else "class's name"
+    how = f"gain of {name}, a norm by its {by} and the name `{gain}`: as built, it may be centred on 0"
     found = {gain: Kind("gain", how, initial=AsBuilt())}
     return found | {n: Kind("bias", f"bias of {name} by the name `{n}`") for n in biases}
 

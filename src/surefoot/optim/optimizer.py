@@ -18,7 +18,7 @@ from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import report
 from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
 from surefoot.optim.precision import Leaf, Precision
-from surefoot.plan import Placement, Plan
+from surefoot.plan import Placement, Plan, rate_of
 from surefoot.roles import Role
 from surefoot.scaling import Run
 from surefoot.stabilise.running_bound import RunningBound
@@ -85,7 +85,7 @@ class SteepestDescent(Optimizer):
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
         groups, self._unplaced, plan = grouped(params, plan, run)
-        defaults = {"lr": param_groups.rate(plan) if lr is None else lr, "maximize": maximize}
+        defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -67,15 +67,6 @@ def grouped(
     return list(groups.values()), unplaced, plan
 
 
-def rate(plan: Plan | None) -> float:
-    """The learning rate of a plan's run; ValueError where none follows from it."""
-    if plan is not None and plan.rate is not None:
-        return plan.rate
-    reason = f"recipe {plan.recipe} has no law" if plan is not None and plan.run else "no run is known"
-    remedy = "give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or a plan made by Plan.of(model, run=run)"
-    raise ValueError(f"the learning rate is missing and {reason}: {remedy}")
-
-
 def refuse_late(unplaced: Mapping[Tensor, str]) -> None:
     """Raise ValueError for a parameter that was frozen when the optimizer was made, has no role, and a gradient."""
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
@@ -175,7 +166,8 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
         raise ValueError(
-            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or SteepestDescent(model, lr=...)"
+            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model in place of its "
+            "parameters, whose roles are found then: SteepestDescent(model, lr=...)"
         )
     rule, placements = by_name(role), []
     for p in params:
@@ -204,7 +196,8 @@ def check_saved(
     for index, (theirs, ours) in enumerate(zip(saved["param_groups"], present, strict=False)):
         where = f"parameter group {index} ({ours['role']}) of the checkpoint"
         if (version := theirs.get("format")) not in (2, FORMAT):
-            raise ValueError(f"{where} is not SteepestDescent's format {FORMAT} but {version}: {_THEN}, or {_ANEW}")
+            remedy = f"{_THEN}, or {_ANEW}" if version else f"it is another optimizer's; {_ANEW}"
+            raise ValueError(f"{where} is not SteepestDescent's format {FORMAT} but {version}: {remedy}")
         _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
         refuse_rate({**ours, **theirs})
         if (then := theirs.get("run")) != (now := ours.get("run")):
@@ -217,17 +210,29 @@ def check_saved(
                 f"{where} has {then} parameters, and there are {now} in the optimizer{which}: saved for another model, "
                 f"or by 0.2.0, without frozen parameters; {_ANEW}"
             )
-        for p, then, now in zip(ours["params"], theirs.get("plan", ()), ours["plan"], strict=False):
-            name, placement = known[p]
-            if then != now and not (version == 2 and then == _digest_2(placement)):
-                remedy = f"take its recipe and overrides, or {_THEN}"
-                raise ValueError(f"{name} in {where} was saved under another plan, {then}, now {now}: {remedy}")
+        if problem := next(_other_plans(theirs, ours, known, saved["state"], where), ""):
+            raise ValueError(problem)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
             raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
         if problem := "" if entries == {} else _unfit(entries, new(p), p):
             raise ValueError(f"{known[p][0]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
+
+
+def _other_plans(
+    theirs: Group, ours: Group, known: Mapping[Tensor, tuple[str, Placement]], states: Mapping[Any, Any], where: str
+) -> Iterator[str]:
+    """What is wrong with the plans of a saved group's parameters, and the remedy; another shape is named as that."""
+    saved = zip(theirs["params"], theirs.get("plan", ()), strict=False)
+    for p, (index, then), now in zip(ours["params"], saved, ours["plan"], strict=False):
+        name, placement = known[p]
+        if then != now and not (theirs["format"] == 2 and then == _digest_2(placement)):
+            averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
+            shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
+            what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan, {then}, now {now}"
+            remedy = _ANEW if shape else f"take its recipe and overrides, or {_THEN}"
+            yield f"{name} in {where} {what}: {remedy}"
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:

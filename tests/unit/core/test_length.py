@@ -32,6 +32,18 @@ def test_a_run_is_two_positive_whole_numbers(wrong, name):
         sf.Run(**{"steps": 5, "tokens": 5, name: wrong})
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1 / 150, True), (1 / 15, False), (1, False), (15, False), (17, True)])
+def test_a_rate_far_from_that_of_a_known_run_is_said_in_one_line(factor, said, caplog):
+    plan = sf.Plan.of(model(), run=RUN)
+    optimizer = sf.SteepestDescent(model(), plan, lr=factor * plan.rate)
+    assert optimizer.param_groups[0]["lr"] == factor * plan.rate
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * said
+    assert ("is it another optimizer's?" in caplog.text) == said
+    caplog.clear()
+    sf.SteepestDescent(model(), lr=1e-6)  # no run is known
+    assert not caplog.records
+
+
 def test_a_law_is_a_power_of_both():
     law = RateLaw(-3.0, -0.25, 0.5)
     assert law(sf.Run(150, 1024)) == 0.125

@@ -31,6 +31,19 @@ def test_a_norm_by_its_structure(norm):
     assert "by its structure" in plan.rows()[0]["why"]
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_norm_by_its_class_name_as_nanogpt_has_it(biased):
+    class LayerNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+            self.bias = nn.Parameter(torch.zeros(8)) if biased else None
+
+    plan = Plan.of(LayerNorm())
+    assert [plan[name].role.name for name in plan] == ["gain", "bias"][: len(plan)]
+    assert "a norm by its class's name" in plan["weight"].why
+
+
 @pytest.mark.parametrize(
     "module",
     [
