@@ -230,7 +230,7 @@ def _other_plans(
         if then != now and not (theirs["format"] == 2 and then == _digest_2(placement)):
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
-            what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan, {then}, now {now}"
+            what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan ({then}, {now})"
             remedy = _ANEW if shape else f"take its recipe and overrides, or {_THEN}"
             yield f"{name} in {where} {what}: {remedy}"
 

@@ -27,7 +27,7 @@ def call(target: str, *arguments: int) -> nn.Module:
     try:
         model = function(*arguments)
     except (TypeError, ImportError) as error:
-        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
+        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments (--width gives it one)"
         raise ValueError(f"{target}: it is called {how}, and failed: {error}{_where(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
