@@ -11,6 +11,7 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
 from surefoot.monitor.activations import measure
+from surefoot.optim.create import create_optimizer
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding
 from surefoot.plan import Plan
@@ -27,8 +28,8 @@ __all__ = [
     "PreDecay", "Precision", "RMSScaled", "Recipe", "Rescale", "Role", "RoundToNearest", "RowAdam", "RowRMS",
     "RowSphere", "Run", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "WeightDecay",
-    "Whitened", "check", "compiled", "contrib", "convert", "from_adamw", "geometry", "layers", "mclip", "measure",
-    "msign", "per_head", "recipes", "scale_attention_", "views",
+    "Whitened", "check", "compiled", "contrib", "convert", "create_optimizer", "from_adamw", "geometry", "layers",
+    "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip
 
 ELSEWHERE = {

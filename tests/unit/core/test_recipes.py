@@ -9,6 +9,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import Plan, SteepestDescent, recipes
+from surefoot.optim import create
 
 RATES = {
     "steady": 0.03,
@@ -204,6 +205,39 @@ def test_published_decay_is_by_the_learning_rate_alone():
 def test_impossible_settings_raise(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def published_plan(name, model, run):
+    room = sf.contrib if name in sf.contrib.__all__ else recipes
+    return Plan.of(model, getattr(room, name)(), run=run)
+
+
+@pytest.mark.parametrize("name", create.RECIPES)
+def test_an_optimizer_by_the_name_of_its_recipe_is_that_of_its_plan(name):
+    model, run = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 8)), sf.Run(4000, 64)
+    plan = published_plan(name, model, run)
+    optimizer = sf.create_optimizer(model, name, run=run, lr=0.25, maximize=True)
+    assert sorted(x for group in optimizer.param_groups for x in group["plan"]) == sorted(plan[n].digest for n in plan)
+    assert all(group["lr"] == 0.25 and group["maximize"] for group in optimizer.param_groups)
+    if plan.rate:
+        assert sf.create_optimizer(model, name, run=run).param_groups[0]["lr"] == plan.rate
+    else:
+        with pytest.raises(ValueError, match="lr"):
+            sf.create_optimizer(model, name, run=run)
+
+
+def test_an_optimizer_by_a_recipe_of_ones_own_and_the_default():
+    model, run = nn.Linear(4, 2, bias=False), sf.Run(100, 64)
+    own = sf.create_optimizer(model, recipes.moga_row(1.5), lr=0.1)
+    assert own.param_groups[0]["plan"] == [Plan.of(model, recipes.moga_row(1.5))["weight"].digest]
+    default, plan = sf.create_optimizer(model, run=run), Plan.of(model, run=run)
+    assert (default.param_groups[0]["plan"], default.param_groups[0]["lr"]) == ([plan["weight"].digest], plan.rate)
+
+
+def test_an_unknown_name_is_refused_with_all_that_are_known():
+    with pytest.raises(ValueError, match="unknown recipe 'adamw'; choose one of ") as caught:
+        sf.create_optimizer(nn.Linear(4, 2), "adamw", lr=0.1)
+    assert all(name in str(caught.value) for name in ("steady", "muon", "scion", "signum", *create.RECIPES))
 
 
 def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():

@@ -14,6 +14,7 @@ from surefoot.experiment.models.decoder import REFERENCES, reference
 from surefoot.experiment.training import initial_values, methods, names
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
+from surefoot.optim.create import RECIPES
 
 FEW, WIDTHS = (32, 128), (32, 64, 128, 256)
 
@@ -31,6 +32,7 @@ def test_command_line_names_are_the_tables():
         assert methods.METHODS[name].recipe.name.split("(")[0] == name
     assert tuple(REFERENCES) == sizes.REFERENCES
     assert set(names.VALUES) <= set(names.RECIPES)
+    assert {*names.RECIPES} == {*RECIPES, "moonlight_tuned"}  # which the command line alone has
 
 
 def test_unknown_method_lists_the_known():

@@ -16,6 +16,7 @@ from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
 from surefoot.experiment.training.initial_values import mup_, mup_plan, torch_, width_of
 from surefoot.momentum import Adam, Momentum
+from surefoot.optim.create import RECIPES
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
 from surefoot.recipes import HorizonRule, Recipe
@@ -197,10 +198,7 @@ _NOT_IN_RECIPES: dict[str, Method] = {
     "mup_adamw": MupAdamW(),
 }
 
-METHODS: dict[str, Method] = {
-    name: _NOT_IN_RECIPES.get(name) or Steepest(getattr(contrib if name in contrib.__all__ else recipes, name)())
-    for name in names.METHODS
-}
+METHODS: dict[str, Method] = {name: _NOT_IN_RECIPES.get(name) or Steepest(RECIPES[name]()) for name in names.METHODS}
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
 
@@ -210,7 +208,7 @@ def _with_value(text: str) -> Method:
     if value is None:
         return METHODS[name]
     try:
-        return Steepest(getattr(recipes, name)(value))
+        return Steepest(RECIPES[name](value))
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
 
