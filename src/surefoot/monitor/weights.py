@@ -1,5 +1,6 @@
 """Stability numbers of parameters, in natural units."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +30,10 @@ Report = tuple[list[dict[str, float]], dict[str, Tensor]]
 _SHRINKING = (WeightDecay, DecoupledWeightDecay)
 """They take one part of all rows, and with it the same part of what rows have in common and of what they differ by."""
 
-_NAMES = [f"{number}_{side}" for number in ("forward", "dependency", "update") for side in ("lower", "upper")]
+_BOUNDED = ("forward", "dependency", "update")
+_NAMES = [*(f"{number}_{side}" for number in _BOUNDED for side in ("lower", "upper")), "of_bound"]
+MAIN = ("forward_lower", "dependency_lower", "update_upper", "of_bound")
+"""What `worst` keeps: norm, dependency, the bound on the next step, and the norm over the stabiliser's bound."""
 
 
 @torch.no_grad()
@@ -40,7 +44,7 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
     `max rms(f(x1) - f(x2)) / rms(x1 - x2)`, the norm again for a linear layer and 0 for a bias; of a table, whose
     inputs are discrete, the largest difference of two rows, up to twice the norm. update: the norm of the next step's
     change of the weight, stabiliser included, whatever its gradient, see `Stabiliser.largest_change`; 0 for a gradient
-    of zero.
+    of zero. of_bound: the norm over the bound that the stabiliser keeps it to or decay brings it to; 0 without one.
 
     Of an LM head also loss_forward, bounds on the largest loss (`layer_bounds.loss_bound`); loss_dependency, at most 4
     times the `layer_bounds.spread` of its rows, which a vector added to all of them does not change; loss_update, at
@@ -58,9 +62,9 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
         state: what the stabiliser keeps of it: a running bound "upper", "vectors".
 
     Returns:
-        `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`: plain
-        numbers in natural units, lower bounds to rounding (1e-6). Steps of a norm of your own have no bound on their
-        update: inf. Of a weight that is not finite every number is inf.
+        `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`, and
+        `of_bound`: plain numbers in natural units, lower bounds to rounding (1e-6). Steps of a norm of your own have
+        no bound on their update: inf. Of a weight that is not finite every number is inf.
     """
     role = placement.role
     blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
@@ -76,6 +80,22 @@ def by_name(name: str, numbers: list[dict[str, float]]) -> dict[str, dict[str, f
     """The largest of a parameter's blocks by its name, and of several each as `name[0]`, ..."""
     largest = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
     return {name: largest} | {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
+
+
+def worst(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The largest of the main numbers over all parameters, for one line of a log.
+
+    Args:
+        numbers: what `SteepestDescent.stability` returned.
+
+    Returns:
+        `stability/NAME` -> number, for the names in `MAIN`.
+
+    >>> worst({"a": dict.fromkeys(MAIN, 1.0), "b": dict.fromkeys(MAIN, 2.0)})["stability/of_bound"]
+    2.0
+    """
+    rows = [row for row in numbers.values() if row]  # a parameter without entries has no numbers
+    return {f"stability/{name}": max((row[name] for row in rows), default=0.0) for name in MAIN}
 
 
 @torch.no_grad()
@@ -115,9 +135,13 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: K
     upper = _tight(w, lower, upper, geometry)
     known = Known(upper, {name: cache[name] for name in kept}, partial(role.step_norm_bound, block))
     eta = lr * role.lr_scale(block)
-    change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else torch.zeros_like(upper)
+    nothing = torch.zeros_like(upper)
+    change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else nothing
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
-    bounds = (lower, upper, *ChangeBounds.of(geometry).lipschitz(w, lower, upper), torch.zeros_like(upper), change)
+    dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
+    plain = stabiliser.natural(w) if isinstance(stabiliser, DecoupledWeightDecay) else stabiliser
+    most = plain.bound * (role.step_norm_bound(block) if isinstance(plain, WeightDecay) else 1.0)
+    bounds = (lower, upper, *dependency, nothing, change, lower / most)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import surefoot as sf
 from combinations import combinations
 from surefoot.momentum import Adam
+from surefoot.monitor.weights import MAIN, worst
 
 SIDES = ("lower", "upper")
 
@@ -108,6 +110,31 @@ def test_every_block_is_reported():
     assert report["experts"]["forward_lower"] == report["experts[1]"]["forward_lower"]
     assert {"mix.weight[0]", "mix.weight[1]"} <= report.keys()
     assert "up.weight[0]" not in report
+
+
+def test_the_share_of_its_bound_that_a_norm_has_and_the_worst_of_all():
+    model, plan, optimizer = build(sf.PostClip(1.2))
+    with torch.no_grad():
+        model.experts[1] *= 3
+    report = optimizer.stability()
+    for name, numbers in report.items():
+        (bound,) = {stabiliser.bound for stabiliser in plan[name.partition("[")[0]].stabilisers}
+        assert numbers["of_bound"] == pytest.approx(numbers["forward_lower"] / bound)
+    line = worst(report)
+    assert line["stability/of_bound"] == report["experts[1]"]["of_bound"] > 1
+    assert line["stability/update_upper"] == max(numbers["update_upper"] for numbers in report.values())
+    assert line.keys() == {f"stability/{name}" for name in MAIN}
+    assert worst(build(sf.Free())[2].stability())["stability/of_bound"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["up.weight", "table.weight", "out.weight", "mix.weight"])
+def test_the_bound_of_a_share_is_that_of_the_plan(name):
+    """Also under decay, where it depends on how long a step can be."""
+    model = Net()
+    plan = sf.Plan.of(model, overrides=[("experts", "experts")], head="out")
+    numbers = sf.SteepestDescent(model, plan, lr=0.1).stability()[name]
+    bound = float(re.search(r"max\(initial, ([\d.]+)\)", plan[name].promise)[1])
+    assert numbers["of_bound"] == pytest.approx(numbers["forward_lower"] / bound, rel=1e-3)
 
 
 def test_dependency_and_update_follow_the_definitions():
