@@ -1,10 +1,12 @@
 """The code of docs/integrations.md, run: every block, then a resume in the middle that goes on bit for bit."""
 
+import csv
 import os
 import re
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -102,10 +104,15 @@ def test_hugging_face_trainer_and_its_resume(tmp_path, index):
         optimizer = getattr(space["trainer"].optimizer, "optimizer", space["trainer"].optimizer)
         assert isinstance(optimizer, sf.SteepestDescent)
         assert optimizer.param_groups[0]["initial_lr"] == RATE
-        return weights(model), [row["loss"] for row in space["trainer"].state.log_history if "loss" in row]
+        return weights(model), space["trainer"].state.log_history
 
-    whole, losses = run(tmp_path / "whole")
-    assert len(losses) == STEPS
+    whole, history = run(tmp_path / "whole")
+    rates = [row["learning_rate"] for row in history if "loss" in row]
+    assert rates == pytest.approx([RATE * sf.Run(STEPS, 1).factor(step) for step in range(STEPS)])
+    steps = [
+        row["step"] for row in history if 0 < row.get("stability/of_bound", 0) < 1 < row["stability/forward_lower"]
+    ]
+    assert steps == [*range(1, STEPS + 1)] * index  # which the second block asks for
     checkpoint = str(tmp_path / "whole" / "checkpoint-3")
     again, _ = run(tmp_path / "again", resume=checkpoint)
     assert_equal(whole, again)
@@ -157,12 +164,14 @@ def test_lightning_and_its_resume(tmp_path):
         trainer = lightning.Trainer(
             max_steps=steps,
             accelerator="cpu",
-            logger=False,
+            logger=lightning.pytorch.loggers.CSVLogger(folder, version=""),
+            log_every_n_steps=2,
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=str(folder),
             callbacks=[
-                lightning.pytorch.callbacks.ModelCheckpoint(dirpath=str(folder), every_n_train_steps=3, save_top_k=-1)
+                lightning.pytorch.callbacks.ModelCheckpoint(dirpath=str(folder), every_n_train_steps=3, save_top_k=-1),
+                import_module("surefoot.integrations.lightning").StabilityLog(),
             ],
         )
         trainer.fit(module, torch.utils.data.DataLoader(dataset(6), batch_size=2), ckpt_path=resume)  # whole epochs
@@ -170,6 +179,8 @@ def test_lightning_and_its_resume(tmp_path):
 
     whole, lr = fit(tmp_path / "whole", STEPS)
     assert lr == RATE
+    logged = list(csv.DictReader((tmp_path / "whole" / "lightning_logs" / "metrics.csv").open()))
+    assert [int(row["step"]) for row in logged if 0 < float(row["stability/of_bound"]) < 1] == [0, 2, 4]
     (checkpoint,) = (tmp_path / "whole").glob("*step=3.ckpt")
     again, lr_again = fit(tmp_path / "again", STEPS, resume=str(checkpoint))
     assert_equal(whole, again)
