@@ -39,6 +39,22 @@ def test_it_takes_the_steps_of_the_optimizer_inside():
     assert_equal(weights(ours), weights(theirs))
 
 
+def test_a_recipe_by_its_name_is_the_plan_that_has_it():
+    ours, theirs = container(build(), recipe="muon"), container(build(), **MUON)
+    assert digests(ours) == digests(theirs) != digests(container(build()))
+    run = sf.Run(4000, 64)
+    bounded = container(build(), recipe="steady_bounded", run=run)
+    assert digests(bounded) == digests(
+        container(build(), plan=lambda part: plan_of(part, sf.recipes.steady_bounded(), run=run))
+    )
+    with pytest.raises(ValueError, match="unknown recipe 'adamw'; choose one of "):
+        container(build(), recipe="adamw")
+
+
+def digests(optimizers):
+    return [digest for group in optimizers.optimizers[0].param_groups for digest in group["plan"]]
+
+
 def test_torchtitans_schedule_acts_on_it():
     model = build()
     optimizers = container(model)
@@ -165,7 +181,9 @@ def test_the_pages_configurations_are_torchtitans(page, config, recipe):
     flags = re.search(r"`torchtitan\.train (--module) your\.module (--config) \w+`", page).groups()
     (own,) = re.findall(r"`(--optimizer\.lr) 0\.03`", page)
     words = [word for pair in zip(flags, ("surefoot_page", config), strict=True) for word in pair]
-    plain, parsed = (ConfigManager().parse_args([*words, *more]) for more in ((), (own, "0.03")))
+    choice = re.search(r"`(--optimizer\.recipe) (muon)`", page).groups()
+    plain, parsed, other = (ConfigManager().parse_args([*words, *more]) for more in ((), (own, "0.03"), choice))
+    assert (plain.optimizer.recipe, other.optimizer.recipe) == (None, "muon")
     json.dumps(parsed.optimizer.to_dict())  # torchtitan logs it
     model = build()
     optimizers = parsed.optimizer.build(model_parts=[model])

@@ -10,6 +10,7 @@ from torch import nn
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.optimizer import OptimizersContainer
 
+from surefoot.optim.create import named
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.plan import Plan
 from surefoot.scaling import Run
@@ -55,13 +56,15 @@ class SteepestDescentContainer(OptimizersContainer):
         Args:
             lr: learning rate in natural units, which torchtitan's schedule scales; None: that of the run.
             run: its length, `Run(training.steps, training.global_batch_size * training.seq_len)`; None: not said.
-            plan: function from a model part, and `run=` where one is said, to its plan.
+            recipe: name of the recipe, as of `create_optimizer`; None: what `plan` has.
+            plan: function from a model part, and `run=` and `recipe=` where they are said, to its plan.
             seed: seed of the plan's initial values; None leaves the model's initial values. Checkpoints are loaded
                 after initialisation.
         """
 
         lr: float | None = None
         run: Run | None = None
+        recipe: str | None = None
         plan: Callable[..., Plan] = plan_of
         seed: int | None = None
 
@@ -75,8 +78,9 @@ class SteepestDescentContainer(OptimizersContainer):
         self.model_parts = model_parts
         self.optimizers: list[SteepestDescent] = []
         self._by_law: bool = config.lr is None
+        options = {"run": config.run, "recipe": config.recipe and named(config.recipe)}
         for part in model_parts:
-            wrapped = config.plan(part, run=config.run) if config.run else config.plan(part)
+            wrapped = config.plan(part, **{name: option for name, option in options.items() if option})
             if config.seed is not None:
                 wrapped.initialise_(part, config.seed)
             placements = {canonical_fqn(name): placement for name, placement in wrapped.placements.items()}

@@ -18,6 +18,13 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 """The functions that make recipes, by name."""
 
 
+def named(name: str) -> Recipe:
+    """The recipe of a name, with its defaults; ValueError if there is none."""
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
 def create_optimizer(
     model: nn.Module,
     recipe: str | Recipe = "steady",
@@ -44,8 +51,5 @@ def create_optimizer(
     >>> create_optimizer(nn.Linear(4, 2), "muon", lr=0.02).param_groups[0]["lr"]
     0.02
     """
-    if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            raise ValueError(f"unknown recipe {recipe!r}; choose one of {', '.join(RECIPES)}, or give a Recipe")
-        recipe = RECIPES[recipe]()
+    recipe = named(recipe) if isinstance(recipe, str) else recipe
     return SteepestDescent(model, Plan.of(model, recipe, run=run), lr=lr, **options)
