@@ -1,6 +1,6 @@
 """The tables and figures of docs/transfer.md and docs/stability.md, from the committed results, in seconds.
 
-python studies/report.py            # rewrite the marked parts of both pages, and the figures
+python studies/report.py            # rewrite the marked parts of the pages, and the figures
 python studies/report.py --check    # exit code 1 if a page differs from the results
 """
 
@@ -35,11 +35,12 @@ from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
+from takeover import run as takeover
 from transfer import run as transfer
 from wiring import run as wiring
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md")]
+PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md", "how-to/migrating.md")]
 IMAGES = ROOT / "docs" / "images"
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
@@ -228,6 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     "wiring": wiring.table,
+    "takeover": takeover.table,
     "rates": given_rates,
     "lengths": lengths.table,
     "stabilisers": stability.table,

@@ -14,8 +14,15 @@ COPIED, PASSES = "tests/unit/inputs/test_copied.py", "tests/unit/inputs/test_pas
 EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.py"
 
 LADDER = "tests/unit/experiment/extrapolation/test_ladder.py"
+TAKEOVER = "tests/unit/takeover/test_from_adamw.py"
 MUTATIONS = (
     *CORE,
+    Mutation("AdamW's bias kept", "optim/adamw.py", "(bias / (1 - float(theirs) ** count))", "1.0", TAKEOVER),
+    Mutation("no look-ahead in the rate", "optim/adamw.py", ", 1 - ahead)", ", 1 - beta)", TAKEOVER),
+    Mutation("AdamW's count taken, not copied", "optim/adamw.py", 'old["step"].clone()', 'old["step"]', TAKEOVER),
+    Mutation(
+        "bounds that cut in silence", "optim/adamw.py", "if over[0] > over[1] else []", "if False else []", TAKEOVER
+    ),
     Mutation("keys taken for queries", "discovery/rows.py", "self.products[i][::-1]", "self.products[i]", PASSES),
     Mutation("a gate taken for a projection", "discovery/rows.py", "if name in _SCALES and", "if False and", PASSES),
     Mutation("heads that do not fit", "discovery/structure.py", "sum(sizes) != layer.out_features or ", "", COPIED),

@@ -3,7 +3,7 @@
 from surefoot import contrib, geometry, layers, recipes, views
 from surefoot.attention.logits import scale_attention_
 from surefoot.attention.qk_clip import LogitControl
-from surefoot.conversion import Setting, convert, from_adamw
+from surefoot.conversion import Setting, convert
 from surefoot.discovery.overrides import per_head
 from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, Initial, LinearNormal, Orthogonal
@@ -11,6 +11,7 @@ from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
 from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
 from surefoot.monitor.activations import measure
+from surefoot.optim.adamw import from_adamw
 from surefoot.optim.create import create_optimizer
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.precision import MasterWeights, Precision, RoundToNearest, StochasticRounding

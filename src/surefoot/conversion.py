@@ -73,33 +73,6 @@ def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, b
     return Setting(setting.lr * ratio, setting.weight_decay / ratio)
 
 
-def from_adamw(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:
-    """Natural learning rate and decay of a `(d_out, d_in)` matrix from those tuned for AdamW, to twelve digits.
-
-    The rate is `lr * 0.2 sqrt(max(d_in, d_out) d_in / d_out)`: the step's entries have RMS 0.2 lr, as AdamW's have in
-    practice. It is a starting point: AdamW's best rate falls with width, so the result falls with width, too.
-
-    Source: J. Liu et al., "Muon is scalable for LLM training", 2025.
-
-    Args:
-        lr: AdamW's learning rate, positive.
-        weight_decay: AdamW's weight decay.
-        d_in: fan-in of the matrix, at least 1.
-        d_out: fan-out of the matrix, at least 1.
-
-    Returns:
-        Learning rate and weight decay in natural units.
-
-    Raises:
-        ValueError: a rate or decay that `Setting` refuses, a size below 1.
-
-    >>> from_adamw(3e-4, 0.1, d_in=1024, d_out=1024)
-    Setting(lr=0.00192, weight_decay=0.015625)
-    """
-    natural = convert(Setting(lr, weight_decay), "adamw", "natural", d_in, d_out)
-    return Setting(float(f"{natural.lr:.12g}"), float(f"{natural.weight_decay:.12g}"))
-
-
 def table(setting: Setting, source: str, d_in: int, d_out: int, base_d_in: int | None = None) -> dict[str, Setting]:
     """Convert a setting to every convention; to muP's only with base_d_in.
 

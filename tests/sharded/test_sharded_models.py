@@ -214,3 +214,35 @@ def test_stages_of_a_pipeline_take_the_plan_of_the_whole_model(each):
     for got in run(2 * each, work):
         for name, w in got.items():
             torch.testing.assert_close(w, want[name], rtol=0, atol=1e-12, msg=name)
+
+
+def taken_over(rank, mesh):
+    """Rates and whole state of what AdamW has begun; None: in one process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False)).double()
+    device_mesh = mesh and init_device_mesh("cpu", mesh)
+    for i, module in enumerate(model if mesh else ()):
+        for name, p in [*module.named_parameters()]:
+            setattr(module, name, nn.Parameter(distribute(p.detach(), device_mesh, rows(f"{i}.{name}", p.shape))))
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.02, foreach=False)
+    for step in range(3):
+        for name, p in model.named_parameters():
+            g = torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(name) + step))
+            p.grad = distribute(g, p.device_mesh, p.placements) if mesh else g
+        adamw.step()
+    ours = sf.from_adamw(model, adamw)
+    states = ours.state_dict()["state"].items()
+    whole = {
+        index: {name: gather(x) if isinstance(x, DTensor) else x for name, x in entries.items()}
+        for index, entries in states
+    }
+    return [group["lr"] for group in ours.param_groups], whole
+
+
+def test_what_adamw_began_goes_on_where_each_process_has_a_part():
+    rates, state = taken_over(0, None)
+    for found, parts in run(2, taken_over, (2,)):
+        assert found == pytest.approx(rates, rel=1e-6)
+        for index, entries in state.items():
+            for name, x in entries.items():
+                torch.testing.assert_close(parts[index][name], x, rtol=1e-6, atol=1e-12)

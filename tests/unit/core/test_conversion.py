@@ -56,7 +56,9 @@ def test_the_converted_setting_takes_the_same_steps(name, shape):
 
 
 def test_known_values():
-    assert sf.from_adamw(1e-3, 0.1, d_in=400, d_out=100).lr == pytest.approx(1e-3 * 0.2 * math.sqrt(400 * 400 / 100))
+    assert sf.convert(sf.Setting(1e-3), "adamw", "natural", 400, 100).lr == pytest.approx(
+        1e-3 * 0.2 * math.sqrt(400 * 400 / 100)
+    )
     assert sf.convert(sf.Setting(1e-3), "mup", "adamw", 256, 256, base_d_in=64).lr == pytest.approx(1e-3 / 4)
     assert sf.convert(sf.Setting(1e-3), "adamw", "moonlight", 5, 7) == sf.Setting(1e-3)
 

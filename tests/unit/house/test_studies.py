@@ -23,6 +23,7 @@ STUDIES = (
     "sizes",
     "stability",
     "streaming",
+    "takeover",
     "transfer",
     "wiring",
 )

@@ -1,0 +1,196 @@
+"""`from_adamw`: a run that AdamW began, continued from its weights, its averages and the length of its steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import singledispatch
+from numbers import Real
+from statistics import fmean
+from typing import Any
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.conversion import Setting, convert
+from surefoot.momentum import State
+from surefoot.optim.batching import advance, init_state
+from surefoot.optim.optimizer import SteepestDescent
+from surefoot.optim.param_groups import whole_of
+from surefoot.optim.precision import SCALES, Leaf, Precision
+from surefoot.plan import Placement, Plan
+from surefoot.stabilise import Free
+from surefoot.stabilise.running_bound import RunningBound
+from surefoot.step import step
+from surefoot.views.state import join_blocks
+
+_KEPT = ("exp_avg", "exp_avg_sq", "step")
+_log = logging.getLogger("surefoot")
+
+
+@singledispatch
+def from_adamw(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | None = None, **options: Any
+) -> SteepestDescent:
+    """Continue a run that `torch.optim.AdamW`, or Adam, began: at any step, with the weights as they are.
+
+    Momentum is AdamW's mean gradient without its bias; tables keep the history of their rows, the mean of AdamW's
+    squares over each, and parts that stay with Adam all of it. What else a role keeps starts anew.
+
+    Each role has a rate of its own, at which its steps lead as far as AdamW's do at its present rate: the geometric
+    mean, over the role's parameters, of the Frobenius norms' ratio of AdamW's last update to the plan's step of rate 1
+    along the same mean gradient, each times how far such steps lead together. Steps along an average with memory b and
+    look-ahead c, of gradients that are independent, lead `(c^2 (1 - b)/(1 + b) + (1 - c)^2)^(-1/2)` for each root of
+    their number: 4.4 for AdamW's .9, 1.9 for .9 with .5. One rate for all, which serves a run from its start, would
+    tear tables that began small, as GPT-2's do.
+
+    Call it between two steps, after the scheduler's; from there the same schedule goes on, as a factor. Decay and
+    bounds are the plan's; what a bound would cut at once is logged.
+
+    Args:
+        model: the model that AdamW trains, sharded or not.
+        optimizer: AdamW: its parameters are the trainable ones of the model. It is read only, and may be deleted.
+        plan: roles of the parameters; default: `Plan.of(model, run=run)`.
+        **options: of `SteepestDescent`: lr, one for all in place of these, run, precision, and so on.
+
+    Returns:
+        The optimizer for the rest of the run.
+
+    Raises:
+        ValueError: parameters of other models, trainable ones that AdamW lacks, a state that is not AdamW's; or no lr,
+            and AdamW has taken no step, or its rate is 0.
+
+    >>> model = nn.Linear(4, 4, bias=False)
+    >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
+    >>> model(torch.eye(4)).square().sum().backward()
+    >>> adamw.step()
+    >>> optimizer = from_adamw(model, adamw)
+    >>> torch.allclose(optimizer.state[model.weight]["momentum"], model.weight.grad)
+    True
+    """
+    plan = plan or Plan.of(model, run=options.pop("run", None))
+    groups = _checked(model, optimizer)
+    options = {"maximize": any(group["maximize"] for group in groups.values()), **options}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
+    rates = _rates(plan, histories) if options.get("lr") is None else {}
+    _announce_cuts(plan, model)
+    ours = SteepestDescent(model, plan, **{**options, **({"lr": rates[""]} if rates else {})})
+    for group in ours.param_groups:
+        group["lr"] = rates.get(group["role"], group["lr"])
+    return _take_over(ours, plan, trained, histories)
+
+
+@from_adamw.register(Real)
+def _(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:  # type: ignore[misc]
+    """What this name was before."""
+    warn('from_adamw of numbers is convert(Setting(lr, wd), "adamw", "natural", ...)', DeprecationWarning, stacklevel=3)
+    return convert(Setting(lr, weight_decay), "adamw", "natural", d_in, d_out)
+
+
+def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
+    """The group of each of AdamW's parameters, which are the model's; ValueError for any other, by name."""
+    names = {p: name for name, p in model.named_parameters()}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    if foreign := [p for p in groups if p not in names]:
+        raise ValueError(
+            f"the optimizer has a parameter of shape {tuple(foreign[0].shape)} that is not the model's: give the model "
+            "that it was made of; a wrapper that replaces parameters comes before it"
+        )
+    if late := [name for p, name in names.items() if p.requires_grad and p not in groups]:
+        raise ValueError(f"{late[0]} is trainable, and not among the optimizer's: freeze it, or add it to AdamW first")
+    for p in groups:
+        if (state := optimizer.state.get(p)) and (missing := [key for key in _KEPT if key not in state]):
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps no {missing[0]!r} of {names[p]}: from_adamw reads torch.optim.AdamW "
+                "or Adam; of another method load the weights alone, SteepestDescent(model, plan, lr=...)"
+            )
+    return groups
+
+
+def _take_over(
+    ours: SteepestDescent, plan: Plan, trained: Mapping[str, Tensor], histories: Mapping[str, tuple[State, Any]]
+) -> SteepestDescent:
+    """Load what each role keeps of AdamW's state, beside what is new."""
+    saved = ours.state_dict()
+    for group in saved["param_groups"]:
+        for index, name in zip(group["params"], group["param_names"], strict=True):
+            if name in histories:
+                initial = saved["state"].get(index) or init_state(plan[name], trained[name])
+                kept = {key: x for key, x in initial.items() if key not in SCALES.values()}
+                saved["state"][index] = kept | _taken(plan[name], *histories[name])
+    ours.load_state_dict(saved)
+    return ours
+
+
+def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
+    """What a role keeps of AdamW's means and count, with the bias that its own correction takes away."""
+    momentum, count = getattr(placement.role.momentum, "of", placement.role.momentum), float(old["step"])
+    kept = {"step": old["step"].clone()}
+    for name, ours, theirs in zip(_KEPT, ("beta1", "beta2"), group["betas"], strict=False):
+        bias = 1 - getattr(momentum, ours, 0.0) ** count  # 1 for Momentum, which corrects nothing
+        kept[name] = _long(old[name]) * (bias / (1 - float(theirs) ** count))
+    rows = [{"row_sq": x.mean(-1)} for x in placement.role.view.split(whole_of(kept["exp_avg_sq"]))]
+    kept |= {"momentum": kept["exp_avg"]} | join_blocks(rows, placement.role.owned)
+    return {name: x for name, x in kept.items() if name in placement.role.smoothed}
+
+
+def _rates(plan: Plan, histories: Mapping[str, tuple[State, dict[str, Any]]]) -> dict[str, float]:
+    """The rate of each role, by name, at which its steps lead as far as AdamW's; of "", that of all its parameters."""
+    logs: dict[str, list[float]] = {}
+    for name, history in histories.items():
+        if ratio := _ratio(plan[name], *history):
+            for key in ("", plan[name].role.name):
+                logs.setdefault(key, []).append(math.log(ratio))
+    if not logs:
+        raise ValueError(
+            "how long AdamW's steps are is not known: it has taken none, or its rate is 0 now; give lr=..., or call "
+            "from_adamw after a step, before the schedule has ended"
+        )
+    return {role: math.exp(fmean(own)) for role, own in logs.items()}
+
+
+def _ratio(placement: Placement, old: State, group: Mapping[str, Any]) -> float:
+    """How far AdamW's steps lead at its present rate, over the plan's of rate 1, in Frobenius norms; 0 for none."""
+    old = {name: _long(whole_of(x)) for name, x in old.items()}
+    b1, b2 = (1 - float(beta) ** float(old["step"]) for beta in group["betas"])
+    mean = old["exp_avg"] / b1
+    update = mean / ((old.get("max_exp_avg_sq", old["exp_avg_sq"]) / b2).sqrt() + group["eps"])
+    free = placement.with_roles(lambda role: replace(role, stabiliser=Free()))
+    moved = torch.zeros_like(mean)
+    state = init_state(free, moved) | _taken(free, old, group)
+    advance([Leaf(moved, mean, free, state, {"lr": 1.0, "maximize": False})], Precision(), RunningBound(), step)
+    length = float(group["lr"]) * float(update.norm()) * _reach(theirs := float(group["betas"][0]))
+    momentum = getattr(placement.role.momentum, "of", placement.role.momentum)
+    beta = getattr(momentum, "beta", getattr(momentum, "beta1", theirs))
+    ours = float(moved.norm()) * _reach(beta, getattr(momentum, "lookahead", None))
+    return length / ours if ours else 0.0
+
+
+def _reach(beta: float, lookahead: float | None = None) -> float:
+    """How far steps of length 1 lead, per root of their number, along averages of gradients that are independent."""
+    ahead = beta if lookahead is None else lookahead
+    return 1 / math.hypot(ahead * math.sqrt((1 - beta) / (1 + beta)), 1 - ahead)
+
+
+def _announce_cuts(plan: Plan, model: nn.Module) -> None:
+    """Log, in one line, which weights are longer than the plan's bounds, and the remedy."""
+    cut = []
+    for name, p in model.named_parameters():
+        place = plan[name] if p.requires_grad else None
+        bounds = [getattr(stabiliser, "radius", math.inf) for stabiliser in place.stabilisers] if place else []
+        if place is not None and min(bounds, default=math.inf) < math.inf:
+            blocks = place.role.view.split(_long(whole_of(p.detach())))
+            norms = [float(place.role.weight_geometry.norm(x).amax()) if x.numel() else 0.0 for x in blocks]
+            over = max(zip(norms, bounds, strict=True), key=lambda pair: pair[0] / pair[1])
+            cut += [f"{name} from {over[0]:.3g} to {over[1]:.3g}"] if over[0] > over[1] else []
+    if cut:
+        _log.warning(f"the first step cuts norms down: {', '.join(cut)}; plan.relative_to(model) bounds them by theirs")
+
+
+def _long(x: Tensor) -> Tensor:
+    """In the dtype that steps are computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
