@@ -37,6 +37,7 @@ from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
 from takeover import run as takeover
 from transfer import run as transfer
+from wiring import copied
 from wiring import run as wiring
 
 ROOT = Path(__file__).parents[1]
@@ -229,6 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     "wiring": wiring.table,
+    "copied": copied.table,
     "takeover": takeover.table,
     "rates": given_rates,
     "lengths": lengths.table,

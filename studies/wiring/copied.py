@@ -29,9 +29,10 @@ from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load, run
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parents[1] / "tests/unit/inputs")]
+sys.path += [str(HERE.parent), str(HERE.parents[1] / "tests/unit/inputs")]
 import attention_models as copied  # noqa: E402
-from run import CENTRES, DEFAULTS, RATES, SEEDS, STEPS, corpus, train  # noqa: E402
+
+from wiring.run import CENTRES, DEFAULTS, RATES, SEEDS, STEPS, corpus, train  # noqa: E402
 
 WAYS = ("steady", "adamw")
 BIDIRECTIONAL = ("TimmViT", "OpenCLIP", "TorchEncoder")
