@@ -1,6 +1,6 @@
 """Parameters of every layout, gradients of every kind, and a comparison of sharded steps with those of one process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,15 +38,18 @@ KINDS = {
     "experts": ((4, 6, 5), "experts"),
     "conv": ((6, 2, 3, 3), "conv"),
 }
+SOME = ("square", "five", "projections", "gates", "embedding", "head", "bias")
+"""Names of one parameter of each kind of layout: even and uneven rows, unequal blocks, a stack, tables, a vector."""
 
 
-def plan_of(recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None) -> Plan:
-    """A plan with a parameter of every kind, and matrices in every layout."""
+def plan_of(recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None, names: Collection[str] | None = None) -> Plan:
+    """A plan with a parameter of every kind, and matrices in every layout; or with these parameters alone."""
     placements = {}
 
     def add(name: str, shape: Sequence[int], role: sf.Role) -> None:
         role = replace(role, stabiliser=stabiliser) if stabiliser else role
-        placements[name] = Placement(role, "given", tuple(shape))
+        if names is None or name in names:
+            placements[name] = Placement(role, "given", tuple(shape))
 
     for name, shape in LINEAR.items():
         add(name, shape, recipe.role("linear"))

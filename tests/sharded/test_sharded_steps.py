@@ -1,21 +1,21 @@
 """Steps on meshes are those of one process: all layouts, stabilisers, recipes, and gradients of every kind."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import sharded_cases
 import torch
-from sharded_cases import STACKS, alone, fsdp, plan_of, sharded
+from sharded_cases import SOME, STACKS, alone, fsdp, plan_of, sharded
 from threads import run
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import surefoot as sf
-from combinations import combinations
+from combinations import combinations, label
 from surefoot import contrib, recipes
 
 STEPS = 8
@@ -85,10 +85,10 @@ MESHES = {"FSDP2": ((3,), fsdp), "HSDP": ((2, 2), hsdp), "TP": ((3,), tensor_par
 
 def differences(
     recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None, mesh: tuple[int, ...], placements: Any,
-    dtype: torch.dtype = torch.float64, lr: float = 0.05, **options: Any,
+    dtype: torch.dtype = torch.float64, names: Collection[str] | None = None, **options: Any,
 ) -> dict[str, float]:  # fmt: skip
-    """The largest difference of each parameter from one process's, over all ranks."""
-    plan = plan_of(recipe, stabiliser)
+    """The largest difference of each parameter (or of these) from one process's, over all ranks."""
+    plan, lr = plan_of(recipe, stabiliser, names), 0.05
     want = alone(plan, STEPS, dtype, lr, **options)
     ranks = torch.Size(mesh).numel()
     found = run(ranks, sharded, plan, mesh, placements, STEPS, dtype, lr, options)
@@ -101,6 +101,14 @@ def differences(
 @combinations(pair=PAIRS, mesh=[*MESHES])
 def test_every_recipe_and_stabiliser(pair, mesh):
     """Adaptive directions, preconditioned gradients and published decays, on rows and on boxes of both dimensions."""
+    worst = differences(*pair, *MESHES[mesh], names=SOME)
+    assert max(worst.values()) <= 1e-12, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("pair", PAIRS, ids=label)
+def test_every_recipe_and_stabiliser_in_every_layout(pair, mesh):
     worst = differences(*pair, *MESHES[mesh])
     assert max(worst.values()) <= 1e-12, worst
 
@@ -120,7 +128,7 @@ def test_meshes_whose_ranks_do_not_ascend(monkeypatch, ranks, placements, named)
         return DeviceMesh(device, ranks, mesh_dim_names=mesh_dim_names if named else None)
 
     monkeypatch.setattr(sharded_cases, "init_device_mesh", mesh)
-    worst = differences(recipes.steady(), sf.PostClip(1.0), tuple(torch.tensor(ranks).shape), placements)
+    worst = differences(recipes.steady(), sf.PostClip(1.0), tuple(torch.tensor(ranks).shape), placements, names=SOME)
     assert max(worst.values()) <= 1e-12, worst
 
 
@@ -131,7 +139,7 @@ def test_experts_cut_along_the_stack_or_the_rows(cut, stabiliser):
     def placements(name: str, shape: Sequence[int]) -> tuple[Any, ...]:
         return cut if name in EXPERTS else experts(name, shape)
 
-    worst = differences(recipes.steady(), stabiliser, (2, 2), placements)
+    worst = differences(recipes.steady(), stabiliser, (2, 2), placements, names=EXPERTS)
     assert max(worst.values()) <= 1e-12, worst
 
 
@@ -146,14 +154,14 @@ def test_entries_at_rest_keep_their_part_in_what_couples_entries(stabiliser, cha
     table = dict(recipes.lion().table)
     if change:
         table["linear"] = replace(table["linear"], geometry=change(table["linear"].geometry))
-    worst = differences(recipes.Recipe("signs", table), stabiliser, *MESHES["FSDP2 x TP"])
+    worst = differences(recipes.Recipe("signs", table), stabiliser, *MESHES["FSDP2 x TP"], names=SOME)
     assert max(worst.values()) <= 1e-12, worst
 
 
 def test_the_row_of_a_vector_is_all_of_it():
     table = dict(recipes.steady().table)
     table["gain"] = replace(table["gain"], momentum=sf.RowAdam(), geometry=sf.Identity())
-    worst = differences(recipes.Recipe("rows", table), sf.Free(), (3,), fsdp)
+    worst = differences(recipes.Recipe("rows", table), sf.Free(), (3,), fsdp, names=["gain"])
     assert max(worst.values()) <= 1e-12, worst
 
 
@@ -162,7 +170,7 @@ def test_momentum_that_follows_the_steps(mesh):
     """Each parameter's own, which count no step for which there is no gradient."""
     warm = contrib.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7))))
     table = {kind: replace(role, momentum=warm) for kind, role in recipes.beyond_mup().table.items()}
-    worst = differences(recipes.Recipe("warm", table), RADIUS[mesh], *MESHES[mesh])
+    worst = differences(recipes.Recipe("warm", table), RADIUS[mesh], *MESHES[mesh], names=SOME)
     assert max(worst.values()) <= 1e-12, worst
 
 
@@ -186,7 +194,9 @@ def test_single_precision_under_every_stabiliser(stabiliser):
 @combinations(mesh=["TP", "FSDP2 x TP"], weights=[sf.RoundToNearest(), sf.StochasticRounding(), sf.MasterWeights()])
 def test_half_precision_rounds_each_entry_as_in_the_whole(weights, mesh):
     """bfloat16 weights and momentum: noise goes by the entry's place in the whole parameter."""
-    worst = differences(
-        recipes.steady(), None, *MESHES[mesh], torch.bfloat16, precision=sf.Precision(torch.bfloat16, weights)
+    names, precision = (
+        None if isinstance(weights, sf.StochasticRounding) else SOME,
+        sf.Precision(torch.bfloat16, weights),
     )
+    worst = differences(recipes.steady(), None, *MESHES[mesh], torch.bfloat16, names, precision=precision)
     assert max(worst.values()) == 0, worst
