@@ -23,6 +23,12 @@ def inline() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`surefoot train` leaves out its picture and page, which take longer than training a small model."""
+    monkeypatch.setattr("surefoot.cli.training._draw", lambda out: None)
+
+
+@pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
     """Limits the size of files in bytes, as a quota or a full disk would; removed afterwards."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

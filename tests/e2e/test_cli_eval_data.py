@@ -13,6 +13,8 @@ from surefoot.experiment.errors import DataError
 
 from .commands import lines, refused, training
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def result(run):
     return json.loads((run / "result.json").read_text())

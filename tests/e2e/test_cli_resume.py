@@ -10,6 +10,8 @@ from surefoot.experiment.training.checkpoint import save
 
 from .commands import lines, refused, training
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def done(tmp_path, text, capsys):

@@ -10,6 +10,7 @@ from surefoot.experiment.models.decoder import reference
 from .commands import SMALL, refused, training
 
 pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture

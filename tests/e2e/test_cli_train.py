@@ -41,6 +41,7 @@ def test_train_writes_log_result_and_checkpoints(tmp_path, text, capsys):
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_data_that_lie_elsewhere_are_the_same_data(tmp_path, text, capsys, monkeypatch):
     assert main(training(tmp_path / "run", text, "--eval-data", f"{text}")) == 0
     monkeypatch.chdir(text.parent)
@@ -52,25 +53,26 @@ def test_data_that_lie_elsewhere_are_the_same_data(tmp_path, text, capsys, monke
 
 
 def test_training_stopped_and_resumed_logs_each_step_once(tmp_path, text, capsys, signal_at):
-    long = ["--steps", "40", "--log-every", "1", "--checkpoint-every", "7"]
+    long = ["--steps", "20", "--log-every", "1", "--checkpoint-every", "7"]
     part, whole = tmp_path / "part", tmp_path / "whole"
     arguments = [*training(part, text), *long]
     signal_at(signal.SIGTERM, "log.jsonl", 10)
     assert main(arguments) == 143
     err = capsys.readouterr().err
     assert f"surefoot: interrupted; the same command goes on from the newest checkpoint in {part}/checkpoints" in err
-    assert "step 11 of 40" in (part / "report.html").read_text()
+    assert "step 11 of 20" in (part / "report.html").read_text()
     assert f"norms: {part}/norms.png" in err
     assert (part / "checkpoints" / "step-00000011.pt").exists()  # of the step after the tenth line of the log
     for run in (arguments, [*training(whole, text), *long]):
         assert main(run) == 0
-    assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(41))
+    assert [r["step"] for r in lines(part / "norms.jsonl")] == list(range(21))
     ours, theirs = lines(part / "log.jsonl"), lines(whole / "log.jsonl")
     assert [(r["step"], r["loss"], r["lr"]) for r in ours] == [(r["step"], r["loss"], r["lr"]) for r in theirs]
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
     assert untimed(ours) == untimed(theirs)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_throughput_is_logged_and_shown(tmp_path, text, capsys):
     out = tmp_path / "run"
     assert main([*training(out, text, "--log-every", "3"), "--peak-flops", "1e12"]) == 0
@@ -104,6 +106,7 @@ def test_training_on_a_full_disk_keeps_the_checkpoint(tmp_path, text, capsys, fi
     assert said.endswith("checkpoints/step-00000006.pt: File too large; what was saved earlier is intact")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.filterwarnings("default")
 def test_training_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, text, capsys):
     out = tmp_path / "run"
@@ -117,6 +120,7 @@ def test_training_passes_over_a_damaged_checkpoint_and_says_so(tmp_path, text, c
     assert json.loads((out / "result.json").read_text())["val_loss"] == first["val_loss"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_training_that_diverges_says_so(tmp_path, text, capsys):
     assert main([*training(tmp_path / "run", text), "--method", "scion", "--lr", "10", "--steps", "30"]) == 3
     assert "diverged after 10 steps; try a smaller --lr" in capsys.readouterr().out
@@ -171,6 +175,7 @@ def wrapped(width):
 """
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path, text, capsys, monkeypatch):
     (tmp_path / "own_models.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -200,6 +205,7 @@ def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_
     assert not (tmp_path / "run" / "norms.png").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_training_writes_to_tensorboard(tmp_path, text, capsys):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"

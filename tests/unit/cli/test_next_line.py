@@ -92,7 +92,7 @@ def test_data_and_directories_that_are_nearly_there(tmp_path, capsys):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, undrawn):
     """A short training run, by its arguments."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
     size = "--width 16 --depth 1 --batch-size 2 --context 16 --steps 2 --threads 1"

@@ -18,6 +18,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import LOG2_LR
 from surefoot.scaling import LAWS, RateLaw
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 RUN = sf.Run(steps=1000, tokens=4096)
 
 

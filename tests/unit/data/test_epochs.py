@@ -122,7 +122,7 @@ def test_evaluations_are_the_same_in_both_orders():
     assert losses[0] == losses[1]
 
 
-def test_a_run_of_more_than_one_epoch_says_so(inline, tmp_path, capsys):
+def test_a_run_of_more_than_one_epoch_says_so(inline, undrawn, tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
     size = ["--depth", "1", "--batch-size", "8", "--context", "16", "--data", str(tmp_path / "text.txt")]
     for order, steps, said in (("documents", 40, "2.11 times"), ("documents", 4, None), ("random", 40, None)):
