@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from inline_executor import Inline
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.executors import Pool, Raised
@@ -121,7 +122,7 @@ def test_a_failed_run_is_shown_and_run_again_only_when_its_line_is_deleted(tmp_p
     assert (directory / "results.jsonl").read_text() == before
     kept = [line for line in before.splitlines(keepends=True) if '"failed"' not in line]
     (directory / "results.jsonl").write_text("".join(kept))
-    (entry,) = run(config(log), directory, quick, workers=1, progress=silent)["recipes"]
+    (entry,) = run(config(log), directory, quick, executor=Inline(), progress=silent)["recipes"]
     assert entry["failed"] == [0, 0]
     assert entry["best_log2_lr"] == pytest.approx([0, 0], abs=1e-9)
 
@@ -133,13 +134,14 @@ def test_a_run_that_is_killed_once_runs_again_and_is_done(tmp_path, log):
     assert not any("failed" in record for record in read_lines(tmp_path / "run" / "results.jsonl"))
 
 
-def test_another_exit_is_named_and_what_cannot_be_sent_back_stops_the_sweep(tmp_path, log):
-    run(config(log), tmp_path / "left", leaving, workers=2, progress=silent)
+def test_another_exit_is_named_and_what_cannot_be_sent_back_stops_the_sweep(tmp_path):
+    one = SweepConfig(("a",), (8,), (0,), 1, Grid((0.0,)))
+    run(one, tmp_path / "left", leaving, workers=1, progress=silent)
     assert {r["failed"] for r in read_lines(tmp_path / "left" / "results.jsonl")} == {
         "killed twice: its worker process ended with exit code 3"
     }
-    with pytest.raises(SweepError, match=r"a, width 16, lr 2\^-1, seed 0: \w+: .*pickle"):
-        run(config(log), tmp_path / "run", unpicklable, workers=1, progress=silent)
+    with pytest.raises(SweepError, match=r"a, width 8, lr 2\^0, seed 0: \w+: .*pickle"):
+        run(one, tmp_path / "run", unpicklable, workers=1, progress=silent)
 
 
 def test_the_traceback_of_what_a_run_raised_is_kept(tmp_path, log):

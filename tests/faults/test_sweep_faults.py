@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from inline_executor import Inline
 from surefoot.experiment.errors import DirectoryInUse
 from surefoot.experiment.files import Log, locked, read_lines, write_atomic
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
@@ -129,9 +130,9 @@ def test_interrupt_stops_the_workers_at_once_and_can_be_resumed(sweep):
 
 def test_a_run_that_raises_is_named_and_the_finished_ones_are_kept(tmp_path):
     with pytest.raises(SweepError, match=r"a, width 8, lr 2\^0, seed 0: KeyError: 'no such layer'"):
-        run(config(), tmp_path, failing, workers=1, progress=silent)
+        run(config(), tmp_path, failing, executor=Inline(), progress=silent)
     assert lines(tmp_path) == 4
-    run(config(), tmp_path, quick, workers=1, progress=silent)
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
     assert lines(tmp_path) == 6
 
 
@@ -139,11 +140,11 @@ def test_two_sweeps_cannot_share_a_directory(tmp_path):
     with locked(tmp_path), pytest.raises(DirectoryInUse, match=f"{tmp_path}.*process {os.getpid()}"):
         run(config(), tmp_path, quick, progress=silent)
     assert not (tmp_path / "results.jsonl").exists()
-    run(config(), tmp_path, quick, workers=1, progress=silent)
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
 
 
 def test_a_directory_of_another_configuration_is_refused_with_the_difference(tmp_path):
-    run(config(settings={"depth": 2}), tmp_path, quick, workers=1, progress=silent)
+    run(config(settings={"depth": 2}), tmp_path, quick, executor=Inline(), progress=silent)
     before = (tmp_path / "results.jsonl").read_bytes()
     with pytest.raises(ValueError, match=r"settings.depth: there 2, now 3; steps: there 1, now 5.*another dir"):
         run(config(settings={"depth": 3}, steps=5), tmp_path, quick, progress=silent)
@@ -163,7 +164,7 @@ def test_a_directory_of_another_configuration_is_refused_with_the_difference(tmp
 )
 def test_unknown_duplicate_and_mistyped_keys_are_named(tmp_path, old, new, message):
     ours = config(settings={"depth": 2})
-    run(ours, tmp_path, quick, workers=1, progress=silent)
+    run(ours, tmp_path, quick, executor=Inline(), progress=silent)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
@@ -179,7 +180,7 @@ def test_unknown_duplicate_and_mistyped_keys_are_named(tmp_path, old, new, messa
     ],
 )
 def test_a_damaged_configuration_of_an_unfinished_sweep_is_named(tmp_path, old, new, message):
-    run(config(), tmp_path, quick, workers=1, progress=silent)
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
     (tmp_path / "summary.json").unlink()
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
@@ -204,10 +205,10 @@ def readable_only():
 
 def test_a_read_only_directory_is_named(readable_only):
     with pytest.raises(OSError, match="Permission denied") as refused:
-        run(config(), readable_only, quick, workers=1, progress=silent)
+        run(config(), readable_only, quick, executor=Inline(), progress=silent)
     assert str(readable_only) in str(refused.value)
     with pytest.raises(OSError, match="Permission denied") as refused:
-        run(config(), readable_only / "new", quick, workers=1, progress=silent)
+        run(config(), readable_only / "new", quick, executor=Inline(), progress=silent)
     assert str(readable_only) in str(refused.value)
 
 
@@ -220,19 +221,19 @@ def test_results_without_a_configuration_are_not_adopted(tmp_path):
 def test_a_full_disk_names_the_file_and_keeps_whole_lines(tmp_path, file_size_limit):
     file_size_limit(600)  # the configuration and some three lines fit
     with pytest.raises(OSError, match=f"cannot append to {tmp_path}/results.jsonl"):
-        run(config(), tmp_path, quick, workers=1, progress=silent)
+        run(config(), tmp_path, quick, executor=Inline(), progress=silent)
     kept = read_lines(tmp_path / "results.jsonl")
     assert 0 < len(kept) == lines(tmp_path) < 6
     assert (tmp_path / "results.jsonl").read_bytes().endswith(b"}\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    run(config(), tmp_path, quick, workers=1, progress=silent)
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
     assert read_lines(tmp_path / "results.jsonl")[: len(kept)] == kept
 
 
 def test_dev_full_names_the_file(tmp_path):
     (tmp_path / "results.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"cannot append to .*results.jsonl: No space left on device"):
-        run(config(), tmp_path, quick, workers=1, progress=silent)
+        run(config(), tmp_path, quick, executor=Inline(), progress=silent)
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, file_size_limit):
@@ -265,13 +266,13 @@ def test_damage_in_the_middle_is_reported_not_skipped(tmp_path):
 
 @pytest.mark.parametrize("line", [1, 6])
 def test_a_record_without_a_key_is_named_not_a_key_error(tmp_path, line):
-    run(config(), tmp_path, quick, workers=1, progress=silent)
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
     path = tmp_path / "results.jsonl"
     records = read_lines(path)
     del records[line - 1]["seed"], records[line - 1]["val_loss"]
     damaged = "".join(json.dumps(record) + "\n" for record in records)
     path.write_text(damaged)
-    for read in (load, lambda directory: run(config(), directory, quick, workers=1, progress=silent)):
+    for read in (load, lambda directory: run(config(), directory, quick, executor=Inline(), progress=silent)):
         with pytest.raises(ValueError, match=rf"results.jsonl, line {line} has no seed, val_loss: repair or remove"):
             read(tmp_path)
     assert path.read_text() == damaged

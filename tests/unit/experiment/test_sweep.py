@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from inline_executor import Inline
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import dumps
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
@@ -155,7 +156,7 @@ def test_a_rerun_fills_in_exactly_what_is_missing(finished, tmp_path):
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     (tmp_path / "results.jsonl").write_text("".join(lines[::3]) + lines[1][:40])  # and a torn line
     shown = []
-    again = run(config(), tmp_path, fake, workers=2, progress=shown.append)
+    again = run(config(), tmp_path, fake, executor=Inline(), progress=shown.append)
     assert len(shown) == len(lines) - len(lines[::3])
     assert sorted(map(str, records(tmp_path))) == sorted(map(str, records(directory)))
     assert again["recipes"] == summary["recipes"]
@@ -163,7 +164,7 @@ def test_a_rerun_fills_in_exactly_what_is_missing(finished, tmp_path):
 
 def test_a_grid_with_one_seed_has_no_intervals_and_flags_its_edge(tmp_path):
     grid = config(search=Grid((-3.0, -5.0, -4.0)), seeds=(0,), widths=(128, 32))
-    steady, falling = run(grid, tmp_path, fake, workers=1, progress=silent)["recipes"]
+    steady, falling = run(grid, tmp_path, fake, executor=Inline(), progress=silent)["recipes"]
     assert steady["widths"] == [32, 128]
     assert steady["best_log2_lr_ci"] == [None, None]
     assert steady["drift_octaves_ci"] is None
@@ -177,7 +178,7 @@ def test_a_grid_with_one_seed_has_no_intervals_and_flags_its_edge(tmp_path):
 
 def test_a_single_width_has_no_drift_and_no_transferred_run(tmp_path):
     one = config(recipes=("steady",), widths=(32,), seeds=(0,))
-    (entry,) = run(one, tmp_path, fake, workers=1, progress=silent)["recipes"]
+    (entry,) = run(one, tmp_path, fake, executor=Inline(), progress=silent)["recipes"]
     assert entry["drift_octaves"] is entry["regret_nats"] is entry["regret_log2_lr"] is None
     assert all(rate * 2 == round(rate * 2) for rate in {r["log2_lr"] for r in records(tmp_path)})
 
@@ -227,7 +228,7 @@ def test_report_of_a_recipe_that_only_diverges(tmp_path):
     from surefoot.experiment.reports import transfer as transfer_report
 
     grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
-    summary = run(grid, tmp_path, hopeless, workers=1, progress=silent)
+    summary = run(grid, tmp_path, hopeless, executor=Inline(), progress=silent)
     assert "no result" in str(transfer_report.table(summary))
     assert report.draw(tmp_path).exists()
     (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it

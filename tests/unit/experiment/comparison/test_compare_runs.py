@@ -52,7 +52,7 @@ def records(directory):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("compare") / "new" / "run"
-    return directory, run(comparison(), Question("adamw"), directory, fake, executor=Pool(2), progress=silent)
+    return directory, run(comparison(), Question("adamw"), directory, fake, executor=Inline(), progress=silent)
 
 
 def test_everyone_is_tuned_with_as_many_runs(finished):
