@@ -41,7 +41,7 @@ def gradients(w: torch.Tensor, step: int, rng: np.random.Generator) -> torch.Ten
     g[5] = noise[5] * (1e6 if step % 7 == 0 else 1e-6)
     g[6] = -u[:, 1:] @ vh[1:]
     g[7, step % SHAPE[1]] = -weights[7, step % SHAPE[1]]
-    g[9] = -(FIXED[9, :, :2] @ FIXED[9, :2]) * (1 if step % 400 < 200 else -1)
+    g[9] = -(FIXED[9, :, :2] @ FIXED[9, :2]) * (1 if step % 200 < 100 else -1)
     return g.to(w.dtype).reshape(w.shape)
 
 

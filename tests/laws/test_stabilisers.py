@@ -26,7 +26,7 @@ from .cases import frobenius
 from .inputs import exact, gaussian
 from .schemes import BOUNDED, DECAYING, GEOMETRIES, RADIUS, SPHERES, STREAMING, case_of
 
-FEW, MANY = 250, 1000  # one adversary turns round at 200, a projection lasts 16 steps
+FEW, MANY = 125, 1000  # one adversary turns round at 100, a projection lasts 16 steps
 TRAJECTORIES = tuple(geometry for geometry in GEOMETRIES if geometry != MaxNorm())  # a clamp needs no adversaries
 both_lengths = pytest.mark.parametrize("steps", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 all_geometries = pytest.mark.parametrize("geometry", TRAJECTORIES, ids=repr)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from combinations import combinations
 from laws.inputs import EMPTY, exact, gaussian, generator
 from laws.linalg.spectra import SHAPES, spectra, with_spectrum
 from surefoot.linalg.power_iteration import streaming_msign
@@ -56,8 +57,7 @@ def test_with_the_singular_vectors_it_is_the_matrix_sign(dtype):
                 assert np.linalg.norm(exact(d), 2) <= OVER_ONE, label
 
 
-@pytest.mark.parametrize("iterations", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@combinations(dtype=DTYPES, iterations=[1, 2])
 def test_no_basis_makes_it_longer_than_one(dtype, iterations):
     """From the identity, from a random basis, and from the leading vectors in reverse order."""
     for m, n in SHAPES:
