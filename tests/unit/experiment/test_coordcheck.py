@@ -97,7 +97,7 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
 
 
 def test_the_default_recipe_keeps_its_scale(corpus):
-    slopes = slopes_of("steady", corpus, FEW, seeds=2, size={})
+    slopes = slopes_of("steady", corpus, FEW, seeds=2, size=SMALL | {"batch_size": 8})
     assert max(worst(slopes)) <= BAND, slopes
     assert slopes[LOGITS][0] == pytest.approx(-0.5, abs=0.05)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from combinations import combinations
 from surefoot import recipes, stabilise
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.files import read_lines
@@ -22,6 +23,8 @@ from surefoot.experiment.training.run import Run
 from surefoot.geometry import Frobenius
 from surefoot.plan import Plan
 
+UNITS = {"steady", "beyond_mup", "moga_column", "muon", "hyperball", "frobenius_sphere", "lion", "adamw", "mup_adamw"}
+"""Methods whose norms of weights and of steps differ in kind."""
 TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
@@ -49,7 +52,7 @@ def truth(run):
     return norms
 
 
-@pytest.mark.parametrize("method", METHODS)
+@combinations(lambda method: method in UNITS, method=[*METHODS])
 def test_norms_are_natural_whatever_the_method(corpus, method):
     run = Run(TINY.replace(method=method), corpus)
     measured = Norms(run, 10.0)
