@@ -20,14 +20,7 @@ RECIPES = [
     recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), sf.contrib.sign_natural(),
     recipes.hyperball(), sf.contrib.frobenius_sphere(), STREAMING,
 ]  # fmt: skip
-BY_DEFAULT = (
-    "steady",
-    "beyond_mup",
-    "moga_column(3)",
-    "lion",
-    "hyperball",
-    "streaming",
-)  # norms of every kind, no momentum's average twice
+BY_DEFAULT = ("steady", "moga_column(3)", "lion", "streaming")  # norms of every kind, no momentum's average twice
 
 
 class Backend:
@@ -88,7 +81,7 @@ def test_traced_to_the_operations_below(recipe):
 
 
 @combinations(
-    lambda stabiliser: isinstance(stabiliser, sf.PostClip | sf.Rescale),
+    lambda stabiliser: isinstance(stabiliser, sf.PostClip),
     stabiliser=[sf.PostClip(1.0), sf.Rescale(1.0), sf.WeightDecay(0.5)],
 )
 def test_bounds_are_graphs_on_an_accelerator(monkeypatch, stabiliser):
