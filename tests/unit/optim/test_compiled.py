@@ -20,7 +20,13 @@ RECIPES = [
     recipes.muon(), recipes.scion(), recipes.lion(), recipes.sign_sgd(), sf.contrib.sign_natural(),
     recipes.hyperball(), sf.contrib.frobenius_sphere(), STREAMING,
 ]  # fmt: skip
-BY_DEFAULT = ("steady", "moga_column(3)", "lion", "streaming")  # norms of every kind, no momentum's average twice
+BY_DEFAULT = (
+    "steady",
+    "moga_column(3)",
+    "lion",
+    "hyperball",
+    "streaming",
+)  # norms of every kind, no momentum's average twice
 
 
 class Backend:
