@@ -3,12 +3,18 @@
 import re
 import signal
 import socket
+import threading
 import urllib.request
+
+import pytest
 
 import run_directories as made
 from surefoot.cli import main
+from surefoot.experiment.reports.server import Server
 
 from .commands import refused, start, training
+
+ADDRESS = r"http://127\.0\.0\.1:\d+/"
 
 
 def test_a_page_of_one_run_lies_beside_it(tmp_path, capsys):
@@ -48,11 +54,30 @@ def test_training_leaves_a_page_with_its_machine(tmp_path, text, capsys):
         assert part in page
 
 
-def test_watch_serves_until_it_is_interrupted(tmp_path):
+def test_watch_serves_until_it_is_interrupted(tmp_path, monkeypatch, capsys):
+    serve, pages = Server.serve_forever, []
+
+    def serve_until_ctrl_c(server):
+        thread = threading.Thread(target=serve, args=(server, 0.01))
+        thread.start()
+        with urllib.request.urlopen(re.search(ADDRESS, capsys.readouterr().err)[0], timeout=60) as reply:
+            pages.append(reply.read().decode())
+        server.shutdown()
+        thread.join()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Server, "serve_forever", serve_until_ctrl_c)
+    assert main(["watch", f"{made.training(tmp_path / 'run', finished=False)}", "--port", "0"]) == 130
+    assert "step 60 of 60" in pages[0]
+    assert "the runs go on without their page" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_watch_in_a_process_of_its_own(tmp_path):
     run = made.training(tmp_path / "run", finished=False)
     with start(["watch", f"{run}", "--port", "0"]) as process:
         assert process.stderr is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
+        found = re.search(ADDRESS, process.stderr.readline())
         assert found
         with urllib.request.urlopen(found[0], timeout=60) as reply:
             assert "step 60 of 60" in reply.read().decode()

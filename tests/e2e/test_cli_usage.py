@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from surefoot.cli import _parser
+from surefoot.cli import _parser, chosen
 from surefoot.cli.chosen import settings
 from surefoot.experiment.training.config import TrainConfig
 
@@ -91,6 +91,14 @@ def test_a_device_that_runs_elsewhere_are_not_given_is_refused(options):
         settings(_parser().parse_args(["transfer", "--executor", "slurm", *options]))
 
 
+def test_without_the_flag_no_executor_needs_ray_or_submitit(monkeypatch):
+    for package in ("ray", "submitit"):
+        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    for name in ("transfer", "coordcheck"):
+        chosen.executor(_parser().parse_args([name]))
+
+
+@pytest.mark.slow
 def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
     script = """
 import sys

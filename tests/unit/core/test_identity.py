@@ -121,6 +121,13 @@ def test_equal_numbers_and_orders_of_a_set_do_not_differ():
     assert digest(sf.geometry.MeanOperator(2, 2)) == digest(sf.geometry.MeanOperator(2.0, 2.0))
 
 
+def test_a_digest_is_that_of_other_days_and_processes():
+    """Not by addresses, nor by hashes of text, which each process has of its own."""
+    value = {"b": 2, "a": (1.5, "x", None), "set": {"three", "one"}, "norm": sf.MeanOperator(1.0, 2.0)}
+    assert digest(value) == "88110f52c9c35af2"
+
+
+@pytest.mark.slow
 def test_a_digest_is_the_same_in_every_process():
     code = "import surefoot as sf, torch; print(sf.Plan.of(torch.nn.Linear(3, 2), stabiliser=sf.PostClip(2.0)).hash)"
     here = sf.Plan.of(torch.nn.Linear(3, 2), stabiliser=sf.PostClip(2.0)).hash
