@@ -137,7 +137,8 @@ def test_mup_refuses_a_tied_head_without_a_multiplier():
 
 def slopes(method: methods.Method, corpus: Corpus, widths: tuple[int, ...] = FEW, seeds: int = 1) -> list[float]:
     """Of the change of every layer."""
-    configs = [TrainConfig.of(width=w, lr=2.0**-8, seed=s, depth=1, steps=8) for w in widths for s in range(seeds)]
+    size = {"depth": 1, "steps": 8, "batch_size": 8, "context": 32}
+    configs = [TrainConfig.of(width=w, lr=2.0**-8, seed=s, **size) for w in widths for s in range(seeds)]
     layers = evaluate([measure(config, corpus, method) for config in configs])["layers"]
     return [layer["change"]["slope"] for layer in layers]
 

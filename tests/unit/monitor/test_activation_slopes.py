@@ -74,7 +74,7 @@ def changed(module: nn.Module, scale: float) -> nn.Module:
     return module
 
 
-def climbed(value, x: Tensor, steps: int = 60) -> float:
+def climbed(value, x: Tensor, steps: int = 40) -> float:
     """The largest value by ascent over inputs of RMS at most 1."""
     best = 0.0
     for step in range(steps):
