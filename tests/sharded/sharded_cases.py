@@ -42,8 +42,14 @@ SOME = ("square", "five", "projections", "gates", "embedding", "head", "bias")
 """Names of one parameter of each kind of layout: even and uneven rows, unequal blocks, a stack, tables, a vector."""
 
 
-def plan_of(recipe: sf.recipes.Recipe, stabiliser: sf.Stabiliser | None, names: Collection[str] | None = None) -> Plan:
-    """A plan with a parameter of every kind, and matrices in every layout; or with these parameters alone."""
+def plan_of(
+    recipe: sf.recipes.Recipe,
+    stabiliser: sf.Stabiliser | None,
+    names: Collection[str] | None = None,
+    some: bool = False,
+) -> Plan:
+    """A plan with a parameter of every kind, and matrices in every layout; or only with these names, or with `SOME`."""
+    names = SOME if some else names
     placements = {}
 
     def add(name: str, shape: Sequence[int], role: sf.Role) -> None:

@@ -58,7 +58,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_state_of_the_parameters_shape_is_placed_like_it_and_all_of_it_is_there_from_the_start(case):
     recipe, stabiliser, options = CASES[case]
-    plan = plan_of(recipe, stabiliser)
+    plan = plan_of(recipe, stabiliser, some=case != "default")
 
     def work(rank):
         dtype = torch.float32 if options else F64
@@ -85,7 +85,7 @@ def test_a_saved_state_goes_on_as_one_process_would_have_on_any_mesh(case, later
     """Saved on FSDP2 x TP after 4 steps; on to step 8 on the same mesh, on others, and in one process."""
     recipe, stabiliser, options = CASES[case]
     dtype = torch.float32 if options else F64
-    plan = plan_of(recipe, stabiliser)
+    plan = plan_of(recipe, stabiliser, some=case != "default")
     want = alone(plan, 8, dtype, 0.05, **options)
     tolerance = 1e-6 if options else 1e-12
 
@@ -217,7 +217,7 @@ def test_factors_scale_the_part_of_each_rank():
 @pytest.mark.parametrize("what", ["none", "nan"])
 def test_a_gradient_that_one_rank_alone_lacks_or_spoils_stops_nobody(what):
     """None counts as zeros where each rank has a part, and as missing where it has a copy; NaN stops the parameter."""
-    plan = plan_of(recipes.steady(), None)
+    plan = plan_of(recipes.steady(), None, some=True)
 
     def work(rank):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
@@ -257,7 +257,7 @@ def test_a_gradient_that_one_rank_alone_lacks_or_spoils_stops_nobody(what):
 
 
 def test_a_step_of_ones_own_is_refused_where_an_owner_would_take_it():
-    plan = plan_of(recipes.steady(), None)
+    plan = plan_of(recipes.steady(), None, some=True)
 
     def work(rank):
         table = sf.Plan("table", {"embedding": plan["embedding"]})
@@ -269,7 +269,7 @@ def test_a_step_of_ones_own_is_refused_where_an_owner_would_take_it():
 
 
 def test_plain_parameters_beside_sharded_ones():
-    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0), some=True)
     want = alone(plan, 4, F64, 0.05)
 
     def work(rank):

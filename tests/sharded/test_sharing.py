@@ -44,7 +44,8 @@ def sharing(rank, plan, steps, dtype, options):
 )
 def test_the_weights_of_one_process(case, ranks):
     recipe, stabiliser, options = case
-    plan, dtype = plan_of(recipe, stabiliser), torch.bfloat16 if options else F64
+    plan = plan_of(recipe, stabiliser, some=bool(stabiliser or options))
+    dtype = torch.bfloat16 if options else F64
     want = alone(plan, 8, dtype, 0.05, **options)
     found = run(ranks, sharing, plan, 8, dtype, options)
     for got, state in found:
@@ -113,7 +114,7 @@ def unfrozen(rank, plan, steps, late, mesh):
 
 @combinations(everything=[False, True], mesh=[None, (2,), (2, 2)])
 def test_what_is_unfrozen_later_trains_as_on_one_process(mesh, everything):
-    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0), some=True)
     late = [*plan] if everything else [*plan][::2]
     want = unfrozen(None, plan, 6, late, None)
     for got in run(4 if mesh == (2, 2) else 2, unfrozen, plan, 6, late, mesh):
