@@ -115,7 +115,7 @@ def test_steps_of_another_norm_stay_inside(device, recipe, scheme):
     """Steps of unknown norm, with a problem for each row or entry: the radius is of the weight's norm all the same."""
     model, plan, optimizer = build(scheme, lr=0.05, recipe=recipe)
     start = norms(model, plan)
-    for name, norm in highest_norms(model, plan, optimizer, range(40)).items():
+    for name, norm in highest_norms(model, plan, optimizer, range(31)).items():
         bound = max(start[name], RADIUS) if isinstance(scheme, sf.PreDecay) else RADIUS
         assert norm <= bound * (1 + 1e-3), name
 
@@ -160,7 +160,7 @@ def test_a_bound_loaded_without_its_weights_is_revalidated(device):
     model, plan, optimizer = build(sf.PostClip(RADIUS, 10), lr=0.05)
     train(model, optimizer, range(2))
     saved = copy.deepcopy(optimizer.state_dict())
-    highest = highest_norms(model, plan, optimizer, range(2, 60), lambda: optimizer.load_state_dict(saved))
+    highest = highest_norms(model, plan, optimizer, range(2, 32), lambda: optimizer.load_state_dict(saved))
     assert max(highest.values()) <= RADIUS * (1 + 1e-3)
 
 
@@ -180,7 +180,7 @@ def test_scaling_instead_of_clipping_is_logged_once(accelerator, caplog):
 
 
 @combinations(
-    lambda stabiliser, log2_lr: log2_lr == -1 or (stabiliser, log2_lr) == ("post_clip:1.5", -4),
+    lambda stabiliser, log2_lr: log2_lr == -1 and stabiliser != "post_clip:1.5:1",
     stabiliser=["post_clip:1.5", "post_clip:1.5:1", "pre_decay:0.5"],
     log2_lr=[-4, -3, -2, -1],
 )

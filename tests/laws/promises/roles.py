@@ -36,6 +36,8 @@ SCHEMES = (
     sf.ColumnSphere(1.0),
     sf.Hyperball(),
 )
+ALIKE = (sf.PostClip(2.0, 5), sf.StreamingPostClip(2.0, 3), sf.Normalise(), sf.RowSphere(), sf.ColumnSphere(1.0))
+"""Schemes that differ from one before or beside them by a number alone."""
 _TABLE = recipes.beyond_mup().table
 STREAMING = sf.Recipe("streaming", {**_TABLE, "linear": replace(_TABLE["linear"], geometry=sf.StreamingSpectral())})
 RECIPES = (

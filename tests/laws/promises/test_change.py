@@ -18,7 +18,7 @@ from surefoot.geometry.base import ChangeBounds
 from surefoot.geometry.change_bounds import Sizes, clipped_change
 from surefoot.momentum import Adam
 
-from .roles import PULLS, ROLES, SCHEMES, Run
+from .roles import ALIKE, PULLS, ROLES, SCHEMES, Run
 
 MATRICES = (
     Spectral(),
@@ -42,7 +42,7 @@ SHAPES = ((6, 4), (4, 24), (32, 8), (1, 5), (5, 1))
 
 def gradients(shape):
     """Dense, heavy-tailed, of one entry, of rank one, of equal entries."""
-    for seed in range(8):
+    for seed in range(4):
         g = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         yield from (g, g**9, g.sign())
         if len(shape) > 1:
@@ -177,7 +177,7 @@ def changes(recipe, scheme, kind, gradients, steps):
     reach = run.lr * run.role.lr_scale(block) * run.role.step_norm_bound(block)
     path = run.steps(steps)
     for step in range(steps):
-        if looked := step < 40 or step % 5 == 0:
+        if looked := step < 25 or step % 5 == 0:
             bound = run.optimizer.stability()["weight"]["update_upper"]
         before, after = next(path)
         if looked:
@@ -186,7 +186,8 @@ def changes(recipe, scheme, kind, gradients, steps):
 
 @combinations(
     lambda role, scheme: (
-        (role[1], role[0].name) == ("linear", "beyond_mup") or (role[0].name, scheme) == ("steady", sf.WeightDecay(0.5))
+        ((role[1], role[0].name) == ("linear", "beyond_mup") and scheme not in ALIKE)
+        or (role[0].name, scheme) == ("steady", sf.WeightDecay(0.5))
     ),
     role=ROLES,
     scheme=SCHEMES,
@@ -195,7 +196,7 @@ def test_no_step_changes_a_weight_by_more_than_was_reported(role, scheme):
     recipe, kind = role
     natural, largest, furthest = (recipe.name, kind) == ("beyond_mup", "linear"), 0.0, 0.0
     for gradients in PULLS:
-        steps = {"constant": 160 if natural else 40, "in and out": 40}.get(gradients, 20)
+        steps = {"constant": 80 if natural else 40, "in and out": 25}.get(gradients, 12)  # it turns round at 20
         for step, (bound, change, in_steps) in enumerate(changes(recipe, scheme, kind, gradients, steps)):
             assert change <= 1.01 * bound < math.inf
             largest, furthest = max(largest, bound), max(furthest, change)
@@ -239,7 +240,7 @@ def test_in_real_training_too(stabiliser, method):
     """The reference GPT on the integer language, every parameter at every step, at a rate that reaches the bounds."""
     lr = {"muon": 2.0**-6, "lion": 2.0**-8}.get(method, 0.125)
     settings = {"stabiliser": stabiliser} if stabiliser != "free:" else {}
-    config = TrainConfig.of(width=32, lr=lr, steps=12, batch_size=4, context=16, method=method, **settings)
+    config = TrainConfig.of(width=32, lr=lr, steps=6, batch_size=4, context=16, method=method, **settings)
     training = training_run.Run(config, load("markov:32"))
     plan = training.method.plan(training.model)
     for _ in range(config.schedule.steps):
