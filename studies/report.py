@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,17 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from beyond import tables as beyond
 from confirm import tables as confirmed
-from coordinates import run as coordinates
 from defaults import gains
-from lengths import tables as lengths
 from pretrain import tables as pretrain
-from rates.run import table as given_rates
 from sizes import tables as sizes
 from sources import tables as sources
-from stability import run as stability
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports import report as run_report
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import load
-from takeover import run as takeover
 from transfer import run as transfer
-from wiring import copied
-from wiring import run as wiring
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md", "how-to/migrating.md")]
@@ -208,6 +202,10 @@ def choices(study: str) -> Callable[[], str]:
     return lambda: gains.table(study) if (gains.HERE / study / "summary.json").exists() else "not run"
 
 
+STUDIES = {"stabilisers": "stability.run", "lengths": "lengths.tables", "copied": "wiring.copied"}
+STUDIES |= {name: f"{name}.run" for name in ("wiring", "takeover", "rates", "coordinates")}
+"""Parts of pages that are all of a study's table: name -> module."""
+
 TABLES: dict[str, Callable[[], str]] = {
     "widths": widths,
     "pretrain": pretrain.table,
@@ -229,13 +227,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "key_bias": key_bias,
     **confirmed.TABLES,
     **sources.TABLES,
-    "wiring": wiring.table,
-    "copied": copied.table,
-    "takeover": takeover.table,
-    "rates": given_rates,
-    "lengths": lengths.table,
-    "stabilisers": stability.table,
-    "coordinates": coordinates.table,
+    **{name: import_module(module).table for name, module in STUDIES.items()},
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")
