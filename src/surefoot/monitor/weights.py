@@ -1,5 +1,6 @@
 """Stability numbers of parameters, in natural units."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -141,7 +142,8 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: K
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
     plain = stabiliser.natural(w) if isinstance(stabiliser, DecoupledWeightDecay) else stabiliser
     most = plain.bound * (role.step_norm_bound(block) if isinstance(plain, WeightDecay) else 1.0)
-    bounds = (lower, upper, *dependency, nothing, change, lower / most)
+    share = lower / most if 0 < most < math.inf else nothing
+    bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):

@@ -27,8 +27,9 @@ def call(target: str, *arguments: int) -> nn.Module:
     try:
         model = function(*arguments)
     except (TypeError, ImportError) as error:
-        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments (--width gives it one)"
-        raise ValueError(f"{target}: it is called {how}, and failed: {error}{_where(error)}") from error
+        how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
+        hint = "" if arguments or isinstance(error, ImportError) else "; --width calls it with one"
+        raise ValueError(f"{target}: it is called {how}, and failed: {error}{_where(error)}{hint}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
     return model
