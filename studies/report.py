@@ -35,7 +35,7 @@ from surefoot.experiment.sweep.sweep import load
 from transfer import run as transfer
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / name for name in ("transfer.md", "stability.md", "how-to/migrating.md")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("transfer", "stability", "how-to/migrating", "how-to/fine-tuning")]
 IMAGES = ROOT / "docs" / "images"
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
@@ -203,7 +203,7 @@ def choices(study: str) -> Callable[[], str]:
 
 
 STUDIES = {"stabilisers": "stability.run", "lengths": "lengths.tables", "copied": "wiring.copied"}
-STUDIES |= {name: f"{name}.run" for name in ("wiring", "takeover", "rates", "coordinates")}
+STUDIES |= {name: f"{name}.run" for name in ("wiring", "takeover", "finetuning", "rates", "coordinates")}
 """Parts of pages that are all of a study's table: name -> module."""
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -17,6 +17,7 @@ STUDIES = (
     "confirm",
     "coordinates",
     "defaults",
+    "finetuning",
     "paired",
     "scaling",
     "search",
