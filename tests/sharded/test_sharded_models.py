@@ -9,7 +9,7 @@ from test_sharded_state import advance
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -67,13 +67,21 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: (gather(p) if isinstance(p, DTensor) else p.detach()).clone() for n, p in model.named_parameters()}
 
 
-def fsdp(model: nn.Module, ranks: int) -> slice:
-    mesh = init_device_mesh("cpu", (ranks,))
+def fsdp(model: nn.Module, ranks: int, policy: OffloadPolicy | None = None) -> slice:
+    options = {"mesh": init_device_mesh("cpu", (ranks,)), "offload_policy": policy or OffloadPolicy()}
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
     rank, each = torch.distributed.get_rank(), BATCH // ranks
     return slice(rank * each, (rank + 1) * each)
+
+
+def offloaded(model: nn.Module, ranks: int) -> slice:
+    """On a mesh of another device than the one that the weights are kept on, as far as a CPU alone can say so."""
+    share = fsdp(model, ranks, CPUOffloadPolicy(pin_memory=False))
+    for p in model.parameters():
+        p.device_mesh._device_type = "meta"
+    return share
 
 
 def fsdp_of_tp(model: nn.Module, ranks: int) -> slice:
@@ -90,7 +98,7 @@ def fsdp_of_tp(model: nn.Module, ranks: int) -> slice:
     pairs=True,
     dtype=[torch.float64, torch.float32],
     stabiliser=[None, sf.PostClip(1.0)],
-    cut=[(fsdp, 2), (fsdp_of_tp, 4)],
+    cut=[(fsdp, 2), (offloaded, 2), (fsdp_of_tp, 4)],
 )
 def test_training_is_that_of_one_process(cut, stabiliser, dtype):
     (shard, ranks), tolerance = cut, 1e-10 if dtype == torch.float64 else 2e-4

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from surefoot.geometry.base import ChangeBounds, Completed, expand
 from surefoot.mesh.groups import Cut, Groups, gather, slab_of
@@ -283,9 +284,14 @@ def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
 
 
 def _as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
-    """A contiguous `DTensor` of which this process holds local."""
+    """A contiguous `DTensor` of which this process holds local, where local lies.
+
+    As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
+    """
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    meta = TensorMeta(torch.Size(shape), stride, local.dtype)
+    spec = DTensorSpec(mesh, tuple(placements), meta)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _along(placement: Any, dim: int) -> Any:

@@ -5,8 +5,11 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from optim_helpers import Layers
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 import surefoot as sf
 from surefoot import recipes
@@ -131,3 +134,31 @@ def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
     optimizer.step()
     assert torch.cuda.max_memory_allocated() - before <= 16 * chunk
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(1.5)], ids=repr)
+def test_weights_and_state_that_fsdp_keeps_on_the_cpu(tmp_path, stabiliser):
+    """The steps of weights on the GPU to rounding, and none of them or of the state there."""
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        found = []
+        for policy in (OffloadPolicy(), CPUOffloadPolicy()):
+            model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+            plan = sf.Plan.of(model, stabiliser=stabiliser)
+            plan.initialise_(model, seed=0)
+            fully_shard(model, mesh=init_device_mesh("cuda", (1,)), offload_policy=policy)
+            optimizer = sf.SteepestDescent(model, plan, lr=0.1)
+            for turn in range(3):
+                data = torch.randn(32, 64, generator=torch.Generator().manual_seed(turn)).cuda()
+                (model(data) - data.flip(1)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append((model, optimizer))
+        (model, _), (kept, optimizer) = found
+        held = [p.to_local() for p in kept.parameters()]
+        state = [getattr(x, "_local_tensor", x) for s in optimizer.state.values() for x in s.values()]
+        assert {x.device.type for x in [*held, *filter(torch.is_tensor, state)]} == {"cpu"}
+        for p, q in zip(model.parameters(), held, strict=True):
+            torch.testing.assert_close(p.to_local().cpu(), q, atol=1e-2, rtol=0)  # float16 inside on the GPU
+    finally:
+        dist.destroy_process_group()
