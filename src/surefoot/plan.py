@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -151,7 +152,7 @@ class Plan:
         return [row for name, placement in self.placements.items() for row in placement.rows(name)]
 
     def __str__(self) -> str:
-        if not (rows := self.rows()):
+        if not (rows := _merged(self.rows())):
             return f"plan {self.recipe}: no parameters that a rule places"
         table = [dict(zip(rows[0], rows[0], strict=True)), *rows]
         width = {column: max(len(row[column]) for row in table) for column in rows[0]}
@@ -259,3 +260,29 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     reason = f"recipe {plan.recipe} has no law" if plan is not None and plan.run else "no run is known"
     remedy = "give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or a plan made by Plan.of(model, run=run)"
     raise ValueError(f"the learning rate is missing and {reason}: {remedy}")
+
+
+def _merged(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Those of repeated blocks in one line: their names differ in numbers alone, of which all combinations occur."""
+    groups = defaultdict[tuple[str, ...], list[list[str]]](list)
+    columns: list[str] = []
+    for row in rows:
+        columns, (name, *rest) = list(row), row.values()
+        pieces = re.split(r"\b(\d+)\b", name)
+        groups["*".join(pieces[::2]), *rest].append(pieces)
+    found = []
+    for (_, *rest), names in groups.items():
+        places = [list(dict.fromkeys(texts)) for texts in zip(*names, strict=True)]
+        whole = math.prod(map(len, places)) == len(names)
+        shown = ["".join(map(_range, places))] if whole else map("".join, names)
+        found += [dict(zip(columns, [name, *rest], strict=True)) for name in shown]
+    return found
+
+
+def _range(texts: Sequence[str]) -> str:
+    """A place of names that may hold these: itself if there is one, else numbers such as `0-11` or `1,4`."""
+    if len(texts) == 1:
+        return texts[0]
+    numbers = sorted(map(int, texts))
+    follow = numbers[-1] - numbers[0] + 1 == len(numbers)
+    return f"{numbers[0]}-{numbers[-1]}" if follow else ",".join(map(str, numbers))

@@ -40,6 +40,7 @@ def test_a_path_is_gone_on_from_in_another_directory_and_in_its_own(done, tmp_pa
     other = tmp_path / "other"
     for out in (other, done):
         assert main(training(out, text, "--log-every", "1", "--resume", f"{path}")) == 0
+        assert f"surefoot: going on from {path}\n" in capsys.readouterr().err
         assert [record["step"] for record in lines(out / "log.jsonl")] == [4, 5, 6]
     assert outcome(other) == outcome(done)
     assert [path.name for path in (other / "checkpoints").glob("*.pt")] == ["step-00000006.pt"]

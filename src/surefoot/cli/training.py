@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
         processes.rows(config.batches.batch_size, 0, layout.accumulate)
         kept = {"keep": arguments.keep, "best": arguments.keep_best, "background": arguments.async_checkpoints}
-        folder, start = arguments.out / CHECKPOINTS, arguments.start
-        checkpoints = Checkpoints(folder, arguments.checkpoint_every, **kept, start=start)
+        begins = {"start": arguments.start, "on_resume": _goes_on}
+        checkpoints = Checkpoints(arguments.out / CHECKPOINTS, arguments.checkpoint_every, **kept, **begins)
         every = {"log_every": arguments.log_every, "eval_every": arguments.eval_every}
         training = partial(train, config, corpus, layout=layout, checkpoints=checkpoints, **every)
         if not processes.first:
@@ -197,6 +197,10 @@ def _progress(record: dict[str, Any], steps: int) -> None:
         seconds = (steps - record["step"]) * record["tokens"] / record["step"] / speed
         line += f", {speed:,.0f} tokens/s, {timedelta(seconds=round(seconds))} left"
     print(line, file=sys.stderr, flush=True)
+
+
+def _goes_on(path: Path) -> None:
+    print(f"surefoot: going on from {path}", file=sys.stderr, flush=True)
 
 
 def _warn(step: int, alarm: Alarm) -> None:

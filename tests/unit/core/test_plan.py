@@ -198,6 +198,26 @@ def test_the_printed_table():
     assert all(line == line.rstrip() for line in lines)
 
 
+def norms(*counts):
+    """Lists of norms, of so many each."""
+    return nn.ModuleList(nn.ModuleList(nn.LayerNorm(4, bias=False) for _ in range(count)) for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (nn.ModuleDict({"b": norms(2, 2, 2), "c": norms(3)[0]}), ["b.0-2.0-1.weight", "c.0-2.weight"]),
+        (norms(2, 1), ["0.0.weight", "0.1.weight", "1.0.weight"]),
+        (nn.ModuleList(nn.LayerNorm(8 if i == 2 else 4, bias=False) for i in range(5)), ["0,1,3,4.weight", "2.weight"]),
+    ],
+    ids=["all", "not every combination", "gap"],
+)
+def test_repeated_blocks_are_one_line_of_the_printed_table(model, names):
+    plan = Plan.of(model)
+    assert [line.split()[0] for line in str(plan).splitlines()[2 : 2 + len(names)]] == names
+    assert len(plan.rows()) == len(plan) == len([*model.parameters()])
+
+
 def test_the_table_of_an_empty_plan():
     assert str(Plan.of(nn.ReLU())) == "plan steady: no parameters that a rule places"
 

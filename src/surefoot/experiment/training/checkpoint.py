@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +110,7 @@ class Checkpoints:
         background: whether several processes copy their state and write while the run goes on.
         start: where a run goes on: "auto", at the newest sound one of the folder; "never", which allows none there; or
             the path of one, a file or folder.
+        on_resume: called with the path of the one that a run goes on from, by the first process.
 
     Raises:
         ValueError: `every` or `keep` is below 1.
@@ -121,6 +122,7 @@ class Checkpoints:
     best: bool = False
     background: bool = False
     start: Path | Literal["auto", "never"] = "auto"
+    on_resume: Callable[[Path], None] | None = None
     _pending: tuple[Future[Any], bool, int] | None = field(default=None, init=False, repr=False)
     _passed: set[Path] = field(default_factory=set, init=False, repr=False)
 
@@ -234,10 +236,12 @@ class Checkpoints:
         """Go on from one checkpoint; `CheckpointError` on all processes if it is on one."""
         if path.is_dir():
             run.load_folder(path)
-            return
-        state: dict[str, Any] = {}
-        agree(run.layout.processes, lambda: state.update(_state(run, path)))
-        run.load_state(state)
+        else:
+            state: dict[str, Any] = {}
+            agree(run.layout.processes, lambda: state.update(_state(run, path)))
+            run.load_state(state)
+        if self.on_resume and run.layout.processes.first:
+            self.on_resume(path)
 
     def paths(self) -> list[Path]:
         """Paths of the checkpoints, newest first."""
