@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 EXTRAS := cli,plots,bpe,tensorboard,examples,test,check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export MPLBACKEND = Agg
+export PYTHONDONTWRITEBYTECODE =# the tests start some hundred Pythons: none should compile the package again
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-all demo test test-all test-web check dist docs format bench clean
