@@ -228,6 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     **{name: import_module(module).table for name, module in STUDIES.items()},
+    "one_rate": import_module("rates.run").rivals,
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")

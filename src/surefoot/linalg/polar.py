@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,9 +91,8 @@ def require_method(method: str) -> None:
         raise ValueError(f"unknown msign method {method!r}: {known}")
 
 
-_constant: Any = torch.compiler.assume_constant_result
-_triton_is_installed: Callable[[], bool] = _constant(lambda: find_spec("triton") is not None)
-"""Constant for `torch.compile`, which cannot trace an import."""
+TRITON_IS_INSTALLED = find_spec("triton") is not None
+"""Asked once: `torch.compile` cannot trace it."""
 
 
 def choose_ops(x: Tensor) -> Ops:
@@ -106,7 +104,7 @@ def choose_ops(x: Tensor) -> Ops:
     Returns:
         `TRITON` or `TORCH`.
     """
-    if _large_on_a_gpu(x) and _triton_is_installed():
+    if _large_on_a_gpu(x) and TRITON_IS_INSTALLED:
         from surefoot.linalg.triton_ops import TRITON
 
         return TRITON
