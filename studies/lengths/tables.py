@@ -33,8 +33,8 @@ def _finals(width: int, steps: int) -> str:
         runs = {r["seed"]: r for r in records(recipe, width, steps)}
         if not runs:
             continue
-        point = next(iter(runs.values()))
-        cells = [f"2^{point[name]:g}" for name in ("log2_lr", "second")] + [str(len(runs))]
+        points = {name: dict.fromkeys(f"2^{r[name]:g}" for r in runs.values()) for name in ("log2_lr", "second")}
+        cells = [*map(", ".join, points.values()), str(len(runs))]
         cells += [f"{np.mean([r[side] for r in runs.values()]):.3f}" for side in SIDES]
         for side in SIDES:
             above = [runs[seed][side] - own[seed][side] for seed in own.keys() & runs.keys()]
