@@ -28,6 +28,9 @@ from surefoot.stabilise.base import require_positive
 
 __all__ = ["Placement", "Plan"]
 
+UNPRINTED = ("layout", "fan in", "fan out")
+"""Columns of `Plan.rows` that `print(plan)` leaves out: the shape and the reason say nearly as much."""
+
 _warn_once = cache(logging.getLogger("surefoot").warning)
 
 
@@ -94,8 +97,7 @@ class Plan:
         >>> [each.role.name for each in Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).placements.values()]
         ['linear', 'bias']
         """
-        if wrong := [x for x, kind in ((recipe, Recipe), (stabiliser, Stabiliser)) if not isinstance(x, kind | None)]:
-            raise ValueError(f"recipe is as recipes.muon() and stabiliser=... as PostClip(2.0), not {wrong[0]!r}")
+        _require(recipe, stabiliser, run)
         recipe, changes = recipe or steady(), match(model, overrides)
         recipe = recipe.over(run) if run else recipe
         parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
@@ -104,7 +106,7 @@ class Plan:
             with suppress(*() if p.requires_grad else (ValueError,)):  # frozen, and of a shape that no role takes
                 found[name] = decide(name, p, kind, changes.get(name), recipe, stabiliser)
         if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
-            raise ValueError(describe_unplaced(model, unplaced))
+            raise ValueError(describe_unplaced(model, unplaced, inputs is not None))
         rate = recipe.rate(run) if run and recipe.name in LAWS else None
         return cls(recipe.name, {name: placement for name, placement in found.items() if placement}, run, rate)
 
@@ -155,8 +157,8 @@ class Plan:
         if not (rows := _merged(self.rows())):
             return f"plan {self.recipe}: no parameters that a rule places"
         table = [dict(zip(rows[0], rows[0], strict=True)), *rows]
-        width = {column: max(len(row[column]) for row in table) for column in rows[0]}
-        lines = ["  ".join(text.ljust(width[column]) for column, text in row.items()).rstrip() for row in table]
+        width = {column: max(len(row[column]) for row in table) for column in rows[0] if column not in UNPRINTED}
+        lines = ["  ".join(row[column].ljust(width[column]) for column in width).rstrip() for row in table]
         rule = "-" * max(map(len, lines))
         entries = sum(math.prod(placement.shape) for placement in self.placements.values())
         total = f"{len(self)} parameters, {entries:,} entries, recipe {self.recipe}, plan {self.hash}"
@@ -243,6 +245,14 @@ class Plan:
             scatter_(split)
 
 
+def _require(*given: object) -> None:
+    """Raise ValueError for what is no recipe, no stabiliser or no run, in this order, and not None."""
+    examples = {Recipe: "recipes.muon()", Stabiliser: "PostClip(2.0)", Run: "Run(steps, tokens)"}
+    for each, (kind, example) in zip(given, examples.items(), strict=True):
+        if not isinstance(each, kind | None):
+            raise ValueError(f"a {kind.__name__} is as {example}, not {each!r}")
+
+
 def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     """The learning rate as given, or that of the plan's run; ValueError where none follows from it.
 
@@ -252,7 +262,8 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
             logging.getLogger("surefoot").warning(
-                "lr %.3g is %.3g times that of the run, %.3g: is it another optimizer's?", lr, lr / law, law
+                "surefoot: lr %.3g is %.3g times the run's %.3g: is it another optimizer's? Without lr that is taken",
+                *(lr, lr / law, law),
             )
         return lr
     if law is not None:

@@ -5,19 +5,16 @@ The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other convention
 
 from __future__ import annotations
 
-import logging
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
-
-_warn_once = cache(logging.getLogger("surefoot").warning)
 
 
 class Scale(ABC):
@@ -267,7 +264,7 @@ class Run:
         [1.0, 1.0, 0.56, 0.0]
         """
         if step > self.steps:
-            _warn_once("the run of %d steps is over: the rate of its schedule is 0 from there on", self.steps)
+            warnings.warn(f"the run of {self.steps:,} steps is over: its rate is 0 from there on", stacklevel=2)
         rise = round(0.1 * self.steps)
         return (step + 1) / rise if step < rise else max(0.0, (self.steps - step) / max(1, self.steps - rise))
 

@@ -20,11 +20,12 @@ def fed(search: Search, kinds: Kinds) -> Kinds:
     if search.inputs is None:
         return {}
     owned = [(own, *each) for own in search.own.values() for each in own.items()]
-    tables = {own["weight"][1].shape for module, own in search.own.items() if isinstance(module, nn.Embedding)}
+    tables = [own["weight"][1].shape for module, own in search.own.items() if isinstance(module, nn.Embedding)]
+    head = max(tables, default=None)  # what is bare and has the shape of the table with most rows may be the head
     weights = dict[nn.Parameter, None]()
     for *_, (name, p) in owned:
         kind = kinds[name]
-        if p.ndim > 1 and (kind.name == "linear" if kind else not search.said(name) and p.shape not in tables):
+        if p.ndim > 1 and (kind.name == "linear" if kind else not search.said(name) and p.shape != head):
             weights[p] = None
     uses, found = uses_of(search.model, weights, search.inputs), Kinds()
     for own, attribute, (name, p) in owned:

@@ -128,8 +128,14 @@ def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:
     return reduce(lambda found, each: each(search, found), passes, kinds)
 
 
-def describe_unplaced(model: nn.Module, names: list[str]) -> str:
-    """The error text for parameters without a role: their names and shapes, and the remedy for the first."""
+def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
+    """The error text for parameters without a role: their names and shapes, and the remedy for the first.
+
+    Args:
+        model: that owns them.
+        names: of the parameters.
+        ran: whether a forward pass was looked at.
+    """
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
@@ -146,10 +152,12 @@ def describe_unplaced(model: nn.Module, names: list[str]) -> str:
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
         kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
+        seen = "Plan.of(model, inputs=...) sees how a matrix is multiplied; or "
+        if ran:
+            seen = "The forward pass does not multiply it, does so from both sides, or it may be the head, 'head': "
         remedy = (
-            "no rule knows the module. Plan.of(model, inputs=...) sees how a matrix is multiplied; or say what it is, "
-            f"overrides=[({name!r}, {kind}; 'positions' for a table of rows, "
-            "'tied_positions' if they are added to those of a table that is the head, too; or give a Role with a view"
+            f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}; 'positions' for a table "
+            "of rows, 'tied_positions' if these are added to those of a table that is the head, too; or a Role"
         )
     return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"
 

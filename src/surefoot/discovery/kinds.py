@@ -42,6 +42,11 @@ class Heads:
     parts: tuple[str, ...] = ()
     why: str = "queries and keys by type"
 
+    def __str__(self) -> str:
+        """As a plan gives the reason."""
+        whole = ", values one for all" if len(self.parts) > 1 and self.parts[-1] not in ("query", "key") else ""
+        return f"{self.why}: heads of {self.dim} rows, a norm each{whole}"
+
 
 @dataclass(frozen=True)
 class Kind:

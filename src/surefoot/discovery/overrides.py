@@ -138,7 +138,7 @@ def decide(
     try:
         roles = [kind.adapt(recipe.role(kind.name))]
         if kind.heads and kind.heads.dim and "heads" in recipe.table:
-            why += f"; {kind.heads.why}: heads of {kind.heads.dim} rows, a norm each"
+            why += f"; {kind.heads}"
             roles = _in_heads(kind.adapt(recipe.table["heads"]), roles[0], kind.heads.dim)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

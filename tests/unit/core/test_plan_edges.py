@@ -124,10 +124,11 @@ def test_a_row_of_eta_zero_is_not_moved_by_pre_decay() -> None:
         ({"recipe": sf.PostClip(2.0)}, "PostClip"),
         ({"stabiliser": 2.0}, "2.0"),
         ({"stabiliser": sf.PostClip}, "<class .*PostClip"),
+        ({"run": 200}, "200"),
     ],
 )
-def test_what_is_no_recipe_or_stabiliser_is_named(given, named) -> None:
-    with pytest.raises(ValueError, match=rf"recipes\.muon\(\) and stabiliser=.* as PostClip\(2.0\), not {named}"):
+def test_what_is_no_recipe_stabiliser_or_run_is_named(given, named) -> None:
+    with pytest.raises(ValueError, match=rf"a (Recipe|Stabiliser|Run) is as .*\), not {named}"):
         sf.Plan.of(nn.Linear(2, 2), **given)
 
 
