@@ -53,7 +53,7 @@ check: setup  ## format, lint, docstrings, types, and the house: its limits, its
 	@$(BIN)/python -m pytest -q -p no:xdist tests/unit/house
 
 dist: setup  ## wheel and sdist in dist/, as a release uploads them: built, read as PyPI does, installed and tried
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[release]" && rm -rf dist
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[release]" && rm -rf dist
 	@$(BIN)/python -m build --quiet && $(BIN)/python -m twine check --strict dist/*
 	@$(BIN)/python -m pytest -q -p no:xdist -m 'slow or not slow' tests/packaging
 

@@ -99,7 +99,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
         if line.startswith("$ surefoot ") and command != "--help":
             assert main([command, *options, *SHORTER.get(command, [])]) == 0, capsys.readouterr().err
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"tune", "wide", "check", "bounded"}
-    assert "blocks.0.mlp.up.weight" in capsys.readouterr().out
+    assert "blocks.0-1.mlp.up.weight" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
