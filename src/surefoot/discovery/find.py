@@ -129,7 +129,7 @@ def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:
 
 
 def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
-    """The error text for parameters without a role, after a forward pass or without: names, shapes, the first's remedy."""
+    """The error text for parameters without a role, after a forward pass or none: shapes and the first one's remedy."""
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
