@@ -18,7 +18,8 @@ class StabilityLog(TrainerCallback):
     def __init__(self, log: Callable[[dict[str, float]], None]) -> None:
         self._log = log
 
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any, optimizer: Any, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure after the step whose loss is logged; on every process, since sharded weights need all."""
-        if "loss" in logs:
-            self._log(worst(getattr(optimizer, "optimizer", optimizer).stability()))  # accelerate wraps it
+        if "loss" in given["logs"]:
+            optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])  # accelerate wraps it
+            self._log(worst(optimizer.stability()))
