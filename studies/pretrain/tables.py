@@ -29,7 +29,7 @@ def table() -> str:
 
 
 def _settings() -> list[Setting]:
-    names = sorted(path.name for path in pretrain.HERE.glob("*_*") if path.is_dir())
+    names = sorted(path.name for path in pretrain.HERE.glob("[a-z]*_*") if path.is_dir())
     return [Setting(name.split("_")[0], int(name.split("_")[1]), ratio) for name in names for ratio in RATIOS]
 
 
