@@ -130,7 +130,7 @@ def test_initial_values_without_their_width_factor_are_found(corpus):
 @pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.parametrize("name", ["steady", "beyond_mup", "moga_row", "moga_column", "scion"])
 def test_natural_recipes_pass_over_eight_times_the_width(name):
-    assert max(worst(slopes_of(name, load(), ALL, seeds=3, depth=2, size={}))) <= BAND
+    assert max(worst(slopes_of(name, load(), ALL, seeds=3, depth=2, size={"method": name}))) <= BAND
 
 
 @pytest.mark.slow
