@@ -1,7 +1,7 @@
 """A GPT in the style of nanoGPT's model file: fused q, k, v, learned positions, a head that is tied to the embedding.
 
 You should see: the tied table and its positions have the head's rule. That `c_attn` is three matrices is nothing that
-its shape says, so an override does. One learning rate trains both widths, and the wide model ends with the lower loss.
+its shape says, so an override does; nanoGPT's own has `n_head` and needs none. One rate trains both widths.
 """
 
 from dataclasses import replace
