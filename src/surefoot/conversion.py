@@ -1,6 +1,7 @@
 """Learning rate and weight decay of one matrix, converted between the published conventions."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.scaling import Keller, Moonlight, Natural, Scale
@@ -37,6 +38,15 @@ class Setting:
             raise ValueError(f"a learning rate must be positive and finite, not {self.lr}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"a weight decay must be finite and not negative, not {self.weight_decay}")
+
+
+def refuse_settings(given: Mapping[str, object]) -> None:
+    """Raise TypeError for settings of other optimizers, and say where they belong here."""
+    if given:
+        raise TypeError(
+            f"SteepestDescent takes no {', '.join(given)}: decay follows from run=Run(steps, tokens) or is a "
+            "stabiliser, Plan.of(model, stabiliser=WeightDecay(rate)); momentum is the recipe's, Plan.of(model, recipe)"
+        )
 
 
 def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, base_d_in: int | None = None) -> Setting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ class SteepestDescent(Optimizer):
         step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
         replicas: copies, as under DDP, that share the matrix signs by an all-gather a bucket; default: each steps all.
+        **others: none; a TypeError says where what other optimizers take (`weight_decay`, `betas`) belongs.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
@@ -74,17 +75,16 @@ class SteepestDescent(Optimizer):
         step: Step = plain_step,
         maximize: bool = False,
         replicas: torch.distributed.ProcessGroup | None = None,
+        **others: Never,
     ) -> None:
         self._precision, self._step, self._replicas = precision or Precision(), step, replicas
-        self._placements: dict[Tensor, Placement] = {}
-        self._names: dict[Tensor, str] = {}
+        self._placements, self._names = dict[Tensor, Placement](), dict[Tensor, str]()
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
-        self._bounds = RunningBound()
-        self._vectors: dict[Tensor, State] = {}  # singular vectors of what was measured, which are no part of the state
+        self._bounds, self._vectors = RunningBound(), dict[Tensor, State]()  # those of what was measured: no state
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
-        groups, self._unplaced, plan = grouped(params, plan, run)
+        groups, self._unplaced, plan = grouped(params, plan, run, others)
         defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 

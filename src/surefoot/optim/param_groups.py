@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.conversion import refuse_settings
 from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
@@ -34,12 +35,13 @@ _THEN = "continue it with the version of surefoot that saved it"
 
 
 def grouped(
-    params: nn.Module | Iterable[Any], plan: Plan | None, run: Run | None
+    params: nn.Module | Iterable[Any], plan: Plan | None, run: Run | None, others: Mapping[str, object]
 ) -> tuple[Iterable[Any], dict[Tensor, str], Plan | None]:
     """What torch's constructor takes: with a plan one group per role name, its placements beside it; else the groups.
 
     Then the names of frozen parameters without a role, which are in no group, and the plan, if there is one.
     """
+    refuse_settings(others)
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
     if run is not None and (plan is not None or not isinstance(params, nn.Module)):
@@ -47,8 +49,7 @@ def grouped(
     if isinstance(params, nn.Module):
         plan = plan or Plan.of(params, run=run)
         params = params.named_parameters()
-    groups: dict[str, Group] = {}
-    unplaced: dict[Tensor, str] = {}
+    groups, unplaced = dict[str, Group](), dict[Tensor, str]()
     if plan is None:
         return params, unplaced, None
     for named in params:

@@ -127,3 +127,9 @@ def test_the_users_tensor_stays_in_the_group():
 def test_a_tensor_that_is_no_rate_is_refused(lr):
     with pytest.raises(ValueError, match="Invalid learning rate"):
         SteepestDescent(nn.Linear(3, 2), lr=lr)
+
+
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.1}, {"betas": (0.9, 0.95), "eps": 1e-8}])
+def test_settings_of_another_optimizer_are_refused_with_their_place(settings):
+    with pytest.raises(TypeError, match=rf"takes no {', '.join(settings)}: decay follows from run=.*stabiliser"):
+        sf.SteepestDescent(torch.nn.Linear(2, 2), lr=0.1, **settings)
