@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 def pytest_collection_finish() -> None:
-    """Garbage collection need not look through all tests and modules again and again: a tenth of the suite's time."""
+    """Garbage collection need not look through all tests and modules again and again."""
     gc.collect()
     gc.freeze()
 

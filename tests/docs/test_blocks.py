@@ -57,9 +57,10 @@ def given(page):
 
 
 @pytest.mark.parametrize("page", [marked(page) for page in PYTHON])
-def test_the_python_of_a_page_runs(page, processes):
+def test_the_python_of_a_page_runs(page, processes, tmp_path, monkeypatch):
     if name(page) in NEEDS:
         pytest.importorskip(NEEDS[name(page)])
+    monkeypatch.chdir(tmp_path)  # what a page saves is not left in the checkout
     threads, space = torch.get_num_threads(), {"__name__": "page", **given(page)}
     torch.manual_seed(0)
     try:
