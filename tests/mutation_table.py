@@ -131,8 +131,16 @@ MUTATIONS = (
         "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _unit_peak(x))", "_unit_peak(x)", MSIGN
     ),
     Mutation(
-        "inverse by halves, coupling", "linalg/ops.py", "torch.bmm(side, last)).neg_()", "torch.bmm(side, last))", OPS
+        "inverse by halves, coupling", "linalg/ops.py", "multiply(side, last)).neg_()", "multiply(side, last))", OPS
     ),
+    Mutation(
+        "equal entries rounded to one side",
+        "linalg/polar.py",
+        "torch.exp2(golden.frac())",
+        "torch.ones_like(golden)",
+        "tests/laws/linalg/test_polar_float16.py",
+    ),
+    Mutation("what is slower is fast", "linalg/onednn_ops.py", "RATIO = 0.75", "RATIO = 1.5", OPS),
     Mutation("a tall matrix in another layout", "linalg/ops.py", "if x.mT.is_contiguous() else", "if False else", OPS),
     Mutation(
         "weights side by side written at once",

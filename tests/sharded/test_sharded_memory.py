@@ -70,7 +70,7 @@ def test_a_step_has_two_buckets_and_the_workspace_of_one(stabiliser, budget):
     plan, owned = matrices(COUNT, stabiliser), min(budget, COUNT // RANKS)
     workspace = peak(*built(matrices(owned, stabiliser), None, None, torch.float32))
     if stabiliser and owned == 1:
-        workspace += MATRIX  # one weight alone is read where it lies, an owner has a copy
+        workspace += 2 * MATRIX  # one weight alone is read and clipped where it lies, an owner has copies
 
     def work(rank):
         with mock.patch("surefoot.optim.exchange.schedule", partial(schedule, budget=budget * MATRIX)):

@@ -5,8 +5,10 @@ All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)
 that are multiplied are polynomials in the same matrix, so that the product is symmetric too.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -18,6 +20,9 @@ STRIPS = 4
 STRIPS_MIN_ENTRIES, STRIPS_MIN_ROWS = 1 << 16, 64
 """Size of the first factor from which strips are faster: at 128 x 512 and 256 x 256, not at 128 x 128."""
 
+OTHER_STRIPS_MIN_ROWS = 256
+"""The same for a product that costs more by the call."""
+
 UNBLOCKED = 128
 """Most rows that MKL factors without blocks; up to there the upper triangle takes 3/4 of the lower one's time."""
 
@@ -27,6 +32,9 @@ value."""
 
 LEAF, BATCH = 32, 4
 """Most rows of a block that LAPACK inverts, and fewest matrices of a batch for which inverting by blocks is faster."""
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+"""`(a, b) -> a b` of two batches of matrices in any memory layout: `torch.bmm`, or another library's."""
 
 
 @dataclass(frozen=True)
@@ -45,81 +53,104 @@ class Ops:
     """`a -> a⁻¹` for symmetric positive definite `a`."""
 
 
-def _in_strips(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.shape[-2] * x.shape[-1] >= STRIPS_MIN_ENTRIES and x.shape[-2] >= STRIPS_MIN_ROWS
+def _in_strips(x: Tensor, multiply: Multiply) -> bool:
+    rows, columns = x.shape[-2:]
+    few = STRIPS_MIN_ROWS if multiply is torch.bmm else OTHER_STRIPS_MIN_ROWS
+    return x.device.type == "cpu" and rows * columns >= STRIPS_MIN_ENTRIES and rows >= few
 
 
-def _symmetric(a: Tensor, b: Tensor) -> Tensor:
+def _symmetric(a: Tensor, b: Tensor, multiply: Multiply) -> Tensor:
     """`a b` where that is symmetric: on a CPU strip by strip up to the diagonal, and mirrored."""
-    if not _in_strips(a):
-        return torch.bmm(a, b)
+    if not _in_strips(a, multiply):
+        return multiply(a, b)
     rows = a.shape[-2]
     whole = a.new_empty(a.shape[0], rows, rows)
     edges = [rows * i // STRIPS for i in range(STRIPS + 1)]
     for start, end in pairwise(edges):
-        strip = torch.bmm(a[:, start:end], b[:, :, :end])
+        strip = multiply(a[:, start:end], b[:, :, :end])
         whole[:, start:end, :end] = strip
         whole[:, :start, start:end] = strip[:, :, :start].mT
     return whole
 
 
-def _quadratic(a: Tensor, beta: float, gamma: float) -> Tensor:
-    if not _in_strips(a):
+def _quadratic(a: Tensor, beta: float, gamma: float, multiply: Multiply) -> Tensor:
+    if not _in_strips(a, multiply):
         return torch.baddbmm(a, a, a, beta=beta, alpha=gamma)
-    return _symmetric(a, a).mul_(gamma).add_(a, alpha=beta)
+    return _symmetric(a, a, multiply).mul_(gamma).add_(a, alpha=beta)
 
 
-def _inverse(a: Tensor) -> Tensor:
+def _inverse(a: Tensor, multiply: Multiply, lapack: float) -> Tensor:
     rows = a.shape[-1]
     if a.device.type == "cpu" and len(a) >= BATCH and LEAF < rows <= UNBLOCKED:
-        return _inverse_by_halves(a)
+        return _inverse_by_halves(a, torch.bmm, LEAF)
+    if rows > lapack:
+        return _inverse_by_halves(a, multiply, UNBLOCKED)
     upper = rows <= UNBLOCKED
     return torch.cholesky_inverse(torch.linalg.cholesky_ex(a, upper=upper).L, upper=upper)
 
 
-def _inverse_by_halves(a: Tensor) -> Tensor:
+def _inverse_by_halves(a: Tensor, multiply: Multiply, leaf: int) -> Tensor:
     """`V Vᵀ` with `V = U⁻¹`, `a = Uᵀ U`, block by block, each a product of the whole batch."""
     half = a.shape[-1] // 2
-    first, coupling, last = _inverse_factors(a, half)
+    first, coupling, last = _inverse_factors(a, half, multiply, leaf)
     whole = torch.empty_like(a)
-    whole[:, half:, half:] = torch.bmm(last, last.mT)
-    corner = torch.bmm(coupling, last.mT)
+    whole[:, half:, half:] = multiply(last, last.mT)
+    corner = multiply(coupling, last.mT)
     whole[:, :half, half:], whole[:, half:, :half] = corner, corner.mT
-    whole[:, :half, :half] = torch.bmm(first, first.mT).baddbmm_(coupling, coupling.mT)
+    whole[:, :half, :half] = multiply(first, first.mT).add_(multiply(coupling, coupling.mT))
     return whole
 
 
-def _inverse_factors(a: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor]:
+def _inverse_factors(a: Tensor, half: int, multiply: Multiply, leaf: int) -> tuple[Tensor, Tensor, Tensor]:
     """The blocks of `V`, the inverse of a's upper Cholesky factor: first, above the diagonal, last."""
-    first = _inverse_factor(a[:, :half, :half])
-    side = torch.bmm(first.mT, a[:, :half, half:])
-    last = _inverse_factor(torch.baddbmm(a[:, half:, half:], side.mT, side, alpha=-1))
-    return first, torch.bmm(first, torch.bmm(side, last)).neg_(), last
+    first = _inverse_factor(a[:, :half, :half], multiply, leaf)
+    side = multiply(first.mT, a[:, :half, half:])
+    last = _inverse_factor(a[:, half:, half:] - multiply(side.mT, side), multiply, leaf)
+    return first, multiply(first, multiply(side, last)).neg_(), last
 
 
-def _inverse_factor(a: Tensor) -> Tensor:
+def _inverse_factor(a: Tensor, multiply: Multiply, leaf: int) -> Tensor:
     """The inverse of a's upper Cholesky factor."""
     rows, half = a.shape[-1], a.shape[-1] // 2
-    if rows <= LEAF:
+    if rows <= leaf:
         one = torch.eye(rows, dtype=a.dtype, device=a.device).expand_as(a)
         factor = torch.linalg.cholesky_ex(a, upper=True).L
         inverse: Tensor = torch.linalg.solve_triangular(factor, one, upper=True, left=False)
         return inverse
     whole = torch.zeros_like(a)
-    whole[:, :half, :half], whole[:, :half, half:], whole[:, half:, half:] = _inverse_factors(a, half)
+    whole[:, :half, :half], whole[:, :half, half:], whole[:, half:, half:] = _inverse_factors(a, half, multiply, leaf)
     return whole
 
 
-def _apply(a: Tensor, x: Tensor) -> Tensor:
+def _apply(a: Tensor, x: Tensor, multiply: Multiply) -> Tensor:
     """`a x` in x's memory layout: a tall matrix is passed transposed, and its sign is added to a tall weight."""
-    return torch.bmm(x.mT, a.mT).mT if x.mT.is_contiguous() else torch.bmm(a, x)
+    return multiply(x.mT, a.mT).mT if x.mT.is_contiguous() else multiply(a, x)
 
 
-def _gram(x: Tensor) -> Tensor:
+def _gram(x: Tensor, multiply: Multiply) -> Tensor:
     if x.device.type == "cpu" and x.shape[-2] < FLOAT64_ROWS:
         wide = x.double()
         return torch.bmm(wide, wide.mT).to(x.dtype)
-    return _symmetric(x, x.mT)
+    return _symmetric(x, x.mT, multiply)
 
 
-TORCH = Ops(gram=_gram, quadratic=_quadratic, product=_symmetric, apply=_apply, inverse=_inverse)
+def ops_of(multiply: Multiply, lapack: float = math.inf) -> Ops:
+    """The five operations by one product.
+
+    Args:
+        multiply: the product of two batches.
+        lapack: most rows of a matrix that LAPACK inverts; beyond, the inverse is made of products, too.
+
+    Returns:
+        An `Ops`.
+    """
+    return Ops(
+        gram=partial(_gram, multiply=multiply),
+        quadratic=partial(_quadratic, multiply=multiply),
+        product=partial(_symmetric, multiply=multiply),
+        apply=partial(_apply, multiply=multiply),
+        inverse=partial(_inverse, multiply=multiply, lapack=lapack),
+    )
+
+
+TORCH = ops_of(torch.bmm)

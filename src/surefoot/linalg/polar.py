@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from surefoot.linalg import coefficients
+from surefoot.linalg import coefficients, onednn_ops
 from surefoot.linalg.bounds import max_abs_or_one, plus_diagonal_, squared_norm_bound
 from surefoot.linalg.coefficients import Quintic
 from surefoot.linalg.device import full_precision, may_branch
@@ -35,8 +35,7 @@ WIDE = 1.5
 def msign(x: Tensor, method: str = "auto") -> Tensor:
     """The matrix sign `U Vᵀ` of the thin SVD `x = U S Vᵀ`: every singular value becomes 1.
 
-    It solves `max <x, o>` over `sigma_max(o) <= 1`. Singular values that are 0 stay 0 in exact arithmetic, and
-    `msign(c x) = msign(x)` for every `c > 0` for which `c x` is representable (no additive epsilon anywhere).
+    It solves `max <x, o>` over `sigma_max(o) <= 1`; 0 stays 0 in exact arithmetic; `msign(c x) = msign(x)` for c > 0.
 
     | method | largest singular value (float32) | singular values >= 0.01 sigma_max are within | cost |
     |---|---|---|---|
@@ -47,13 +46,14 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `polar_express_fp16` | 1 + 5e-4 | 0.1 of 1 | 5 steps of at most 3 products in float16, on every device |
     | `qdwh` | 1 + 1e-4 | 1e-3 of 1 | 3 weighted Halley steps, a Cholesky inverse each |
     | `qdwh_2` | 1 + 5e-4 | 0.05 of 1 | 2 of them |
+    | `qdwh_2_bf16` | 1 + 5e-4 | 0.06 of 1 | as above, 2 of 4 products with x in bfloat16 |
     | `halley` | 1 + 5e-4 | 0.03 of 1 | 1 Gram matrix, 1 Cholesky inverse, 5 products: for up to 128 rows |
 
-    `auto` takes `qdwh` in float64, `polar_express_fp16` on an accelerator, and on a CPU `halley` for 32 to 128 rows of
-    at least twice that length and at most 2048, `qdwh_2` otherwise; its alignment `<o, x> / (|o|_2 |x|_*)` is about .98
-    on gradients, .998 with `qdwh`. Half precision is computed in float32 on a CPU; on an accelerator `newton_schulz`,
-    `polar_express` and `gram` compute it in bfloat16, where `gram` can diverge on spectra like 1/i. A result in half
-    precision is rounded: that adds up to .003 in our tests, at most 2**-8 (float16: 2**-11) of its Frobenius norm.
+    `auto` takes `qdwh` in float64, `polar_express_fp16` on an accelerator; on a CPU `halley` for 32 to 128 rows of at
+    least twice that length and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast. The
+    alignment `<o, x> / (|o|_2 |x|_*)` is about .98 on gradients. Half precision is computed in float32 on a CPU, by
+    `newton_schulz`, `polar_express` and `gram` in bfloat16 on an accelerator, where `gram` can diverge on 1/i. A result
+    in half precision is rounded: .003 more in our tests, at most 2**-8 (float16: 2**-11) of its Frobenius norm.
 
     Args:
         x: `(..., out, in)`, floating point; the leading dimensions are a batch.
@@ -71,9 +71,9 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     if x.ndim < 2 or not x.is_floating_point():
         raise ValueError(f"msign takes real (..., out, in) matrices, not shape {tuple(x.shape)} of {x.dtype}")
     require_method(method)
+    name = choose(x) if method == "auto" else method
     if x.numel() == 0:
         return torch.zeros_like(x)
-    name = choose(x) if method == "auto" else method
     short = x.device.type != "cpu" and name in ("newton_schulz", "polar_express", "gram")
     half = torch.bfloat16 if short else torch.float32
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
@@ -96,19 +96,28 @@ TRITON_IS_INSTALLED = find_spec("triton") is not None
 
 
 def choose_ops(x: Tensor) -> Ops:
-    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; otherwise torch's.
+    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; oneDNN's on a CPU, if they are
+    much faster there; otherwise torch's.
 
     Args:
         x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
 
     Returns:
-        `TRITON` or `TORCH`.
+        `TRITON`, `ONEDNN` or `TORCH`.
     """
+    if _is_large_on_a_cpu(x, onednn_ops.MIN_ROWS) and onednn_ops.is_fast("onednn"):
+        return onednn_ops.ONEDNN
     if _large_on_a_gpu(x) and TRITON_IS_INSTALLED:
         from surefoot.linalg.triton_ops import TRITON
 
         return TRITON
     return TORCH
+
+
+def _is_large_on_a_cpu(x: Tensor, rows: int) -> bool:
+    """Large, no float64, and nothing for which a plain call of oneDNN has no rule: no graph, no gradient."""
+    large = x.dtype != torch.float64 and min(x.shape[-2:]) >= rows
+    return large and may_branch(x) and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def _large_on_a_gpu(x: Tensor) -> bool:
@@ -121,6 +130,8 @@ def choose(x: Tensor) -> str:
         return "qdwh"
     if x.device.type != "cpu":
         return "polar_express_fp16"
+    if _is_large_on_a_cpu(x, onednn_ops.BFLOAT16_MIN_ROWS) and onednn_ops.is_fast("bfloat16"):
+        return "qdwh_2_bf16"
     rows, length = sorted(x.shape[-2:])
     return "halley" if HALLEY_ROWS[0] <= rows <= HALLEY_ROWS[1] and 2 * rows <= length <= HALLEY_COLUMNS else "qdwh_2"
 
@@ -219,15 +230,39 @@ def _factor(gram: Tensor, steps: tuple[Quintic, ...], ops: Ops, scale: Tensor | 
 def _qdwh(x: Tensor, ops: Ops, weights: tuple[Quintic, ...]) -> Tensor:
     """Weighted Halley steps `x <- (a + b A)(1 + c A)⁻¹ x` with `A = x xᵀ`.
 
-    The factor equals `b/c + (a/c - b/c²) (A + 1/c)⁻¹`: one Cholesky inverse. Each step computes the Gram matrix of the
-    current x, since rounding hides singular values below 1e-3 in the first one: the first step only has to lift them.
+    Each step computes the Gram matrix of the current x, since rounding hides singular values below 1e-3 in the first
+    one: the first step only has to lift them.
     """
-    for index, (a, b, c) in enumerate(weights):
-        gram = ops.gram(x)
-        bound = gram.new_ones(1, 1, 1) if index else squared_norm_bound(gram)
-        factor = ops.inverse(plus_diagonal_(gram, (bound / c)[..., 0])).mul_((a / c - b / c**2) * bound.sqrt())
-        x = ops.apply(plus_diagonal_(factor, (b / c * bound.rsqrt())[..., 0]), x)
+    x = ops.apply(_halley_factor(ops.gram(x), weights[0], ops), x)
+    for step in weights[1:]:
+        x = ops.apply(_halley_factor(ops.gram(x), step, ops, below_one=True), x)
     return x
+
+
+def _halley_factor(gram: Tensor, step: Quintic, ops: Ops, below_one: bool = False) -> Tensor:
+    """`(a + b A)(1 + c A)⁻¹ / sqrt(bound)`, A the Gram matrix over its bound, or as it is; its diagonal is changed.
+
+    It equals `b/c + (a/c - b/c²) (A + 1/c)⁻¹`: one Cholesky inverse.
+    """
+    a, b, c = step
+    bound = gram.new_ones(1, 1, 1) if below_one else squared_norm_bound(gram)
+    factor = ops.inverse(plus_diagonal_(gram, (bound / c)[..., 0])).mul_((a / c - b / c**2) * bound.sqrt())
+    return plus_diagonal_(factor, (b / c * bound.rsqrt())[..., 0])
+
+
+def _qdwh_2_bf16(x: Tensor, ops: Ops) -> Tensor:
+    """`qdwh_2`, whose second step, on values in [.25, 1] and with a factor of values in [1, 7], multiplies in bfloat16.
+
+    The rows of what the first step gives are scaled by numbers between 1 and 2, and the second step takes that back:
+    entries that are alike are then rounded to either side, not all to the same (a constant matrix came out as 1.023).
+    """
+    first, second = coefficients.qdwh(lowest=1e-3, steps=2)
+    golden = torch.arange(x.shape[-2], dtype=torch.float64, device=x.device) * ((math.sqrt(5) - 1) / 2)
+    scale = torch.exp2(golden.frac()).to(x.dtype)[:, None]
+    lifted = ops.apply(_halley_factor(ops.gram(x), first, ops).mul_(scale), x).bfloat16()
+    gram = ops.gram(lifted).to(x.dtype).div_(scale * scale.mT)
+    factor = _halley_factor(gram, second, ops, below_one=True).mul_(coefficients.SHRINK_BF16 / scale.mT)
+    return ops.apply(factor.bfloat16(), lifted).to(x.dtype)
 
 
 def _halley(x: Tensor, ops: Ops) -> Tensor:
@@ -258,5 +293,6 @@ METHODS: dict[str, Iteration] = {
     "polar_express_fp16": polar_express_fp16,
     "qdwh": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-4, steps=3)),
     "qdwh_2": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-3, steps=2)),
+    "qdwh_2_bf16": _qdwh_2_bf16,
     "halley": _halley,
 }

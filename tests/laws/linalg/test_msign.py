@@ -21,6 +21,7 @@ OVERSHOOT = {
     "gram": 5e-4,
     "qdwh": 1e-4,
     "qdwh_2": 5e-4,
+    "qdwh_2_bf16": 5e-4,
     "halley": 5e-4,
     "polar_express_fp16": 5e-4,
     "auto": 5e-4,
@@ -32,10 +33,14 @@ ERROR = {
     "gram": 1e-3,
     "qdwh": 1e-3,
     "qdwh_2": 0.05,
+    "qdwh_2_bf16": 0.06,
     "halley": 0.03,
     "polar_express_fp16": 0.1,
     "auto": 0.05,
 }
+
+SHORT = ("polar_express_fp16", "qdwh_2_bf16")
+"""Methods whose results have as many digits as half precision."""
 
 each_method = pytest.mark.parametrize("method", METHODS)
 
@@ -144,14 +149,6 @@ def test_spectra_of_two_values_do_not_overstep(method, shape, dtype):
     assert float(top) <= 1 + OVERSHOOT[method] + (4e-3 if dtype == torch.bfloat16 else 0)
 
 
-def test_auto_takes_one_gram_matrix_only_where_that_is_enough():
-    names = {
-        shape: polar.choose(torch.empty(shape))
-        for shape in ((32, 64), (128, 2048), (31, 64), (32, 63), (128, 2049), (129, 512))
-    }
-    assert list(names.values()) == ["halley"] * 2 + ["qdwh_2"] * 4
-
-
 @pytest.mark.parametrize("method", ["auto", "qdwh", "polar_express"])
 def test_what_is_out_of_range_changes_nothing_beside_it(method):
     x = gaussian((3, 33, 70), 0)
@@ -225,7 +222,7 @@ def test_transposition(method):
         forward, back = surefoot.msign(g, method=method), surefoot.msign(g.mT.contiguous(), method=method).mT
         # a square matrix and its transpose are prescaled by different bounds: newton_schulz, which does not
         # converge, then lands elsewhere in its band
-        tolerance = 0.4 if method == "newton_schulz" and m == n else 1e-2 if method == "polar_express_fp16" else 2e-3
+        tolerance = 0.4 if method == "newton_schulz" and m == n else 1e-2 if method in SHORT else 2e-3
         torch.testing.assert_close(forward, back, rtol=0, atol=tolerance)
 
 
@@ -236,7 +233,7 @@ def test_rotation_equivariance(method):
     g = with_spectrum(10, 6, np.linspace(1, 0.2, 6))
     rotated = exact(surefoot.msign(torch.tensor(q @ g).float(), method=method))
     # newton_schulz normalises by a bound that is not rotation invariant, hence lands elsewhere in its band
-    tolerance = {"newton_schulz": 0.5, "qdwh_2": 0.02, "polar_express_fp16": 0.02, "auto": 0.02}.get(method, 1e-3)
+    tolerance = {"newton_schulz": 0.5, **dict.fromkeys(("qdwh_2", "auto", *SHORT), 0.02)}.get(method, 1e-3)
     np.testing.assert_allclose(
         rotated, q @ exact(surefoot.msign(torch.tensor(g).float(), method=method)), atol=tolerance
     )

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from laws.inputs import gaussian
-from surefoot.linalg import ops
+from surefoot.linalg import onednn_ops, ops, polar
 from surefoot.linalg.coefficients import HALLEY
+from surefoot.linalg.onednn_ops import ONEDNN
 from surefoot.linalg.ops import TORCH
+
+BOTH = pytest.mark.parametrize("by", [TORCH, ONEDNN], ids=["torch", "onednn"])
 
 SHAPES = ((1, 1), (5, 9), (63, 2000), (64, 1024), (70, 1001), (128, 129), (129, 512), (258, 259))
 
@@ -15,29 +18,34 @@ def relative(value: torch.Tensor, truth: torch.Tensor) -> float:
     return float((value.double() - truth).abs().max() / truth.abs().max())
 
 
+@BOTH
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_symmetric_products(shape):
+def test_symmetric_products(shape, by):
     x = gaussian((3, *shape), 0)
-    gram = TORCH.gram(x)
+    gram = by.gram(x)
     exact = x.double() @ x.double().mT
     assert torch.equal(gram, gram.mT)
     assert relative(gram, exact) < 1e-5
     a = gram / gram.abs().max()
     b = a @ a + 2 * a
     wide = a.double(), b.double()
-    assert relative(TORCH.product(a, b), wide[0] @ wide[1]) < 1e-5
-    assert relative(TORCH.quadratic(a, 3.0, -0.5), 3 * wide[0] - 0.5 * wide[0] @ wide[0]) < 1e-5
+    assert relative(by.product(a, b), wide[0] @ wide[1]) < 1e-5
+    assert relative(by.quadratic(a, 3.0, -0.5), 3 * wide[0] - 0.5 * wide[0] @ wide[0]) < 1e-5
 
 
 @pytest.mark.parametrize("count", [1, ops.BATCH])
-@pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 65, 100, 127, 128, 129, 200])
-def test_inverse_of_an_ill_conditioned_matrix(rows, count):
+@pytest.mark.parametrize(
+    ("rows", "by"),
+    [*((rows, TORCH) for rows in (1, 16, 17, 32, 33, 65, 100, 127, 128, 129, 200)), (200, ONEDNN), (517, ONEDNN)],
+    ids=lambda x: str(x) if isinstance(x, int) else "onednn" if x is ONEDNN else "torch",
+)
+def test_inverse_of_an_ill_conditioned_matrix(rows, by, count):
     """Condition 1e4, from a spectrum that Gram matrices have: a few large eigenvalues, many small."""
     q, _ = torch.linalg.qr(gaussian((count, rows, rows), 1, torch.float64))
     values = 1 + 1e4 * torch.arange(1, rows + 1, dtype=torch.float64) ** -2.0
     a = (q * values @ q.mT).float()
     a = (a + a.mT) / 2
-    inverse = TORCH.inverse(a)
+    inverse = by.inverse(a)
     torch.testing.assert_close(inverse, inverse.mT)
     assert relative(inverse, torch.linalg.inv(a.double())) < 2e-3
 
@@ -45,16 +53,17 @@ def test_inverse_of_an_ill_conditioned_matrix(rows, count):
 def test_batches_of_small_matrices_are_inverted_by_halves(monkeypatch):
     """The fast path really runs, for enough matrices of few enough rows."""
     calls = []
-    monkeypatch.setattr(ops, "_inverse_by_halves", lambda a: calls.append(len(a)) or a)
+    monkeypatch.setattr(ops, "_inverse_by_halves", lambda a, multiply, leaf: calls.append(len(a)) or a)
     for count, rows in ((ops.BATCH, 128), (ops.BATCH - 1, 128), (ops.BATCH, 129), (ops.BATCH, 32), (ops.BATCH, 33)):
         TORCH.inverse(torch.eye(rows).expand(count, -1, -1))
     assert calls == [ops.BATCH] * 2
 
 
-def test_a_tall_matrix_stays_tall():
+@BOTH
+def test_a_tall_matrix_stays_tall(by):
     """The direction of a tall weight has the weight's memory layout."""
     tall, a = gaussian((3, 70, 20), 0), gaussian((3, 20, 20), 1)
-    product = TORCH.apply(a + a.mT, tall.mT)
+    product = by.apply(a + a.mT, tall.mT)
     assert product.mT.is_contiguous()
     assert relative(product, (a + a.mT).double() @ tall.mT.double()) < 1e-6
 
@@ -69,3 +78,47 @@ def test_halleys_polynomial_is_the_best_on_what_the_step_leaves():
     extremes = torch.cat([y[:1], y[1:-1][slope[1:] != slope[:-1]], y[-1:]])
     expected = [0.981617, 1.0] * 3
     torch.testing.assert_close(extremes, torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "b", [gaussian((2, 40, 70), 3), gaussian((2, 70, 40), 3).mT, gaussian((2, 90, 140), 3)[:, 9:49, 1:71]]
+)
+def test_onednn_multiplies_in_every_memory_layout(b):
+    a = gaussian((2, 60, 50), 2)[:, 1:31, 5:45]
+    for left in (a, a.contiguous(), a.mT.contiguous().mT):
+        assert relative(onednn_ops.multiply(left, b), left.double() @ b.double()) < 1e-6
+
+
+def test_the_environment_says_what_is_fast(monkeypatch):
+    """Words force; auto asks the clock once; a word that nobody knows is refused by name."""
+    monkeypatch.setattr(onednn_ops, "_timed", lambda: frozenset({"onednn"}))
+    for value, expected in (("", "onednn"), ("auto", "onednn"), ("torch", ""), ("torch,bfloat16", "bfloat16")):
+        monkeypatch.setenv(onednn_ops.VARIABLE, value)
+        assert [name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)] == expected.split()
+    monkeypatch.setenv(onednn_ops.VARIABLE, "onednn,mkl")
+    with pytest.raises(ValueError, match=f"{onednn_ops.VARIABLE}.*unknown: mkl"):
+        onednn_ops.is_fast("onednn")
+
+
+def test_what_takes_three_quarters_of_the_time_is_fast(monkeypatch):
+    """The decision from the times; the clock itself is asked without a wish in the environment."""
+    for times, expected in (((1.0, 0.7, 4.0), {"onednn"}), ((1.0, 0.9, 0.3), {"bfloat16"}), ((1.0, 0.8, 1.0), set())):
+        monkeypatch.setattr(
+            onednn_ops, "_best", lambda times=times, **products: dict(zip(products, times, strict=True))
+        )
+        assert onednn_ops._timed.__wrapped__() == expected
+
+
+@pytest.mark.parametrize(("fast", "large"), [("torch", "qdwh_2"), ("onednn", "qdwh_2"), ("bfloat16", "qdwh_2_bf16")])
+def test_auto_by_shape_and_by_what_is_fast(fast, large, monkeypatch):
+    """One Gram matrix only where that is enough; bfloat16 and oneDNN where they are fast, for many rows."""
+    monkeypatch.setenv(onednn_ops.VARIABLE, fast)
+    names = {
+        shape: polar.choose(torch.empty(shape))
+        for shape in ((32, 64), (128, 2048), (31, 64), (32, 63), (128, 2049), (129, 512), (191, 400), (512, 192))
+    }
+    assert list(names.values()) == ["halley"] * 2 + ["qdwh_2"] * 5 + [large]
+    many, few = torch.empty(1, 128, 512), torch.empty(1, 127, 512)
+    assert (polar.choose_ops(many) is ONEDNN) == (fast == "onednn")
+    traced = many.double(), few, many.clone().requires_grad_()
+    assert all(polar.choose_ops(x) is TORCH for x in traced)

@@ -12,6 +12,7 @@ import torch
 import surefoot
 from laws.inputs import gaussian
 from surefoot.linalg import polar
+from surefoot.linalg.onednn_ops import VARIABLE
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar import polar_express_fp16
 
@@ -136,7 +137,8 @@ def test_a_graph_holds_the_kernels(monkeypatch):
     assert len(kernels) == 14
 
 
-def test_matrices_of_a_cpu_go_to_torch():
+def test_matrices_of_a_cpu_never_go_to_triton(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "torch")
     assert polar.choose_ops(torch.zeros(1, 2 * polar.TRITON_MIN_ROWS, 2 * polar.TRITON_MIN_ROWS)) is TORCH
 
 

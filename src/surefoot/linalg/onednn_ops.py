@@ -1,0 +1,87 @@
+"""What a CPU multiplies fastest: float32 by oneDNN in place of the library behind `torch.bmm`, or bfloat16.
+
+torch sends float32 products to MKL, which takes its AVX2 kernels on processors of other makers; oneDNN, which torch
+brings, too, takes AVX-512 where there is any: 2.3 times as fast on an AMD EPYC of the fifth generation. Products in
+bfloat16 are faster still where the processor has units for them, and four times slower where they are emulated. Which
+it is only a clock can tell (`ONEDNN_MAX_CPU_ISA` hides units from oneDNN), so each is timed once a process.
+"""
+
+import os
+import time
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from surefoot.linalg.ops import ops_of
+
+VARIABLE = "SUREFOOT_CPU_PRODUCTS"
+"""Environment variable: words of `torch`, `onednn`, `bfloat16` with commas between them say what is fast; without it,
+or if it is `auto`, the clock does."""
+
+RATIO = 0.75
+"""Time over that of `torch.bmm` in float32 up to which another product is taken: far from what was seen (.25, .45;
+.9 and more), so that the next process decides alike, and a resumed run goes on to the last bit."""
+
+MIN_ROWS, BFLOAT16_MIN_ROWS = 128, 192
+"""Fewest rows for which they are faster: below, the calls cost as much as the products."""
+
+LAPACK_ROWS = 384
+"""Most rows that LAPACK inverts as fast as oneDNN's products do."""
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """`a b` of two batches of matrices, in float32 one by one; torch itself sends shorter formats to oneDNN."""
+    if a.dtype != torch.float32:
+        return torch.bmm(a, b)
+    linear = torch.ops.mkldnn._linear_pointwise  # x wᵀ; what torch.compile calls for a linear layer
+    ready = b if b.mT.is_contiguous() else b.contiguous()  # a weight with gaps between its rows is slow
+    products = [linear(x, y.mT, None, "none", [], "") for x, y in zip(a, ready, strict=True)]
+    return products[0][None] if len(products) == 1 else torch.stack(products)
+
+
+ONEDNN = ops_of(multiply, LAPACK_ROWS)
+
+
+def is_fast(product: str) -> bool:
+    """Whether `onednn` (in float32) or `bfloat16` takes at most `RATIO` of the time of `torch.bmm` in float32 here.
+
+    Args:
+        product: either name.
+
+    Returns:
+        What the environment variable says; without it what the clock says, once a process, in 15 ms.
+
+    Raises:
+        ValueError: the environment variable has another word than those above.
+    """
+    words = set((os.environ.get(VARIABLE) or "auto").split(","))
+    if unknown := words - {"torch", "onednn", "bfloat16", "auto"}:
+        raise ValueError(f"{VARIABLE} has words of torch, onednn, bfloat16, or is auto; unknown: {', '.join(unknown)}")
+    return product in (words if "auto" not in words else _timed())
+
+
+@cache
+def _timed() -> frozenset[str]:
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
+        return frozenset()
+    x = torch.ones(1, 256, 512)
+    short = x.bfloat16()
+    with torch.no_grad():
+        times = _best(
+            torch=partial(torch.bmm, x, x.mT),
+            onednn=partial(multiply, x, x.mT),
+            bfloat16=partial(torch.bmm, short, short.mT),
+        )
+    return frozenset(name for name, seconds in times.items() if seconds <= RATIO * times["torch"])
+
+
+def _best(**products: partial[Tensor]) -> dict[str, float]:
+    """The shortest of six times of each, in turn, after one that warms up."""
+    best = dict.fromkeys(products, float("inf"))
+    for attempt in range(7):
+        for name, product in products.items():
+            start = time.perf_counter()
+            product()
+            best[name] = min(best[name], time.perf_counter() - start) if attempt else best[name]
+    return best
