@@ -37,7 +37,6 @@ MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 TABLES: dict[str, tuple[str, str, Columns]] = {
     "step_without_units": ("step-no-bf16-units.json", "rows", step.COLUMNS),
     "step_with_units": ("step-bf16-units.json", "rows", step.COLUMNS),
-    "step_with_fast_units": ("step-fast-bf16-units.json", "rows", step.COLUMNS),
     "small_without_units": ("step-small-no-bf16-units.json", "rows", step.COLUMNS),
     "small_with_units": ("step-small-bf16-units.json", "rows", step.COLUMNS),
     "post_clip_small": ("step-small-bf16-units.json", "post_clip", bounds.COLUMNS),

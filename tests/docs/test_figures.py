@@ -24,7 +24,6 @@ NO_TABLE = [
     ("", r"[Ww]ithin 0\.1 passes|Inside 0\.1 passes|0\.01 is noise", "what counts"),
     ("", r"1\.165 for|1\.70 (?:for|times)|1\.62 eta|at most 1\.13:|RMS 0\.[27]\)?", "proven, or a definition"),
     ("docs/explanation/natural-units.md", r"by 0\.001|norm 0\.1|most 0\.1", "an example"),
-    ("docs/performance.md", r"between 0\.18 and 0\.21 from run to run", "other runs than the table's"),
     ("docs/stability.md", r"1\.7 nats for V = 256|1\.3 % above|within 3 %|2 % above", "formulas, tolerances of tests"),
     ("docs/stability.md", r"by up to 2 % in our tests|1 to 6 % in bfloat16", "a tolerance of a test; of a dtype"),
     ("docs/stability.md", r"found: \.42 at width 32, 1\.15 at 512", "found by ascent, once"),

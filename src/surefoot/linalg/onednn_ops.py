@@ -30,13 +30,26 @@ LAPACK_ROWS = 384
 """Most rows that LAPACK inverts as fast as oneDNN's products do."""
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x wᵀ` in float32 on a CPU, by the operation that `torch.compile` calls for a linear layer; it has no gradient.
+
+    Args:
+        x: `(..., k)`.
+        weight: `(n, k)`; it or its transpose is contiguous, gaps between rows make it many times slower.
+
+    Returns:
+        `(..., n)`.
+    """
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return y
+
+
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """`a b` of two batches of matrices, in float32 one by one; torch itself sends shorter formats to oneDNN."""
     if a.dtype != torch.float32:
         return torch.bmm(a, b)
-    linear = torch.ops.mkldnn._linear_pointwise  # x wᵀ; what torch.compile calls for a linear layer
-    ready = b if b.mT.is_contiguous() else b.contiguous()  # a weight with gaps between its rows is slow
-    products = [linear(x, y.mT, None, "none", [], "") for x, y in zip(a, ready, strict=True)]
+    ready = b if b.mT.is_contiguous() else b.contiguous()
+    products = [linear(x, y.mT) for x, y in zip(a, ready, strict=True)]
     return products[0][None] if len(products) == 1 else torch.stack(products)
 
 

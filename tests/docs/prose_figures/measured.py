@@ -3,7 +3,7 @@
 from figures import Value, at, beside, column, ends, halves, least, most, of
 
 TORCH = [f"{name} Muon{kind}" for name in ("torch", "pytorch_optimizer") for kind in ("", ", float32")]
-EXACTER = [f"{name} Muon{kind}" for name in ("heavyball", "emerging-optimizers") for kind in ("", ", float32")]
+EXACTER = [f"heavyball Muon{kind}" for kind in ("", ", float32")]
 OURS = [f"{model} | 1 | surefoot, linear" for model in ("GPT-2 Small, 1 layer", "LLaMA-130M, 1 layer")]
 SMALL = "d = 128, 24 layers | {} | surefoot, linear"
 STEPS = ("step_without_units", "step_with_units", "small_without_units", "small_with_units")
@@ -100,7 +100,7 @@ FIGURES = [
             "{} to {} of Newton-Schulz's time and `qdwh`, exact to 3e-5, {} to {}; `halley`, the default for "
             "those, {} to {}": lambda: [
                 value
-                for row in ("qdwh2", "qdwh", "24 x 128 x 512 | halley")
+                for row in ("qdwh_2", "qdwh", "24 x 128 x 512 | halley")
                 for value in ends(column("msign", [row], "/ newton_schulz"))
             ],
             "eight seeds can see, {} to {} nats": lambda: ends(halves("directions", "against qdwh")),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.experiment.models.decoder import Decoder
+from surefoot.experiment.models.fast_linear import product
 
 ROWS = 128
 """Tokens whose logits are in memory at a time."""
@@ -55,17 +56,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Go through the rows of `x` `(N, d)` and of `targets` `(N,)`, `ROWS` at a time; `weight` is `(vocab, d)`."""
-        loss, to_x, to_weight = x.new_zeros(()), torch.empty_like(x), torch.zeros_like(weight)
+        loss, to_x, to_weight = x.new_zeros(()), torch.empty_like(x), weight.new_zeros(weight.shape[::-1]).T
         parts = zip(*(torch.split(whole, ROWS) for whole in (x, to_x, targets)), strict=True)
         for rows, out, wanted in parts:
             wanted = wanted[:, None]
-            logits = rows @ weight.T
+            logits = product(rows, weight.T)
             to_logits = logits.softmax(1)
             # logsumexp is the largest logit minus the log of its probability: no second pass of exponentials
             loss += (logits.amax(1) - to_logits.amax(1).log() - logits.gather(1, wanted)[:, 0]).sum()
             to_logits.scatter_add_(1, wanted, torch.full_like(rows[:, :1], -1.0))
-            to_weight.addmm_(to_logits.T, rows)
-            torch.mm(to_logits, weight, out=out)
+            to_weight += product(rows.T, to_logits).T
+            out.copy_(product(to_logits, weight))
         ctx.save_for_backward(to_x / len(x), to_weight / len(x))
         return loss / len(x)
 

@@ -19,6 +19,7 @@ from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.distributed.processes import Layout, agree, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.cross_entropy import cross_entropy
+from surefoot.experiment.models.fast_linear import use_onednn
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
@@ -80,6 +81,7 @@ class Run:
         self.device: torch.device = pick_device(config.execution.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
+        use_onednn(model)
         if self.layout.recompute:
             for block in blocks_of(model):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
