@@ -38,7 +38,6 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
-from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
@@ -233,7 +232,6 @@ def corpus() -> Corpus:
 def work(stage: str, names: list[str], steps: list[int]) -> None:
     """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
     torch.set_num_threads(1)
-    Decoder.hidden = torch.compile(Decoder.hidden)  # a tenth less time; needs a C++ compiler
     jobs = [(32, *job) for job in SEARCHES] if stage == "search" else [(*j, name) for j in FINALS for name in RECIPES]
     for width, length, name in jobs:
         if name in names and length in steps:
