@@ -122,3 +122,19 @@ def test_auto_by_shape_and_by_what_is_fast(fast, large, monkeypatch):
     assert (polar.choose_ops(many) is ONEDNN) == (fast == "onednn")
     traced = many.double(), few, many.clone().requires_grad_()
     assert all(polar.choose_ops(x) is TORCH for x in traced)
+
+
+def test_the_clock_is_asked_whatever_the_defaults_are(monkeypatch):
+    """A default device and dtype; not where oneDNN is switched off."""
+    with torch.device("meta"):
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert onednn_ops._timed.__wrapped__() <= {"onednn", "bfloat16"}
+        finally:
+            torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(onednn_ops, "_best", lambda **products: {"torch": 1.0, "onednn": 0.1})
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        assert onednn_ops._timed.__wrapped__() == frozenset()
+    finally:
+        torch.backends.mkldnn.set_flags(True)
