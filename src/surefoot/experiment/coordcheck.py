@@ -93,8 +93,7 @@ def check(
         if failed := [f"{part}: {done[part]['failed']}" for part in parts if "failed" in done[part]]:
             raise SweepError("; ".join(failed))
         summary = {**evaluate([done[part] for part in parts], band), "config": common, "environment": environment()}
-        write_json(directory / SUMMARY, summary)
-    return summary
+        return write_json(directory / SUMMARY, summary)
 
 
 def finished(records: Iterable[Record]) -> list[Record]:

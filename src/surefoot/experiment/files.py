@@ -37,18 +37,22 @@ def write_atomic(path: Path, text: str) -> None:
         raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     """Replace a file as `write_atomic` does, by a value as strict JSON.
 
     Args:
         path: the file, in a directory that exists.
         value: JSON values.
 
+    Returns:
+        The value.
+
     Raises:
         ValueError: NaN or an infinity in the value.
         OSError: it cannot be written.
     """
     write_atomic(path, dumps(value, indent=2) + "\n")
+    return value
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:

@@ -87,9 +87,7 @@ def _runs(directory: Path) -> Runs:
 
 
 def _write(comparison: Comparison, question: Question, directory: Path) -> dict[str, Any]:
-    summary = summarise(comparison, question, _runs(directory), environment())
-    write_json(directory / SUMMARY, summary)
-    return summary
+    return write_json(directory / SUMMARY, summarise(comparison, question, _runs(directory), environment()))
 
 
 def summarise(comparison: Comparison, question: Question, runs: Runs, environment: Mapping[str, Any]) -> dict[str, Any]:

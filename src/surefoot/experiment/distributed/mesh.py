@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +23,7 @@ AXES = ("replicate", "fsdp", "tp")
 """Axes of a mesh, the slowest links first: whole copies, parts of every parameter, parts of every matrix product."""
 
 
-@dataclass(frozen=True)
-class MeshShape:
+class MeshShape(NamedTuple):
     """How many processes lie along each axis.
 
     Args:
@@ -37,11 +35,6 @@ class MeshShape:
     replicate: int = 1
     fsdp: int = 1
     tp: int = 1
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        return self.replicate * self.fsdp * self.tp
 
 
 def parse(text: str | None, ranks: int) -> MeshShape:
@@ -67,15 +60,10 @@ def parse(text: str | None, ranks: int) -> MeshShape:
     if len(sizes) < len(parts):
         raise ValueError(f"the mesh {text!r} is not axes of {', '.join(AXES)}, each once with a size: fsdp=4,tp=2")
     shape = MeshShape(**sizes)
-    if shape.size != ranks:
-        remedy = f"torchrun --nproc-per-node {shape.size}, or another mesh"
-        raise ValueError(f"the mesh {text} has {shape.size} processes, and {ranks} were started: {remedy}")
+    if (size := math.prod(shape)) != ranks:
+        remedy = f"torchrun --nproc-per-node {size}, or another mesh"
+        raise ValueError(f"the mesh {text} has {size} processes, and {ranks} were started: {remedy}")
     return shape
-
-
-def launched() -> int:
-    """How many processes `torchrun` has started, this one among them; 0 without it."""
-    return int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
 
 
 @contextmanager
@@ -93,7 +81,7 @@ def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[P
     Raises:
         ValueError: see `parse`.
     """
-    shape = parse(mesh, launched())
+    shape = parse(mesh, int(os.environ["WORLD_SIZE"]))
     limit = datetime.timedelta(minutes=minutes)
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -121,9 +109,9 @@ class Mesh(Processes):
     def __init__(self, shape: MeshShape, device: torch.device, limit: datetime.timedelta | None = None) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        self._shape, self._mesh = shape, init_device_mesh(device.type, astuple(shape), mesh_dim_names=AXES)
+        self._shape, self._mesh = shape, init_device_mesh(device.type, shape, mesh_dim_names=AXES)
         self.rank: int = dist.get_rank()
-        self.count: int = shape.size
+        self.count: int = math.prod(shape)
         self.shares: int = shape.replicate * shape.fsdp
         self.share: int = self.rank // shape.tp
         self.group: Any = dist.new_group(backend="gloo", timeout=limit)  # for threads that save while the run goes on

@@ -45,9 +45,9 @@ def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Rate:
     if entry["no_law"]:
         basis = f"no law ({entry['no_law']})"
     elif target > most:
-        basis = f"extrapolated {target / most:.3g}x beyond the {axis.most}"
+        basis = f"extrapolated {target / most:.3g}x beyond the {axis.ends[1]} measured {axis.name}"
     elif target < least:
-        basis = f"extrapolated {least / target:.3g}x below the {axis.least}"
+        basis = f"extrapolated {least / target:.3g}x below the {axis.ends[0]} measured {axis.name}"
     return axis.text.format(target), entry["target_log2_lr"], entry["target_log2_lr_ci"], basis
 
 

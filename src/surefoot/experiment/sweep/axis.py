@@ -34,20 +34,6 @@ class Axis:
         """
         return self.setting.replace("_", " ")
 
-    @property
-    def least(self) -> str:
-        """The lowest value that was measured.
-
-        >>> AXES["horizon"].least
-        'shortest measured horizon'
-        """
-        return f"{self.ends[0]} measured {self.name}"
-
-    @property
-    def most(self) -> str:
-        """The highest."""
-        return f"{self.ends[1]} measured {self.name}"
-
     def folder(self, value: int) -> str:
         """The name of a value's sub-directory.
 

@@ -92,8 +92,7 @@ def _swept(config: Record, directory: Path) -> dict[int, Swept]:
 
 def _write(config: Extrapolation, target: int | None, directory: Path) -> dict[str, Any]:
     summary = extrapolated(config.to_json(), _swept(config.to_json(), directory), target, environment())
-    write_json(directory / SUMMARY, summary)
-    return summary
+    return write_json(directory / SUMMARY, summary)
 
 
 def _start(entry: Mapping[str, Any], place: int, centres: Mapping[str, float]) -> float:

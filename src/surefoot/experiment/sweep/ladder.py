@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
@@ -15,7 +13,7 @@ from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.law import Floored, floored
 from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.search import Grid, check_list
-from surefoot.experiment.sweep.summary import LINE_POINTS, as_json, environment, points, train_loss
+from surefoot.experiment.sweep.summary import as_json, environment, line, points, train_loss
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 
 
@@ -107,11 +105,11 @@ def run(
     if target.width <= (widest := ladder.widths[-1]):
         raise ValueError(f"--to-width {target.width} is no wider than the ladder's widest model, {widest}")
     config = as_json(asdict(ladder))
-    with configs.claimed(directory, "ladder", config, f"{_folder(ladder.rungs[0])}/{RESULTS}"):
+    with configs.claimed(directory, "ladder", config, f"width_{ladder.rungs[0].width}/{RESULTS}"):
         summary = _write(config, target, directory)
         runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
         for rung, seeds in runs:
-            there = directory / _folder(rung)
+            there = directory / f"width_{rung.width}"
             sweep.run(ladder.sweep(rung, seeds), there, run_trial, executor=executor, progress=progress)
             summary = _write(config, target, directory)
         return summary
@@ -140,18 +138,12 @@ def records(summary: Mapping[str, Any], directory: Path) -> list[Record]:
     return [record for rung in (*summary["rungs"], summary["target"]) for record in _records(directory, rung["width"])]
 
 
-def _folder(rung: Rung) -> str:
-    return f"width_{rung.width}"
-
-
 def _records(directory: Path, width: int) -> list[Record]:
     return sweep.results(directory / f"width_{width}")
 
 
 def _write(config: Record, target: Rung, directory: Path) -> dict[str, Any]:
-    summary = _summary(config, target, directory, environment())
-    write_json(directory / SUMMARY, summary)
-    return summary
+    return write_json(directory / SUMMARY, _summary(config, target, directory, environment()))
 
 
 def _summary(config: Record, target: Rung, directory: Path, environment: Record) -> dict[str, Any]:
@@ -160,7 +152,7 @@ def _summary(config: Record, target: Rung, directory: Path, environment: Record)
     goal = _measured(config["recipe"], asdict(target), directory)
     curve = _curve(rungs, len(config["seeds"]))
     found = curve if isinstance(curve, Floored) else None
-    predicted = found.at(target.parameters, runs=1) if found else fit.UNKNOWN
+    predicted = found.at(target.parameters) if found else fit.UNKNOWN
     off = None if None in (predicted.value, goal["val_loss"]) else predicted.value - goal["val_loss"]
     return as_json({
         "recipe": config["recipe"],
@@ -168,7 +160,7 @@ def _summary(config: Record, target: Rung, directory: Path, environment: Record)
         **{name: getattr(found, name, None) for name in ("floor", "power", "freedom")},
         "no_curve": None if found else curve,
         "target": {**goal, **predicted.named("predicted"), "off": off},
-        "line": found and _line(found, [*(rung["parameters"] for rung in rungs), target.parameters]),
+        "line": found and line("loss", found.at, [*(rung["parameters"] for rung in rungs), target.parameters]),
         "config": config,
         "environment": environment,
     })  # fmt: skip
@@ -192,10 +184,3 @@ def _curve(rungs: list[Record], seeds: int) -> Floored | str:
             return f"a run of width {rung['width']} diverged or failed"
     runs = [(rung["parameters"], loss) for rung in rungs for loss in rung["losses"].values()]
     return floored(*zip(*runs, strict=True)) or "the loss does not fall with the size"
-
-
-def _line(curve: Floored, sizes: list[int]) -> dict[str, list[Any]]:
-    """The curve from the smallest of these sizes to the largest, with the interval of one run, by column."""
-    drawn = np.geomspace(min(sizes), max(sizes), LINE_POINTS).tolist()
-    losses = [curve.at(size, runs=1) for size in drawn]
-    return {"size": drawn, "loss": [loss.value for loss in losses], "loss_ci": [loss.interval for loss in losses]}

@@ -128,7 +128,7 @@ class Floored:
     variance: float | None
     covariance: np.ndarray
 
-    def at(self, size: float, runs: int) -> fit.Estimate:
+    def at(self, size: float, runs: int = 1) -> fit.Estimate:
         """Read the loss off at a size, measured or not.
 
         Args:
@@ -162,7 +162,7 @@ def floored(sizes: Sequence[float], losses: Sequence[float]) -> Floored | None:
         The law; None where the loss does not fall with the size.
 
     >>> law = floored([1, 10, 100, 1000], [2 + size**-0.5 for size in (1, 10, 100, 1000)])
-    >>> round(law.floor, 3), round(law.power, 3), round(law.at(10000, runs=1).value, 3)
+    >>> round(law.floor, 3), round(law.power, 3), round(law.at(10000).value, 3)
     (2.0, 0.5, 2.01)
     """
     assert len({*sizes}) >= 3, "three numbers need three sizes"

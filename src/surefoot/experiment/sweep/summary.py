@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ import surefoot
 from surefoot.experiment.files import Record, dumps
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.axis import AXES
-from surefoot.experiment.sweep.law import Law, power_law
+from surefoot.experiment.sweep.law import power_law
 
 # Transferred rates are multiples of 1/64 octave, 1.1 %.
 TRANSFER_GRID = 64
@@ -174,16 +174,16 @@ def _over_axis(config: Record, swept: Mapping[int, Swept], target: int | None, r
         "rms_octaves": law.rms_octaves if law else None,
         "no_law": "; ".join(f"{text.format(x)}: {one.status}" for x, one in best.items() if not one.interior) or None,
         **(law.at(target) if law and target else fit.UNKNOWN).named("target_log2_lr"),
-        "line": _drawn(law, [*best, *([target] if target else [])]) if law else None,
+        "line": line("log2_lr", law.at, [*best, *([target] if target else [])]) if law else None,
     }
     return _entry(recipe, "values", best, found, [one.records for one in swept.values()])
 
 
-def _drawn(law: Law, sizes: Sequence[int]) -> dict[str, list[Any]]:
-    """The law from the lowest of these sizes to the highest, with its interval, by column."""
+def line(name: str, at: Callable[[float], fit.Estimate], sizes: Sequence[int]) -> dict[str, list[Any]]:
+    """A curve of `name` from the lowest of these sizes to the highest, with its interval, by column."""
     drawn = np.geomspace(min(sizes), max(sizes), LINE_POINTS).tolist()
-    rates = [law.at(size) for size in drawn]
-    return {"size": drawn, "log2_lr": [rate.value for rate in rates], "log2_lr_ci": [rate.interval for rate in rates]}
+    values = [at(size) for size in drawn]
+    return {"size": drawn, name: [one.value for one in values], f"{name}_ci": [one.interval for one in values]}
 
 
 def environment() -> dict[str, Any]:

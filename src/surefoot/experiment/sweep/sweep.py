@@ -66,8 +66,7 @@ def run(
                 for trial, end in outcomes(place, run_trial, search.missing):
                     show(search.add(_to_record(trial, end), place.workers))
             summary = summarise(config.to_json(), log.records, {**this_environment(), **(environment or {})})
-        write_json(directory / SUMMARY, summary)
-    return summary
+        return write_json(directory / SUMMARY, summary)
 
 
 def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:

@@ -108,8 +108,9 @@ class Alarms:
             limit = self._limit(name, value)
             if time > 0:  # the fit takes logarithms of times
                 self._past[name].append((time, value))
-            predicted = self._predicted(name)
-            now = self._reason(value, predicted, limit)
+            past, free = self._past[name], self._layers[name].bound is None
+            predicted = extrapolate(past, self._end) if free and len(past) == WINDOW else 0.0
+            now: Reason | None = "limit" if not value <= limit else "trend" if predicted > limit else None
             if _RANK[now] > _RANK[before]:
                 alarms.append(Alarm(name, norm, limit, now or "limit"))
             inside = max(value, predicted) <= HYSTERESIS * limit
@@ -122,16 +123,6 @@ class Alarms:
             return layer.limit
         start = self._start.setdefault(name, norm if norm < math.inf else 0.0)
         return max(layer.limit, start * MARGIN)
-
-    @staticmethod
-    def _reason(norm: float, predicted: float, limit: float) -> Reason | None:
-        if not norm <= limit:
-            return "limit"
-        return "trend" if predicted > limit else None
-
-    def _predicted(self, name: str) -> float:
-        past = self._past[name]
-        return 0.0 if self._layers[name].bound is not None or len(past) < WINDOW else extrapolate(past, self._end)
 
 
 def extrapolate(past: Sequence[tuple[float, float]], end: float) -> float:
