@@ -1,16 +1,14 @@
 """Recipes that were measured and do not pay, or only repeat a publication."""
 
 import math
-from dataclasses import replace
 
 from surefoot.geometry import Frobenius, MaxNorm, MeanOperator, RowMean, Spectral
-from surefoot.momentum import Adam, Momentum, Smoothing, Whitened
-from surefoot.recipes import Recipe, hyperball, lion, normuon
+from surefoot.momentum import Adam, Momentum, Whitened
+from surefoot.recipes import Recipe
+from surefoot.recipes.published import MATRICES, NESTEROV, hidden, signs
 from surefoot.recipes.recipe import build
-from surefoot.scaling import FanIn
+from surefoot.scaling import FanIn, Moonlight
 from surefoot.stabilise import DecoupledWeightDecay, Normalise
-
-MATRICES = ("linear", "embedding", "head")
 
 
 def sign_natural() -> Recipe:
@@ -21,9 +19,9 @@ def sign_natural() -> Recipe:
     >>> sign_natural().role("linear").lr_scale
     Constant(value=1.0)
     """
-    signs, momentum = {"geometry": MeanOperator(1, math.inf)}, Momentum(0.99, 0.9)
+    matrix, momentum = {"geometry": MeanOperator(1, math.inf)}, Momentum(0.99, 0.9)
     rows, entries = {"geometry": RowMean(math.inf)}, {"geometry": MaxNorm()}
-    return build("sign_natural", momentum, linear=signs, head=signs, embedding=rows, bias=entries)
+    return build("sign_natural", momentum, linear=matrix, head=matrix, embedding=rows, bias=entries)
 
 
 def signum(beta: float = 0.9, weight_decay: float = 0.1) -> Recipe:
@@ -41,10 +39,7 @@ def signum(beta: float = 0.9, weight_decay: float = 0.1) -> Recipe:
     >>> signum().role("linear").momentum
     Momentum(beta=0.9, lookahead=None)
     """
-    table = {kind: replace(role, momentum=Momentum(beta)) for kind, role in lion().table.items()}
-    for kind in MATRICES:
-        table[kind] = replace(table[kind], stabiliser=DecoupledWeightDecay(weight_decay, FanIn()))
-    return Recipe("signum", table)
+    return signs("signum", Momentum(beta), FanIn(), DecoupledWeightDecay(weight_decay, FanIn()))
 
 
 def frobenius_sphere() -> Recipe:
@@ -55,10 +50,8 @@ def frobenius_sphere() -> Recipe:
     >>> frobenius_sphere().role("linear").stabiliser.promise
     'Frobenius norm = initial'
     """
-    table = dict(hyperball().table)
-    for kind in MATRICES:
-        table[kind] = replace(table[kind], stabiliser=Normalise(norm=Frobenius()))
-    return Recipe("frobenius_sphere", table)
+    sphere = {"stabiliser": Normalise(norm=Frobenius())}
+    return build("frobenius_sphere", NESTEROV, **dict.fromkeys(MATRICES, sphere))
 
 
 def muon_squared(weight_decay: float = 0.1) -> Recipe:
@@ -75,7 +68,7 @@ def muon_squared(weight_decay: float = 0.1) -> Recipe:
     >>> muon_squared().role("linear").momentum
     Adam(beta1=0.9, beta2=0.95, eps=1e-08)
     """
-    return _before_the_sign("muon_squared", Adam(), weight_decay)
+    return hidden("muon_squared", Adam(), Spectral(), Moonlight(), weight_decay)
 
 
 def shampoo_muon(weight_decay: float = 0.1) -> Recipe:
@@ -92,11 +85,4 @@ def shampoo_muon(weight_decay: float = 0.1) -> Recipe:
     >>> shampoo_muon().role("linear").momentum.memory
     0.95
     """
-    return _before_the_sign("shampoo_muon", Whitened(0.95, 0.95**2), weight_decay)
-
-
-def _before_the_sign(name: str, momentum: Smoothing, weight_decay: float) -> Recipe:
-    """Moonlight's conventions, as `normuon` has them, around the sign of another momentum."""
-    table = dict(normuon(weight_decay).table)
-    table["linear"] = replace(table["linear"], geometry=Spectral(), weight_norm=None, momentum=momentum)
-    return Recipe(name, table)
+    return hidden("shampoo_muon", Whitened(0.95, 0.95**2), Spectral(), Moonlight(), weight_decay)

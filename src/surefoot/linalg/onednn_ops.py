@@ -13,7 +13,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from surefoot.linalg.ops import ops_of
+from surefoot.linalg.ops import Ops
 
 VARIABLE = "SUREFOOT_CPU_PRODUCTS"
 """Environment variable: words of `torch`, `onednn`, `bfloat16` with commas between them say what is fast; without it,
@@ -53,7 +53,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return products[0][None] if len(products) == 1 else torch.stack(products)
 
 
-ONEDNN = ops_of(multiply, LAPACK_ROWS)
+ONEDNN = Ops(multiply, LAPACK_ROWS)
 
 
 def is_fast(product: str) -> bool:

@@ -1,6 +1,7 @@
 """The five operations that every polar iteration consists of, by torch.
 
-The iterations in `polar` are written once over an `Ops`; a faster backend supplies the same five functions.
+The iterations in `polar` are written once over an `Ops`; a faster backend has another product, or
+overrides some.
 All matrices are batches `(b, m, n)` with `m <= n`; Gram matrices are `(b, m, m)` and symmetric, and any two of them
 that are multiplied are polynomials in the same matrix, so that the product is symmetric too.
 """
@@ -8,7 +9,6 @@ that are multiplied are polynomials in the same matrix, so that the product is s
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -39,54 +39,66 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Ops:
-    """A backend: five functions on batches of matrices."""
+    """A backend: five operations on batches of matrices, by one product.
 
-    gram: Callable[[Tensor], Tensor]
-    """`x -> x xᵀ`, `(b, m, n) -> (b, m, m)`."""
-    quadratic: Callable[[Tensor, float, float], Tensor]
-    """`(a, beta, gamma) -> beta a + gamma a²` for symmetric `a`."""
-    product: Callable[[Tensor, Tensor], Tensor]
-    """`(a, b) -> a b` for symmetric matrices that commute."""
-    apply: Callable[[Tensor, Tensor], Tensor]
-    """`(a, x) -> a x`, a small square matrix times a wide one."""
-    inverse: Callable[[Tensor], Tensor]
-    """`a -> a⁻¹` for symmetric positive definite `a`."""
+    Args:
+        multiply: the product.
+        lapack: most rows of a matrix that LAPACK inverts; beyond, the inverse is made of products, too.
+    """
+
+    multiply: Multiply
+    lapack: float = math.inf
+
+    def gram(self, x: Tensor) -> Tensor:
+        """`x xᵀ`, `(b, m, n) -> (b, m, m)`."""
+        if x.device.type == "cpu" and x.shape[-2] < FLOAT64_ROWS:
+            wide = x.double()
+            return torch.bmm(wide, wide.mT).to(x.dtype)
+        return self.product(x, x.mT)
+
+    def quadratic(self, a: Tensor, beta: float, gamma: float) -> Tensor:
+        """`beta a + gamma a²` for symmetric `a`."""
+        if not self._in_strips(a):
+            return torch.baddbmm(a, a, a, beta=beta, alpha=gamma)
+        return self.product(a, a).mul_(gamma).add_(a, alpha=beta)
+
+    def apply(self, a: Tensor, x: Tensor) -> Tensor:
+        """`a x`, a small square matrix times a wide one, in x's memory layout.
+
+        A tall matrix is passed transposed, and its sign is added to a tall weight.
+        """
+        return self.multiply(x.mT, a.mT).mT if x.mT.is_contiguous() else self.multiply(a, x)
+
+    def inverse(self, a: Tensor) -> Tensor:
+        """`a⁻¹` for symmetric positive definite `a`."""
+        rows = a.shape[-1]
+        if a.device.type == "cpu" and len(a) >= BATCH and LEAF < rows <= UNBLOCKED:
+            return _inverse_by_halves(a, torch.bmm, LEAF)
+        if rows > self.lapack:
+            return _inverse_by_halves(a, self.multiply, UNBLOCKED)
+        upper = rows <= UNBLOCKED
+        return torch.cholesky_inverse(torch.linalg.cholesky_ex(a, upper=upper).L, upper=upper)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """`a b` where that is symmetric: on a CPU strip by strip up to the diagonal, and mirrored."""
+        if not self._in_strips(a):
+            return self.multiply(a, b)
+        rows = a.shape[-2]
+        whole = a.new_empty(a.shape[0], rows, rows)
+        edges = [rows * i // STRIPS for i in range(STRIPS + 1)]
+        for start, end in pairwise(edges):
+            strip = self.multiply(a[:, start:end], b[:, :, :end])
+            whole[:, start:end, :end] = strip
+            whole[:, :start, start:end] = strip[:, :, :start].mT
+        return whole
+
+    def _in_strips(self, x: Tensor) -> bool:
+        rows, columns = x.shape[-2:]
+        few = STRIPS_MIN_ROWS if self.multiply is torch.bmm else OTHER_STRIPS_MIN_ROWS
+        return x.device.type == "cpu" and rows * columns >= STRIPS_MIN_ENTRIES and rows >= few
 
 
-def _in_strips(x: Tensor, multiply: Multiply) -> bool:
-    rows, columns = x.shape[-2:]
-    few = STRIPS_MIN_ROWS if multiply is torch.bmm else OTHER_STRIPS_MIN_ROWS
-    return x.device.type == "cpu" and rows * columns >= STRIPS_MIN_ENTRIES and rows >= few
-
-
-def _symmetric(a: Tensor, b: Tensor, multiply: Multiply) -> Tensor:
-    """`a b` where that is symmetric: on a CPU strip by strip up to the diagonal, and mirrored."""
-    if not _in_strips(a, multiply):
-        return multiply(a, b)
-    rows = a.shape[-2]
-    whole = a.new_empty(a.shape[0], rows, rows)
-    edges = [rows * i // STRIPS for i in range(STRIPS + 1)]
-    for start, end in pairwise(edges):
-        strip = multiply(a[:, start:end], b[:, :, :end])
-        whole[:, start:end, :end] = strip
-        whole[:, :start, start:end] = strip[:, :, :start].mT
-    return whole
-
-
-def _quadratic(a: Tensor, beta: float, gamma: float, multiply: Multiply) -> Tensor:
-    if not _in_strips(a, multiply):
-        return torch.baddbmm(a, a, a, beta=beta, alpha=gamma)
-    return _symmetric(a, a, multiply).mul_(gamma).add_(a, alpha=beta)
-
-
-def _inverse(a: Tensor, multiply: Multiply, lapack: float) -> Tensor:
-    rows = a.shape[-1]
-    if a.device.type == "cpu" and len(a) >= BATCH and LEAF < rows <= UNBLOCKED:
-        return _inverse_by_halves(a, torch.bmm, LEAF)
-    if rows > lapack:
-        return _inverse_by_halves(a, multiply, UNBLOCKED)
-    upper = rows <= UNBLOCKED
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(a, upper=upper).L, upper=upper)
+TORCH = Ops(torch.bmm)
 
 
 def _inverse_by_halves(a: Tensor, multiply: Multiply, leaf: int) -> Tensor:
@@ -120,37 +132,3 @@ def _inverse_factor(a: Tensor, multiply: Multiply, leaf: int) -> Tensor:
     whole = torch.zeros_like(a)
     whole[:, :half, :half], whole[:, :half, half:], whole[:, half:, half:] = _inverse_factors(a, half, multiply, leaf)
     return whole
-
-
-def _apply(a: Tensor, x: Tensor, multiply: Multiply) -> Tensor:
-    """`a x` in x's memory layout: a tall matrix is passed transposed, and its sign is added to a tall weight."""
-    return multiply(x.mT, a.mT).mT if x.mT.is_contiguous() else multiply(a, x)
-
-
-def _gram(x: Tensor, multiply: Multiply) -> Tensor:
-    if x.device.type == "cpu" and x.shape[-2] < FLOAT64_ROWS:
-        wide = x.double()
-        return torch.bmm(wide, wide.mT).to(x.dtype)
-    return _symmetric(x, x.mT, multiply)
-
-
-def ops_of(multiply: Multiply, lapack: float = math.inf) -> Ops:
-    """The five operations by one product.
-
-    Args:
-        multiply: the product of two batches.
-        lapack: most rows of a matrix that LAPACK inverts; beyond, the inverse is made of products, too.
-
-    Returns:
-        An `Ops`.
-    """
-    return Ops(
-        gram=partial(_gram, multiply=multiply),
-        quadratic=partial(_quadratic, multiply=multiply),
-        product=partial(_symmetric, multiply=multiply),
-        apply=partial(_apply, multiply=multiply),
-        inverse=partial(_inverse, multiply=multiply, lapack=lapack),
-    )
-
-
-TORCH = ops_of(torch.bmm)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from surefoot.linalg.ops import TORCH, Ops
+from surefoot.linalg.ops import Ops
 
 LAUNCHED: Counter[str] = Counter()
 """Number of kernel launches per operation: lets tests prove that this path was taken."""
@@ -90,16 +90,17 @@ def _takes(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16) and x.shape[0] < 1 << 16  # batches are the grid's second side
 
 
-def _gram(x: Tensor) -> Tensor:
-    return _symmetric("gram", x, x, x, 1.0, 0.0) if _takes(x) else TORCH.gram(x)
+class _Triton(Ops):
+    """Symmetric products by the kernel, where it takes them."""
+
+    def gram(self, x: Tensor) -> Tensor:
+        return _symmetric("gram", x, x, x, 1.0, 0.0) if _takes(x) else super().gram(x)
+
+    def quadratic(self, a: Tensor, beta: float, gamma: float) -> Tensor:
+        return _symmetric("quadratic", a, a, a, gamma, beta) if _takes(a) else super().quadratic(a, beta, gamma)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        return _symmetric("product", a, b, a, 1.0, 0.0) if _takes(a) else super().product(a, b)
 
 
-def _quadratic(a: Tensor, beta: float, gamma: float) -> Tensor:
-    return _symmetric("quadratic", a, a, a, gamma, beta) if _takes(a) else TORCH.quadratic(a, beta, gamma)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    return _symmetric("product", a, b, a, 1.0, 0.0) if _takes(a) else TORCH.product(a, b)
-
-
-TRITON = Ops(gram=_gram, quadratic=_quadratic, product=_product, apply=TORCH.apply, inverse=TORCH.inverse)
+TRITON = _Triton(torch.bmm)

@@ -181,7 +181,7 @@ def _announce_cuts(plan: Plan, model: nn.Module) -> None:
     cut = []
     for name, p in model.named_parameters():
         place = plan[name] if p.requires_grad else None
-        bounds = [getattr(stabiliser, "radius", math.inf) for stabiliser in place.stabilisers] if place else []
+        bounds = [getattr(stabiliser, "radius", None) or math.inf for stabiliser in place.stabilisers] if place else []
         if place is not None and min(bounds, default=math.inf) < math.inf:
             blocks = place.role.view.split(_long(whole_of(p.detach())))
             norms = [float(place.role.weight_geometry.norm(x).amax()) if x.numel() else 0.0 for x in blocks]

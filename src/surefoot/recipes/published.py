@@ -7,7 +7,7 @@ from typing import Any
 from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MaxNorm, MeanOperator, NormalisedRows, Oblique
 from surefoot.geometry.base import Geometry
 from surefoot.geometry.spectral import Spectral
-from surefoot.momentum import Adam, Momentum
+from surefoot.momentum import Adam, Momentum, Smoothing
 from surefoot.recipes.natural import beyond_mup
 from surefoot.recipes.recipe import Recipe, build
 from surefoot.scaling import Constant, FanIn, Keller, LongerSide, Moonlight, RootFanIn, Scale
@@ -46,7 +46,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     if shares and adam_lr is not None:
         raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
-    return _hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, lr_scale=ratio)
+    return hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, lr_scale=ratio)
 
 
 def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
@@ -85,7 +85,7 @@ def lion() -> Recipe:
     >>> lion().role("gain").geometry
     MaxNorm()
     """
-    return _signs("lion", Momentum(0.99, 0.9), FanIn(), DecoupledWeightDecay(0.1, FanIn()))
+    return signs("lion", Momentum(0.99, 0.9), FanIn(), DecoupledWeightDecay(0.1, FanIn()))
 
 
 def sign_sgd() -> Recipe:
@@ -94,10 +94,11 @@ def sign_sgd() -> Recipe:
     >>> sign_sgd().role("linear").momentum
     Momentum(beta=0.0, lookahead=None)
     """
-    return _signs("sign_sgd", Momentum(0.0), FanIn(), Free())
+    return signs("sign_sgd", Momentum(0.0), FanIn(), Free())
 
 
-def _signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
+def signs(name: str, momentum: Momentum, scale: Scale, stabiliser: Stabiliser) -> Recipe:
+    """Signs of the momentum for every entry; of matrices with a scale and a stabiliser."""
     matrix = {"geometry": MeanOperator(1, math.inf), "lr_scale": scale, "stabiliser": stabiliser}
     return build(name, momentum, **dict.fromkeys(MATRICES, matrix), bias={"geometry": MaxNorm()})
 
@@ -161,7 +162,7 @@ def mano(weight_decay: float = 0.1) -> Recipe:
     Momentum(beta=0.95, lookahead=None)
     """
     decay = DecoupledWeightDecay(weight_decay, ONE)
-    return _hidden("mano", Momentum(0.95), Oblique(), ONE, weight_decay, vectors=decay)
+    return hidden("mano", Momentum(0.95), Oblique(), ONE, weight_decay, vectors=decay)
 
 
 def rmnp(weight_decay: float = 0.1) -> Recipe:
@@ -181,7 +182,7 @@ def rmnp(weight_decay: float = 0.1) -> Recipe:
     >>> rmnp().role("linear").geometry
     MeanOperator(p=2.0, q=inf)
     """
-    return _hidden("rmnp", NESTEROV, MeanOperator(2.0, math.inf), LongerSide(), weight_decay)
+    return hidden("rmnp", NESTEROV, MeanOperator(2.0, math.inf), LongerSide(), weight_decay)
 
 
 def normalised_sgd(beta: float = 0.9) -> Recipe:
@@ -240,13 +241,13 @@ def normuon(weight_decay: float = 0.1) -> Recipe:
     >>> normuon().role("linear").geometry
     NormalisedRows(norm_of=Spectral(method='auto'), beta=0.95)
     """
-    return _hidden("normuon", Momentum(0.95), NormalisedRows(), Moonlight(), weight_decay)
+    return hidden("normuon", Momentum(0.95), NormalisedRows(), Moonlight(), weight_decay)
 
 
-def _hidden(name: str, momentum: Momentum, geometry: Geometry, scale: Scale, decay: float, **adamw: Any) -> Recipe:
+def hidden(name: str, momentum: Smoothing, geometry: Geometry, scale: Scale, decay: float, **adamw: Any) -> Recipe:
     """A geometry and a scale for hidden matrices, AdamW on all the rest; decay of all matrices."""
-    hidden = {"geometry": geometry, "lr_scale": scale, "stabiliser": DecoupledWeightDecay(decay, scale)}
-    return build(name, momentum, linear=hidden, **_adamw(DecoupledWeightDecay(decay, ONE), **adamw))
+    linear = {"geometry": geometry, "lr_scale": scale, "stabiliser": DecoupledWeightDecay(decay, scale)}
+    return build(name, momentum, linear=linear, **_adamw(DecoupledWeightDecay(decay, ONE), **adamw))
 
 
 def _adamw(

@@ -183,6 +183,7 @@ def test_what_a_bound_would_cut_is_logged_in_one_line_with_the_remedy(caplog):
     caplog.clear()
     sf.from_adamw(net, adamw, plan.relative_to(net))
     sf.from_adamw(net, adamw, plan_of(net))
+    sf.from_adamw(net, adamw, plan_of(net, stabiliser=sf.Normalise()))  # its radius is the norm at the start
     assert not caplog.records
 
 
