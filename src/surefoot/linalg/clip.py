@@ -13,6 +13,10 @@ from surefoot.linalg.small_eigh import finite_only
 EIGH_DEVICES = frozenset({"cpu"})
 """Device types on which `auto` takes eigendecompositions only; elsewhere `msign` where it is accurate enough."""
 
+PIECE = 1 << 16
+"""Entries of the matrices that are clipped at a time on a CPU, where LAPACK takes them one by one: twenty copies of those
+are alive at once."""
+
 
 def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
     """Singular value clipping `U min(S, t) Vᵀ`: the nearest matrix (Frobenius) with `sigma_max <= t`.
@@ -59,7 +63,10 @@ def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
         return x.clone()
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
     limit = torch.as_tensor(threshold, dtype=torch.float64, device=x.device).expand(*x.shape[:-2], 1, 1)
-    clipped = METHODS[method](wide.reshape(-1, *wide.shape[-2:]), limit.reshape(-1, 1, 1)).reshape(wide.shape)
+    batch, limits = wide.reshape(-1, *wide.shape[-2:]), limit.reshape(-1, 1, 1)
+    at_once = max(1, PIECE // batch[0].numel()) if x.device.type in EIGH_DEVICES else len(batch)
+    pieces = zip(torch.split(batch, at_once), torch.split(limits, at_once), strict=True)
+    clipped = torch.cat([METHODS[method](*piece) for piece in pieces]).reshape(wide.shape)
     return clipped if wide is x else clipped.mT
 
 

@@ -251,6 +251,18 @@ def test_input_untouched_result_not_aliased_strides_kept(method):
     assert torch.equal(base, before)
 
 
+def test_a_batch_is_clipped_in_pieces_that_fit_the_cache(monkeypatch):
+    """Each with its own thresholds, and the same to the last bit."""
+    x, limits = gaussian((7, 12, 20), 3), torch.linspace(1, 7, 7)[:, None, None]
+    whole, sizes = surefoot.mclip(x, limits), []
+    monkeypatch.setitem(clip.METHODS, "auto", lambda piece, t: sizes.append(len(piece)) or clip._auto(piece, t))
+    monkeypatch.setattr(clip, "PIECE", 3 * 12 * 20)
+    assert torch.equal(surefoot.mclip(x, limits), whole)
+    monkeypatch.setattr(clip, "PIECE", 1)
+    assert torch.equal(surefoot.mclip(x[:2].mT, limits[:2]), whole[:2].mT)
+    assert sizes == [3, 3, 1, 1, 1]
+
+
 def test_bad_requests_are_refused():
     with pytest.raises(ValueError, match=r"auto, svd, gram, msign"):
         surefoot.mclip(torch.eye(2), 1.0, method="newton")
