@@ -14,7 +14,7 @@ EIGH_DEVICES = frozenset({"cpu"})
 """Device types on which `auto` takes eigendecompositions only; elsewhere `msign` where it is accurate enough."""
 
 PIECE = 1 << 16
-"""Entries of the matrices that are clipped at a time on a CPU, where LAPACK takes them one by one: twenty copies of those
+"""Entries of the matrices clipped at a time on a CPU, where LAPACK takes them one by one: twenty copies of those
 are alive at once."""
 
 
