@@ -86,7 +86,7 @@ def _timed() -> frozenset[str]:
             onednn=partial(multiply, x, x.mT),
             bfloat16=partial(torch.bmm, short, short.mT),
         )
-    return frozenset(name for name, seconds in times.items() if seconds <= RATIO * times["torch"])
+    return frozenset(name for name, seconds in times.items() if seconds < RATIO * times["torch"])
 
 
 def _best(**products: partial[Tensor]) -> dict[str, float]:

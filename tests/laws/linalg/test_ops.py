@@ -101,8 +101,8 @@ def test_the_environment_says_what_is_fast(monkeypatch):
 
 
 def test_what_takes_three_quarters_of_the_time_is_fast(monkeypatch):
-    """The decision from the times; the clock itself is asked without a wish in the environment."""
-    for times, expected in (((1.0, 0.7, 4.0), {"onednn"}), ((1.0, 0.9, 0.3), {"bfloat16"}), ((1.0, 0.8, 1.0), set())):
+    """The decision from the times; where the clock is too coarse to tell, torch stays."""
+    for times, expected in (((1.0, 0.7, 4.0), {"onednn"}), ((1.0, 0.9, 0.3), {"bfloat16"}), ((0.0, 0.0, 0.0), set())):
         monkeypatch.setattr(
             onednn_ops, "_best", lambda times=times, **products: dict(zip(products, times, strict=True))
         )
