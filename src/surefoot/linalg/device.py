@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 _lock = threading.Lock()
@@ -27,6 +28,17 @@ def on_cpu(x: Tensor) -> bool:
 def may_branch(x: Tensor) -> bool:
     """True if a shortcut may depend on `x`'s values: it is on the CPU and `torch.compile` is not tracing."""
     return on_cpu(x) and not torch.compiler.is_compiling()
+
+
+def is_plain(x: Tensor) -> bool:
+    """True if an operation without rules of torch may be called on `x`: it is on the CPU, and nothing is traced, mapped
+    or differentiated forwards.
+
+    >>> is_plain(torch.zeros(2)), torch.func.vmap(is_plain, out_dims=None)(torch.zeros(1, 2))
+    (True, False)
+    """
+    traced = not may_branch(x) or torch._C._functorch.peek_interpreter_stack() is not None
+    return not traced and forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]
 
 
 def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

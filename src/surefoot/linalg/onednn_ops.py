@@ -12,7 +12,9 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from surefoot.linalg.device import full_precision
 from surefoot.linalg.ops import Ops
 
 VARIABLE = "SUREFOOT_CPU_PRODUCTS"
@@ -71,16 +73,20 @@ def is_fast(product: str) -> bool:
     words = set((os.environ.get(VARIABLE) or "auto").split(","))
     if unknown := words - {"torch", "onednn", "bfloat16", "auto"}:
         raise ValueError(f"{VARIABLE} has words of torch, onednn, bfloat16, or is auto; unknown: {', '.join(unknown)}")
-    return product in (words if "auto" not in words else _timed())
+    return product in (_timed() if "auto" in words else words) and (product != "onednn" or _has_onednn())
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.enabled) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @cache
 def _timed() -> frozenset[str]:
-    if not (torch.backends.mkldnn.enabled and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not _has_onednn():
         return frozenset()
-    x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")  # whatever the defaults are
-    short = x.bfloat16()
-    with torch.no_grad():
+    with torch.no_grad(), full_precision(torch.device("cpu")), _disable_current_modes():  # whatever surrounds the call
+        x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")
+        short = x.bfloat16()
         times = _best(
             torch=partial(torch.bmm, x, x.mT),
             onednn=partial(multiply, x, x.mT),
@@ -90,7 +96,10 @@ def _timed() -> frozenset[str]:
 
 
 def _best(**products: partial[Tensor]) -> dict[str, float]:
-    """The least CPU time of this thread, which others on the machine hardly change, in six rounds after a first."""
+    """The least CPU time of this thread, which others on the machine hardly change, in six rounds after a first.
+
+    Where that clock is too coarse (Windows) all are 0, and none is faster.
+    """
     best = dict.fromkeys(products, float("inf"))
     for attempt in range(7):
         for name, product in products.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.linalg import coefficients, onednn_ops
 from surefoot.linalg.bounds import max_abs_or_one, plus_diagonal_, squared_norm_bound
 from surefoot.linalg.coefficients import Quintic
-from surefoot.linalg.device import full_precision, may_branch
+from surefoot.linalg.device import full_precision, is_plain, may_branch
 from surefoot.linalg.ops import TORCH, Ops
 
 Iteration = Callable[[Tensor, Ops], Tensor]
@@ -115,9 +115,8 @@ def choose_ops(x: Tensor) -> Ops:
 
 
 def _is_large_on_a_cpu(x: Tensor, rows: int) -> bool:
-    """Large, no float64, and nothing for which a plain call of oneDNN has no rule: no graph, no gradient."""
-    large = x.dtype != torch.float64 and min(x.shape[-2:]) >= rows
-    return large and may_branch(x) and not (x.requires_grad and torch.is_grad_enabled())
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    return x.dtype != torch.float64 and min(x.shape[-2:]) >= rows and is_plain(x) and not differentiated
 
 
 def _large_on_a_gpu(x: Tensor) -> bool:

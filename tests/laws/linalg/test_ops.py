@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from laws.inputs import gaussian
 from surefoot.linalg import onednn_ops, ops, polar
@@ -124,17 +125,34 @@ def test_auto_by_shape_and_by_what_is_fast(fast, large, monkeypatch):
     assert all(polar.choose_ops(x) is TORCH for x in traced)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_forward_derivatives_do_not_go_to_onednn(monkeypatch):
+    """It would drop them in silence: by `torch.func` and by `forward_ad` they are those of torch's products."""
+    x, t = gaussian((200, 300), 0), gaussian((200, 300), 1)
+    tangents = []
+    for value in ("torch", "onednn,bfloat16"):
+        monkeypatch.setenv(onednn_ops.VARIABLE, value)
+        tangents.append(torch.func.jvp(polar.msign, (x,), (t,))[1])
+        with torch.autograd.forward_ad.dual_level():
+            dual = polar.msign(torch.autograd.forward_ad.make_dual(x, t))
+            tangents.append(torch.autograd.forward_ad.unpack_dual(dual).tangent)
+    assert all(torch.equal(tangent, tangents[0]) for tangent in tangents)
+
+
 def test_the_clock_is_asked_whatever_the_defaults_are(monkeypatch):
-    """A default device and dtype; not where oneDNN is switched off."""
-    with torch.device("meta"):
+    """A default device and dtype, autocast, fake tensors; not where oneDNN is switched off, wish or no wish."""
+    plain = onednn_ops._timed.__wrapped__()
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), FakeTensorMode():
         torch.set_default_dtype(torch.float64)
         try:
-            assert onednn_ops._timed.__wrapped__() <= {"onednn", "bfloat16"}
+            assert onednn_ops._timed.__wrapped__() == plain
         finally:
             torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(onednn_ops, "_best", lambda **products: {"torch": 1.0, "onednn": 0.1})
     torch.backends.mkldnn.set_flags(False)
     try:
         assert onednn_ops._timed.__wrapped__() == frozenset()
+        monkeypatch.setenv(onednn_ops.VARIABLE, "onednn")
+        assert not onednn_ops.is_fast("onednn")
     finally:
         torch.backends.mkldnn.set_flags(True)

@@ -56,13 +56,16 @@ def test_a_gradient_that_nobody_asked_for_is_not_made():
 
 
 def test_what_does_not_fit_goes_to_torch(monkeypatch):
-    """float64, autocast, a small layer; and no layer is touched where oneDNN is not fast."""
+    """float64, autocast, one vector, `torch.func`, a small layer; and no layer is touched where oneDNN is not fast."""
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
     plain = F.linear(x, layer.weight, layer.bias)
     use_onednn(layer)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert type(copy.deepcopy(layer).double()(x.double()).grad_fn).__name__ == "AddmmBackward0"
+    one = torch.randn(8)
+    assert torch.equal(layer(one), F.linear(one, layer.weight, layer.bias))
+    assert torch.func.vmap(layer)(x).shape == (4, 8)
     monkeypatch.setattr(fast_linear, "LEAST", 4 * 8 * 8 + 1)
     assert torch.equal(layer(x), plain)
     monkeypatch.setenv(VARIABLE, "torch")

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from surefoot.experiment.distributed.processes import Processes, blocks_of, local_of
 from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.layers import Block
+from surefoot.linalg import onednn_ops
 
 AXES = ("replicate", "fsdp", "tp")
 """Axes of a mesh, the slowest links first: whole copies, parts of every parameter, parts of every matrix product."""
@@ -91,6 +92,10 @@ def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[P
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     try:
+        fast: list[Any] = [None] * ranks
+        dist.all_gather_object(fast, {name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)})
+        # Copies of a weight on several processes stay the same: what is fast for all is taken by all.
+        os.environ[onednn_ops.VARIABLE] = ",".join(["torch", *sorted(set.intersection(*fast))])
         yield Mesh(shape, device, limit)
         dist.barrier()
     finally:

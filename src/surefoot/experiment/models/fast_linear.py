@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from surefoot.linalg import onednn_ops
+from surefoot.linalg.device import is_plain
 
 LEAST = 1 << 22
 """Multiplications of a layer from which it is faster: 2048 tokens of 64 features to 64, not of 32 to 32."""
@@ -17,8 +18,8 @@ LEAST = 1 << 22
 def use_onednn(model: nn.Module) -> None:
     """Let a model's `nn.Linear` layers multiply by oneDNN where that is fast (decision 28); the same to rounding.
 
-    What does not fit goes to torch as before: another device or dtype, autocast, `torch.compile`, a sharded or small
-    weight.
+    What does not fit goes to torch: another device or dtype, autocast, `torch.compile`, `torch.func`, a sharded
+    or small weight. Gradients of gradients are refused.
 
     Args:
         model: its layers' `forward` is replaced; parameters, names and state stay.
@@ -41,9 +42,10 @@ def _forward(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    plain = x.device.type == weight.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    elsewhere = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or hasattr(weight, "placements")
-    return plain and not elsewhere and x.numel() * len(weight) >= LEAST
+    if x.ndim < 2 or x.numel() * len(weight) < LEAST or not (is_plain(x) and is_plain(weight)):
+        return False
+    elsewhere = torch.is_autocast_enabled("cpu") or hasattr(weight, "placements")
+    return x.dtype == weight.dtype == torch.float32 and not elsewhere
 
 
 class _Linear(torch.autograd.Function):
