@@ -9,10 +9,12 @@ import torch
 from mesh_runs import FIRST, close, text, trained
 from test_processes import spawn
 
+from surefoot.experiment.distributed import mesh
 from surefoot.experiment.distributed.mesh import MeshShape, parse
 from surefoot.experiment.distributed.processes import Layout, Processes, blocks_of
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
+from surefoot.linalg import onednn_ops
 
 
 def test_two_processes_train_as_one_and_save_what_one_can_read(tmp_path):
@@ -160,3 +162,12 @@ def test_models_of_a_users_own_train_as_in_one_process(tmp_path, name):
     for got in spawn(2, trained, (1, 2, 1), settings, {"recompute": True}, folder):
         close(got, want, 1e-11)
     close(trained(0, None, settings, None, folder), want, 1e-11)
+
+
+def test_processes_multiply_by_what_is_fast_for_all(monkeypatch):
+    """The clocks of two say something else."""
+    monkeypatch.setenv(onednn_ops.VARIABLE, "torch,onednn,bfloat16")
+    monkeypatch.setattr(mesh.dist, "all_gather_object", lambda all_, own: all_.__setitem__(slice(2), [own, {"onednn"}]))
+    mesh._agree_on_products(2)
+    assert onednn_ops.is_fast("onednn")
+    assert not onednn_ops.is_fast("bfloat16")

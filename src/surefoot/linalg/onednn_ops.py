@@ -55,7 +55,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return products[0][None] if len(products) == 1 else torch.stack(products)
 
 
-ONEDNN = Ops(multiply, LAPACK_ROWS)
+ONEDNN = Ops(multiply, LAPACK_ROWS, strips=256)
 
 
 def is_fast(product: str) -> bool:
@@ -68,12 +68,14 @@ def is_fast(product: str) -> bool:
         What the environment variable says; without it what the clock says, once a process, in 15 ms.
 
     Raises:
-        ValueError: the environment variable has another word than those above.
+        ValueError: the environment variable has another word than those above, or asks for oneDNN where torch has none.
     """
     words = set((os.environ.get(VARIABLE) or "auto").split(","))
     if unknown := words - {"torch", "onednn", "bfloat16", "auto"}:
         raise ValueError(f"{VARIABLE} has words of torch, onednn, bfloat16, or is auto; unknown: {', '.join(unknown)}")
-    return product in (_timed() if "auto" in words else words) and (product != "onednn" or _has_onednn())
+    if "onednn" in words and not _has_onednn():
+        raise ValueError(f"{VARIABLE} asks for onednn, which this torch lacks or has switched off: leave it to auto")
+    return product in (_timed() if "auto" in words else words)
 
 
 def _has_onednn() -> bool:

@@ -20,9 +20,6 @@ STRIPS = 4
 STRIPS_MIN_ENTRIES, STRIPS_MIN_ROWS = 1 << 16, 64
 """Size of the first factor from which strips are faster: at 128 x 512 and 256 x 256, not at 128 x 128."""
 
-OTHER_STRIPS_MIN_ROWS = 256
-"""The same for a product that costs more by the call."""
-
 UNBLOCKED = 128
 """Most rows that MKL factors without blocks; up to there the upper triangle takes 3/4 of the lower one's time."""
 
@@ -44,10 +41,12 @@ class Ops:
     Args:
         multiply: the product.
         lapack: most rows of a matrix that LAPACK inverts; beyond, the inverse is made of products, too.
+        strips: fewest rows for which strips are faster; more for a product that costs more by the call.
     """
 
     multiply: Multiply
     lapack: float = math.inf
+    strips: int = STRIPS_MIN_ROWS
 
     def gram(self, x: Tensor) -> Tensor:
         """`x xᵀ`, `(b, m, n) -> (b, m, m)`."""
@@ -94,8 +93,7 @@ class Ops:
 
     def _in_strips(self, x: Tensor) -> bool:
         rows, columns = x.shape[-2:]
-        few = STRIPS_MIN_ROWS if self.multiply is torch.bmm else OTHER_STRIPS_MIN_ROWS
-        return x.device.type == "cpu" and rows * columns >= STRIPS_MIN_ENTRIES and rows >= few
+        return x.device.type == "cpu" and rows * columns >= STRIPS_MIN_ENTRIES and rows >= self.strips
 
 
 TORCH = Ops(torch.bmm)

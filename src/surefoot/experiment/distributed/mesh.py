@@ -92,14 +92,18 @@ def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[P
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     try:
-        fast: list[Any] = [None] * ranks
-        dist.all_gather_object(fast, {name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)})
-        # Copies of a weight on several processes stay the same: what is fast for all is taken by all.
-        os.environ[onednn_ops.VARIABLE] = ",".join(["torch", *sorted(set.intersection(*fast))])
+        _agree_on_products(ranks)
         yield Mesh(shape, device, limit)
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _agree_on_products(ranks: int) -> None:
+    """Let all processes multiply by what is fast for each: several step copies of a weight, which stay the same."""
+    fast: list[Any] = [None] * ranks
+    dist.all_gather_object(fast, {name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)})
+    os.environ[onednn_ops.VARIABLE] = ",".join(["torch", *sorted(set.intersection(*fast))])
 
 
 class Mesh(Processes):
