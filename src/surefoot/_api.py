@@ -9,7 +9,7 @@ from surefoot.geometry import *
 from surefoot.initialise import AsBuilt, Fill, Initial, LinearNormal, Orthogonal
 from surefoot.linalg.clip import mclip
 from surefoot.linalg.polar import msign
-from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing, Whitened
+from surefoot.momentum import SOAP, Adam, Momentum, RowAdam, Smoothing
 from surefoot.monitor.activations import measure
 from surefoot.optim.adamw import from_adamw
 from surefoot.optim.create import create_optimizer
@@ -29,14 +29,14 @@ __all__ = [
     "PreDecay", "Precision", "RMSScaled", "Recipe", "Rescale", "Role", "RoundToNearest", "RowAdam", "RowRMS",
     "RowSphere", "Run", "Scale", "Setting", "Smoothing", "Spectral", "SpectralSphere", "Stabiliser", "SteepestDescent",
     "Stiefel", "StochasticRounding", "StreamingPostClip", "StreamingPreDecay", "StreamingSpectral", "WeightDecay",
-    "Whitened", "check", "compiled", "contrib", "convert", "create_optimizer", "from_adamw", "geometry", "layers",
+    "check", "compiled", "contrib", "convert", "create_optimizer", "from_adamw", "geometry", "layers",
     "mclip", "measure", "msign", "per_head", "recipes", "scale_attention_", "views",
 ]  # fmt: skip
 
 ELSEWHERE = {
     "surefoot.contrib": (
         "CautiousDecay", "DualScaled", "IndependentDecay", "MeanLookahead", "RadialBrake", "ScheduledMomentum",
-        "UpdateFloor",
+        "UpdateFloor", "Whitened",
     ),
     "surefoot.geometry": ("Adaptive", "Oblique", "RowMean", "TransposedConvSpectral", "VectorMean", "dual_norm"),
     "surefoot.initialise": ("ExactNorm", "HeadNormal", "SquareNormal", "UnitNormal"),

@@ -35,7 +35,7 @@ def whitened(role: sf.Role, steps: int) -> sf.Role:
     """Shampoo's two factors around the momentum."""
     momentum = role.momentum
     assert isinstance(momentum, sf.Momentum)
-    return replace(role, momentum=sf.Whitened(momentum.beta, momentum.lookahead))
+    return replace(role, momentum=sf.contrib.Whitened(momentum.beta, momentum.lookahead))
 
 
 def soap(every: int, sides: Literal["both", "shorter"] = "both") -> Change:

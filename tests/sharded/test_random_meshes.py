@@ -29,7 +29,7 @@ PARAMETERS = 12
 MESHES = [(1,), (2,), (3,), (4,), (1, 1), (1, 2), (2, 1), (2, 2), (2, 2), (2, 3), (3, 2), (2, 2, 2)]
 RECIPES = [method.recipe for method in METHODS.values() if isinstance(method, Steepest)]
 MOMENTA = [
-    sf.Momentum(0.0), sf.Momentum(0.9), sf.Momentum(0.99, 0.9), sf.Adam(), sf.RowAdam(), sf.Whitened(), sf.SOAP(),
+    sf.Momentum(0.0), sf.Momentum(0.9), sf.Momentum(0.99, 0.9), sf.Adam(), sf.RowAdam(), contrib.Whitened(), sf.SOAP(),
     contrib.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7)))),
 ]  # fmt: skip
 CHANGES = [

@@ -37,8 +37,9 @@ def changed(**change: Any) -> recipes.Recipe:
 
 
 RECIPES = [
-    changed(momentum=sf.Whitened()), changed(geometry=contrib.RadialBrake()), changed(geometry=contrib.UpdateFloor()),
-    changed(geometry=contrib.DualScaled()), changed(geometry=sf.NormalisedRows()),
+    changed(momentum=contrib.Whitened()), changed(geometry=contrib.RadialBrake()),
+    changed(geometry=contrib.UpdateFloor()), changed(geometry=contrib.DualScaled()),
+    changed(geometry=sf.NormalisedRows()),
     changed(geometry=contrib.MeanLookahead(contrib.RadialBrake(sf.NormalisedRows()))),
     changed(momentum=sf.Adam()), changed(momentum=sf.RowAdam()), changed(geometry=sf.StreamingSpectral()),
     changed(momentum=sf.SOAP(sides="shorter")), changed(momentum=sf.Momentum(0.0)),

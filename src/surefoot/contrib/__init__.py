@@ -7,8 +7,9 @@ from surefoot.contrib.decay import CautiousDecay, IndependentDecay
 from surefoot.contrib.directions import DualScaled, MeanLookahead, RadialBrake, UpdateFloor
 from surefoot.contrib.recipes import frobenius_sphere, muon_squared, shampoo_muon, sign_natural, signum
 from surefoot.contrib.scheduled import ScheduledMomentum
+from surefoot.contrib.whitened import Whitened
 
 __all__ = [
     "CautiousDecay", "DualScaled", "IndependentDecay", "MeanLookahead", "RadialBrake", "ScheduledMomentum",
-    "UpdateFloor", "frobenius_sphere", "muon_squared", "shampoo_muon", "sign_natural", "signum",
+    "UpdateFloor", "Whitened", "frobenius_sphere", "muon_squared", "shampoo_muon", "sign_natural", "signum",
 ]  # fmt: skip

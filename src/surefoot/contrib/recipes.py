@@ -2,8 +2,9 @@
 
 import math
 
+from surefoot.contrib.whitened import Whitened
 from surefoot.geometry import Frobenius, MaxNorm, MeanOperator, RowMean, Spectral
-from surefoot.momentum import Adam, Momentum, Whitened
+from surefoot.momentum import Adam, Momentum
 from surefoot.recipes import Recipe
 from surefoot.recipes.published import MATRICES, NESTEROV, hidden, signs
 from surefoot.recipes.recipe import build

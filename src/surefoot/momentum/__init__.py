@@ -3,6 +3,6 @@
 from surefoot.geometry.base import State
 from surefoot.momentum.adam import Adam, RowAdam
 from surefoot.momentum.base import Momentum, Smoothing, is_finite, where_finite
-from surefoot.momentum.preconditioning import SOAP, Whitened
+from surefoot.momentum.soap import SOAP
 
-__all__ = ["SOAP", "Adam", "Momentum", "RowAdam", "Smoothing", "State", "Whitened", "is_finite", "where_finite"]
+__all__ = ["SOAP", "Adam", "Momentum", "RowAdam", "Smoothing", "State", "is_finite", "where_finite"]

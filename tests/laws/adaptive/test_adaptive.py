@@ -31,9 +31,8 @@ ADAPTIVE = (
 )
 SHAPES = ((6, 4), (4, 9), (5, 5), (1, 3), (3, 1), (0, 4), (4, 0))
 MOMENTA = (
-    sf.RowAdam(),
-    sf.RowAdam(0.5, 0.3),
-    sf.Whitened(0.9, 0.8, memory=0.5),
+    *(sf.RowAdam(), sf.RowAdam(0.5, 0.3)),
+    contrib.Whitened(0.9, 0.8, memory=0.5),
     contrib.ScheduledMomentum(((1, sf.Momentum(0.5)), (5, sf.Momentum(0.9, 0.7)))),
     sf.SOAP(sf.Momentum(0.9, 0.8), memory=0.5),
     sf.SOAP(sf.Momentum(0.9), memory=0.5, every=2, largest=4),
@@ -182,7 +181,7 @@ def test_a_step_scaled_by_its_rms_is_the_gradient_over_its_history_in_natural_un
 def test_whitening_is_between_the_roots_of_both_factors():
     gradients = [normal((4, 6), seed) for seed in range(5)]
     left, right, m = 0, 0, 0
-    for g, ours in zip(gradients, history(sf.Whitened(0.9, memory=0.5), gradients), strict=True):
+    for g, ours in zip(gradients, history(contrib.Whitened(0.9, memory=0.5), gradients), strict=True):
         left, right, m = 0.5 * left + 0.5 * g @ g.T, 0.5 * right + 0.5 * g.T @ g, 0.9 * m + 0.1 * g
         roots = []
         for factor in (left, right):
@@ -269,7 +268,7 @@ def plain(**change):
         (replace(plain(geometry=sf.Identity()), momentum=sf.RowAdam()), lambda m, n: m * n + m + 1),
         (replace(plain(), momentum=sf.Adam()), lambda m, n: 2 * m * n + 1),
         (replace(plain(), momentum=contrib.ScheduledMomentum(((0, sf.Momentum()),))), lambda m, n: m * n + 1),
-        (replace(plain(), momentum=sf.Whitened()), lambda m, n: m * n + m**2 + n**2),
+        (replace(plain(), momentum=contrib.Whitened()), lambda m, n: m * n + m**2 + n**2),
         (replace(plain(), momentum=sf.SOAP()), lambda m, n: 2 * (m * n + m**2 + n**2) + 1),
         (replace(plain(), momentum=sf.SOAP(largest=4)), lambda m, n: 2 * m * n + 2 * 4**2 + 1),
         (replace(plain(), momentum=sf.SOAP(sides="shorter")), lambda m, n: 2 * (m * n + min(m, n) ** 2) + 1),

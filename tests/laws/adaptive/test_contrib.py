@@ -25,6 +25,7 @@ VALUES = {  # a field of a role, what is put there, and its digest in checkpoint
         contrib.ScheduledMomentum(((0, sf.Momentum(0.5)), (20, sf.Momentum(0.9, 0.7)))),
         "6829830ad62cf3a8",
     ),
+    "Whitened": ("momentum", contrib.Whitened(0.9, 0.8), "4cfcd60933bab5f5"),
 }
 each = pytest.mark.parametrize("name", contrib.__all__)
 WIDTH = 12

@@ -1,4 +1,4 @@
-"""Gradients divided by two factors of each matrix before a direction: Shampoo's whitening, SOAP's second moment."""
+"""`SOAP`: the momentum divided by a second moment in the basis of the gradients' own factors, before a direction."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,6 +10,7 @@ from surefoot.geometry.base import Eta, Extent, State
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
+from surefoot.linalg.polar import choose_ops
 from surefoot.momentum.base import Momentum, Smoothing
 
 SHIFT = 1e-5
@@ -18,75 +19,11 @@ gradient was, and so the result. Eigenvectors stay; those of eigenvalues below i
 
 
 @dataclass(frozen=True)
-class Whitened(Momentum):
-    """Momentum between two inverse fourth roots: `L^(-1/4) m R^(-1/4)`, L and R the running means of `g g^T`, `g^T g`.
-
-    Shampoo's preconditioning before a direction is taken, whose scale does not matter. Eigenvalues below `floor` of the
-    largest count as that: directions that no gradient had are not blown up.
-
-    Cost: two eigendecompositions a matrix and step. Squares of float32 gradients below 1e-19 are 0, and whiten nothing.
-    State: 4 bytes a parameter for the momentum, and `4 (d_out^2 + d_in^2)` bytes a matrix, 8 a parameter of a square
-    one. The factors belong to the rank that owns the matrix.
-
-    Args:
-        beta: as in `Momentum`.
-        lookahead: as in `Momentum`.
-        memory: kept fraction of L and R.
-        floor: smallest eigenvalue over the largest.
-
-    Raises:
-        ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1.
-
-    Source: V. Gupta et al., "Shampoo", 2018, arXiv:1802.09568; before a matrix sign as in "SOAP-Muon".
-
-    >>> white, g = Whitened(0.0, memory=0.0), torch.diag(torch.tensor([8.0, 2.0]))[None]
-    >>> state = {name: x[None] for name, x in white.init_memory(g).items()}
-    >>> white(state, g[None], 1.0)[1][0, 0].diagonal()  # equal, as g = (g g^T)^(1/4) (g^T g)^(1/4)
-    tensor([8., 8.])
-    """
-
-    extent: ClassVar[Extent] = Extent.WHOLE
-    squares: ClassVar[bool] = True
-    owned: ClassVar[tuple[str, ...]] = ("left", "right")
-
-    memory: float = 0.95
-    floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
-            raise ValueError(f"memory must lie in [0, 1) and floor in (0, 1), not {self.memory} and {self.floor}")
-
-    def init_memory(self, block: Tensor) -> State:
-        """Zero factors."""
-        *batch, d_out, d_in = block.shape
-        return {"left": block.new_zeros(*batch, d_out, d_out), "right": block.new_zeros(*batch, d_in, d_in)}
-
-    def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
-        """Momentum, then both roots of the new factors."""
-        kept, m = super().__call__(state, g, active)
-        rate = (1 - self.memory) * active
-        with full_precision(g.device):
-            old = (state["left"][..., : g.shape[-2], : g.shape[-2]], state["right"][..., : g.shape[-1], : g.shape[-1]])
-            left, right = torch.lerp(old[0], g @ g.mT, rate), torch.lerp(old[1], g.mT @ g, rate)
-            white = self._root(left) @ m @ self._root(right)
-        return {**kept, "left": left, "right": right}, white
-
-    def _root(self, factor: Tensor) -> Tensor:
-        """The inverse fourth root of a positive matrix, up to its scale."""
-        scaled = factor / max_abs_or_one(factor)
-        values, vectors = torch.linalg.eigh(scaled)
-        top = values[..., -1:]
-        roots = torch.maximum(values, torch.where(top == 0, 1, top) * self.floor) ** -0.25
-        return torch.matmul(vectors * roots[..., None, :], vectors.mT)
-
-
-@dataclass(frozen=True)
 class SOAP(Smoothing):
     """`Q_L ((Q_L^T m Q_R) / sqrt(V)) Q_R^T`: the momentum over the root of a second moment, in another basis.
 
-    Q_L and Q_R follow the eigenvectors of L and R, the running means of `g g^T` and `g^T g`, as in `Whitened`; V is the
-    running mean of the squares of `Q_L^T g Q_R`. At the first step and every so many later ones of a matrix
+    Q_L and Q_R follow the eigenvectors of L and R, the running means of `g g^T` and `g^T g`; V is the running mean of
+    the squares of `Q_L^T g Q_R`. At the first step and every so many later ones of a matrix
     `Q <- orthonormal((L + shift) Q)`, one power step and a QR; V stays as it is, as SOAP has it. For a direction that
     follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
     `floor` of the largest count as that: directions that no gradient had are not blown up.
@@ -195,17 +132,23 @@ class SOAP(Smoothing):
         gram, basis = (state[one][..., :size, :size] for one in (name, f"{name}_basis"))
         if not self._turns(size, other):
             return None, {name: state[name], f"{name}_basis": state[f"{name}_basis"]}
-        gram = torch.lerp(gram, g @ g.mT, rate)
+        gram = torch.lerp(gram, _product(g, g.mT), rate)
         if g.numel() and not (device.may_branch(due) and not bool(due.any())):
             turned = torch.linalg.qr(gram / max_abs_or_one(gram) @ basis + SHIFT * basis).Q
             basis = torch.where(due, turned, basis).contiguous()
         return basis, {name: gram, f"{name}_basis": basis}
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """`a b`, by what multiplies fastest here."""
+    flat = choose_ops(a.flatten(0, -3)).multiply(a.flatten(0, -3), b.flatten(0, -3))
+    return flat.reshape(*a.shape[:-1], b.shape[-1])
+
+
 def _between(left: Tensor | None, x: Tensor, right: Tensor | None, inverse: bool = False) -> Tensor:
     """`left x right^T`, inverse `left^T x right`; a basis that is None counts as the identity."""
     if left is not None:
-        x = (left.mT if inverse else left) @ x
+        x = _product(left.mT if inverse else left, x)
     if right is not None:
-        x = x @ (right if inverse else right.mT)
+        x = _product(x, right if inverse else right.mT)
     return x
