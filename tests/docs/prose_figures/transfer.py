@@ -122,6 +122,7 @@ FIGURES = [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
             ],
+            "ahead of tuned Muon by {} nats": lambda: [at("lengths/4", "muon_tuned", "above steady")],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
             "Tuned Muon's falls by {} octaves": lambda: [at("confirm_curves", "moonlight_tuned", "drift by the line")],
             "the default is {} nats below the Muon that was tuned at this very width, and no worse than with "
