@@ -5,10 +5,11 @@
     python studies/confirm/run.py --list      # what is finished and what is not
 
 150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
-default and of tuned Muon at widths 32 to 256. `paired`: at width 256 each at the best rate of its own curve there and
-at that of width 32, on eight other seeds. `bounded`, `paired_bounded`: curves and paired runs again for the default
-under `PostClip(2)`; `roles`: which matrices pay for it. `others`: a second text, a tied head, experts, LLaMA's shapes.
-`rivals`: the other families of `studies/search`, each with the settings that it found, at widths 64 and 256.
+default and of tuned Muon at widths 32 to 256; `wide`: of the default at 512 and 1024. `paired`: at width 256 each at
+the best rate of its own curve there and at that of width 32, on eight other seeds. `bounded`, `paired_bounded`: curves
+and paired runs again for the default under `PostClip(2)`; `roles`: which matrices pay for it. `others`: a second text,
+a tied head, experts, LLaMA's shapes. `rivals`: the other families of `studies/search`, each with the settings that it
+found, at widths 64 and 256.
 The tables are in docs/transfer.md, made by `python studies/report.py`.
 """
 
@@ -68,6 +69,8 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
     "clip_factors": {"clip": TABLES, "factor": HIDDEN},
 }
 """Which roles of the default have another stabiliser: none, `PostClip(2)`, or it in units of the step's factor."""
+WIDE = {512: (440, 441, 442), 1024: (440,)}
+"""Seeds of the widths beyond the curves, which take a minute and four a run."""
 RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, tuple[Mapping[str, Any], float, float]] = {
@@ -180,6 +183,9 @@ def parts(name: str) -> list[Part]:
     widths = sorted(WIDTHS, reverse=True)
     if name == "curves":
         return [curve(recipe, width) for width in widths for recipe in CENTRES]
+    if name == "wide":
+        shifts = (-0.5, -0.25, 0.0, 0.25, 0.5)
+        return [Part("steady", width, around(-3.0, shifts), seeds) for width, seeds in WIDE.items()]
     if name == "paired":
         return [paired(recipe) for recipe in ("steady", "moonlight_tuned")]
     if name == "bounded":
@@ -192,7 +198,7 @@ def parts(name: str) -> list[Part]:
     return list(itertools.chain.from_iterable(found))
 
 
-NAMES = ("curves", "paired", "others", "bounded", "paired_bounded", "roles", "rivals")
+NAMES = ("curves", "wide", "paired", "others", "bounded", "paired_bounded", "roles", "rivals")
 
 
 def chosen(recipe: str) -> Method:

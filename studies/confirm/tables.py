@@ -26,8 +26,6 @@ from surefoot.experiment.sweep.config import SweepConfig
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import RESULTS
 
-OCTAVES = math.log2(256 / 32)
-
 
 def cell(estimate: fit.Estimate, digits: int, sign: str = "+") -> str:
     """A mean with its interval."""
@@ -37,20 +35,23 @@ def cell(estimate: fit.Estimate, digits: int, sign: str = "+") -> str:
 
 
 def slope(optima: Mapping[int, fit.Optimum]) -> fit.Estimate:
-    """Octaves by which the optimum moves over 8x width, by the least-squares line through all widths.
+    """Octaves by which the optimum moves from the narrowest to the widest, by the least-squares line through all.
 
-    The interval propagates each width's standard error over seeds, with Welch and Satterthwaite's degrees of freedom.
+    The interval propagates each width's standard error over seeds, with Welch and Satterthwaite's degrees of freedom. A
+    width with one seed counts with the spread and the freedom of the width before it.
     """
     x = np.log2(list(optima))
-    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum() * OCTAVES
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum() * (x[-1] - x[0])
     values, variances, freedom = [], [], []
     for optimum in optima.values():
         if optimum.log2_lr is None:
             return fit.Estimate(None, None, 0)
         own = list(optimum.by_seed.values())
         values.append(optimum.log2_lr)
-        variances.append(np.var(own, ddof=1) / len(own))
-        freedom.append(len(own) - 1)
+        if len(own) > 1:
+            spread, free = np.var(own, ddof=1), len(own) - 1
+        variances.append(spread / len(own))
+        freedom.append(free)
     moved, parts = float(weights @ values), weights**2 * np.array(variances)
     half = float(stdtrit(parts.sum() ** 2 / (parts**2 / freedom).sum(), 0.975)) * math.sqrt(parts.sum())
     return fit.Estimate(moved, (moved - half, moved + half), min(freedom) + 1)
@@ -109,6 +110,26 @@ def paired() -> str:
         against = "" if found is rival else cell(fit.difference(found, rival), 3)
         cells.append([label, where, str(len(found)), cell(mean, 3, ""), against])
     return markdown(["recipe", "rate", "seeds", "loss at 256", "minus tuned Muon at its own best rate"], cells)
+
+
+def wide() -> str:
+    """The default from width 32 to the widest that is finished."""
+    beyond = [part for part in confirm.parts("wide") if part.finished]
+    parts = [*(confirm.curve("steady", width) for width in WIDTHS), *beyond]
+    optima = {part.width: part.optimum() for part in parts}
+    if not beyond or optima[32].log2_lr is None:
+        return ""
+    rows = []
+    for part in beyond:
+        here = {width: optimum for width, optimum in optima.items() if width <= part.width}
+        seeds, lowest = optima[part.width].by_seed, fit.lowest(part.points())
+        line = cell(slope(here), 2)
+        moved = cell(fit.drift(optima[32], optima[part.width]), 2)
+        reused = cell(fit.regret(part.points(), nearest(part, optima[32].log2_lr)), 3, "")
+        row = [str(part.width), str(len(seeds)), rate(optima[part.width]), moved, line, reused]
+        rows.append([*row, f"{np.mean(list(lowest.values())):.3f}"])
+    head = ["width", "seeds", "best lr", "minus that at 32", "drift from 32 by the line"]
+    return markdown([*head, "regret of 32's rate", "loss"], rows)
 
 
 def others() -> str:
@@ -195,6 +216,7 @@ def picture(path: Path) -> None:
 TABLES = {
     "confirm_curves": curves,
     "confirm_paired": paired,
+    "confirm_wide": wide,
     "confirm_others": others,
     "confirm_roles": roles,
     "confirm_rivals": rivals,

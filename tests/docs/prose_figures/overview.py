@@ -23,7 +23,10 @@ FIGURES = [
             "is tuned Muon's ({} of its": lambda: [at("beyond_final", "steady", "steps to its loss")],
             "takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "as published is {} nats ahead": lambda: [pretrained(1, "moonlight", 100)],
-            "moves by {} octave | width": lambda: [at("confirm_curves", "steady", "drift by the line")],
+            "moves by {} octave | width 1024: by {} over 32x": lambda: [
+                at("confirm_curves", "steady", "drift by the line"),
+                at("confirm_wide", "1024", "drift from 32"),
+            ],
             "stays | its power {} |": lambda: [at("sizes/2", "steady | 64", "power")],
             "rises as its power {} | predicted at 4x the largest: {} octave": lambda: [
                 at("sizes/1", "steady", "power"),

@@ -122,8 +122,13 @@ FIGURES = [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
             ],
-            "ahead of tuned Muon by {} nats": lambda: [at("lengths/4", "muon_tuned", "above steady")],
+            "ahead of tuned Muon by {} nats and of tuned Moonlight by {}": lambda: [
+                at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
+            ],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
+            "32x, the best rate moves by {} octave, and that of width 32 costs {} nats at": lambda: [
+                at("confirm_wide", "1024", head) for head in ("drift from 32", "regret")
+            ],
             "Tuned Muon's falls by {} octaves": lambda: [at("confirm_curves", "moonlight_tuned", "drift by the line")],
             "the default is {} nats below the Muon that was tuned at this very width, and no worse than with "
             "a rate of its own there; that Muon at width 32's rate is {} above": lambda: [
