@@ -45,7 +45,7 @@ MUTATIONS = (
         "rate = 1 - self.beta",
         ADAPTIVE,
     ),
-    Mutation("the whitening's root", "contrib/whitened.py", "** -0.25", "** -0.5", ADAPTIVE),
+    Mutation("the whitening's root", "contrib/momentum.py", "** -0.25", "** -0.5", ADAPTIVE),
     Mutation(
         "a row's sum of squares",
         "momentum/adam.py",

@@ -5,9 +5,8 @@ Nothing else in the package uses it, but the command line, whose names of recipe
 
 from surefoot.contrib.decay import CautiousDecay, IndependentDecay
 from surefoot.contrib.directions import DualScaled, MeanLookahead, RadialBrake, UpdateFloor
+from surefoot.contrib.momentum import ScheduledMomentum, Whitened
 from surefoot.contrib.recipes import frobenius_sphere, muon_squared, shampoo_muon, sign_natural, signum
-from surefoot.contrib.scheduled import ScheduledMomentum
-from surefoot.contrib.whitened import Whitened
 
 __all__ = [
     "CautiousDecay", "DualScaled", "IndependentDecay", "MeanLookahead", "RadialBrake", "ScheduledMomentum",

@@ -2,7 +2,7 @@
 
 import math
 
-from surefoot.contrib.whitened import Whitened
+from surefoot.contrib.momentum import Whitened
 from surefoot.geometry import Frobenius, MaxNorm, MeanOperator, RowMean, Spectral
 from surefoot.momentum import Adam, Momentum
 from surefoot.recipes import Recipe
