@@ -122,6 +122,9 @@ FIGURES = [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
             ],
+            "ahead of tuned Muon by {} nats, and of tuned Moonlight by {}**, in": lambda: [
+                at("lengths/2", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
+            ],
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}": lambda: [
                 at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
             ],
