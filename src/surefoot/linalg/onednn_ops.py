@@ -48,7 +48,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """`a b` of two batches of matrices, in float32 one by one; torch itself sends shorter formats to oneDNN."""
-    if a.dtype != torch.float32:
+    if a.dtype != torch.float32 or not len(a):
         return torch.bmm(a, b)
     ready = b if b.mT.is_contiguous() else b.contiguous()
     products = [linear(x, y.mT) for x, y in zip(a, ready, strict=True)]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from surefoot.linalg import onednn_ops
 
 
 def seeded(seed):
@@ -121,6 +122,21 @@ def test_a_matrix_at_rest_keeps_its_state_and_others_do_not_see_it():
             else:
                 assert all(torch.equal(x[:, i], before[name][:, i]) for name, x in state.items())
     assert state["turns"].tolist() == [[6.0, 3.0]]
+
+
+@pytest.mark.parametrize("shape", [(2, 128, 512), (2, 512, 128), (0, 128, 512)], ids=str)
+def test_large_matrices_by_onednn_are_those_of_float64(shape, monkeypatch):
+    """Of the shorter side, whose factor has full rank from the first step on: in another, rounding chooses vectors."""
+    if not onednn_ops._has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setenv(onednn_ops.VARIABLE, "onednn")
+    soap = sf.SOAP(sf.Momentum(0.9, 0.5), memory=0.8, sides="shorter")
+    state, exact = {n: x.float() for n, x in start(soap, shape).items()}, start(soap, shape)
+    for t in range(3):
+        g = torch.randn((1, *shape), generator=seeded(t), dtype=torch.float64)
+        (state, white), (exact, wanted) = soap(state, g.float(), 1.0), soap(exact, g, 1.0)
+        assert white.shape == g.shape
+        assert not g.numel() or float((scaled(white.double()) - scaled(wanted)).norm()) < 1e-4
 
 
 @pytest.mark.parametrize("settings", [{"memory": 1.0}, {"floor": 0.0}, {"every": 0}, {"sides": "left"}], ids=str)
