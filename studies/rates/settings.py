@@ -108,10 +108,36 @@ class VisionTransformer(nn.Module):
         return self.head(self.blocks(x)[:, 0])
 
 
-def convolutional(channels: int) -> nn.Module:
+class Residual(nn.Module):
+    """A residual branch of two convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        first, second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.branch = nn.Sequential(nn.BatchNorm2d(channels), first, nn.ReLU(), second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, channels, H, W)`, the same."""
+        return x + self.branch(x)
+
+
+def convolutional(channels: int, norm: Callable[[int], nn.Module] = lambda _: nn.Identity()) -> nn.Module:
     """A convolutional network for pictures of 8 x 8."""
-    body = (nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Conv2d(channels, channels, 3), nn.ReLU())
-    return nn.Sequential(*body, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10))
+    first, second = nn.Conv2d(1, channels, 3), nn.Conv2d(channels, channels, 3)
+    body = (first, norm(channels), nn.ReLU(), second, norm(channels), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())
+    return nn.Sequential(*body, nn.Linear(4 * channels, 10))
+
+
+def residual(channels: int) -> nn.Module:
+    """A residual network of two branches for pictures of 8 x 8."""
+    body = (nn.Conv2d(1, channels, 3, padding=1), Residual(channels), Residual(channels), nn.BatchNorm2d(channels))
+    return nn.Sequential(*body, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def perceptron(width: int) -> nn.Module:
+    """Two hidden layers for pictures of 8 x 8."""
+    body = (nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *body, nn.Linear(width, 10))
 
 
 OTHER_TEXT = f"text:{Path(torch.__file__).parent / 'include' / 'ATen'}"
@@ -132,7 +158,13 @@ SETTINGS: dict[str, Setting] = {
     "hf gpt2 untied": Setting(transformer("gpt2", tied=False)),
     "hf llama 32": Setting(transformer("llama", 32)),
     "hf gemma": Setting(transformer("gemma")),
-    "digits, convolutions": Setting(lambda _: convolutional(16), "digits", batch=64, context=1, head="6"),
+    "batch 1": Setting(gpt(), batch=1),
+    "batch 2": Setting(gpt(), batch=2),
+    "digits, convolutions": Setting(lambda _: convolutional(16), "digits", batch=64, context=1),
+    "digits, convolutions 64": Setting(lambda _: convolutional(64), "digits", batch=64, context=1),
+    "digits, batch norm": Setting(lambda _: convolutional(16, nn.BatchNorm2d), "digits", batch=64, context=1),
+    "digits, residual": Setting(lambda _: residual(32), "digits", batch=64, context=1),
+    "digits, perceptron": Setting(lambda _: perceptron(128), "digits", batch=64, context=1),
     "other text": Setting(gpt(), OTHER_TEXT, held=True),
     "bpe 1k": Setting(gpt(), "bpe:1024", held=True),
     "bpe 8k": Setting(gpt(), "bpe:8192", held=True),
