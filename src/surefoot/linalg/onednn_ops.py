@@ -51,8 +51,12 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype != torch.float32 or not len(a):
         return torch.bmm(a, b)
     ready = b if b.mT.is_contiguous() else b.contiguous()
-    products = [linear(x, y.mT) for x, y in zip(a, ready, strict=True)]
-    return products[0][None] if len(products) == 1 else torch.stack(products)
+    if len(a) == 1:
+        return linear(a[0], ready[0].mT)[None]
+    products = a.new_empty(len(a), a.shape[-2], b.shape[-1])
+    for product, x, y in zip(products, a, ready, strict=True):
+        product.copy_(linear(x, y.mT))
+    return products
 
 
 ONEDNN = Ops(multiply, LAPACK_ROWS, strips=256)

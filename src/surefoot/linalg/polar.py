@@ -264,13 +264,12 @@ def _qdwh_2_bf16(x: Tensor, ops: Ops) -> Tensor:
     return ops.apply(factor.bfloat16(), lifted).to(x.dtype)
 
 
-def _halley(x: Tensor, ops: Ops) -> Tensor:
-    """One Halley step and a polynomial of degree 9, on one Gram matrix `A = x xᵀ`.
+def _halley_polynomial(gram: Tensor, ops: Ops) -> Tensor:
+    """The factor of one Halley step and a polynomial of degree 9, on one Gram matrix `A = x xᵀ`.
 
     With `R = (1 + c A)⁻¹` the step's factor is `F = b/c + (a - b/c) R`; the next Gram matrix `B = F A F` is a linear
     combination of `R²`, A, R and 1; the polynomial's factor is `p0 + p1 B + B² (p2 + p3 B + p4 B²)`.
     """
-    gram = ops.gram(x)
     bound = squared_norm_bound(gram)
     (a, b, c), (p0, p1, p2, p3, p4) = coefficients.HALLEY
     low, high = b / c, a - b / c
@@ -278,10 +277,11 @@ def _halley(x: Tensor, ops: Ops) -> Tensor:
     lifted = ops.quadratic(inverse, high / c * (high - 2 * low), -high * high / c).addcmul_(gram, low * low / bound)
     plus_diagonal_(lifted, 2 * low * high / c)
     square = ops.product(lifted, lifted)
-    inner = plus_diagonal_(torch.add(square, lifted, alpha=p3 / p4), p2 / p4)
-    polynomial = plus_diagonal_(ops.product(square, inner).add_(lifted, alpha=p1 / p4), p0 / p4)
-    factor = plus_diagonal_(inverse.mul_(high), low)
-    return ops.apply(ops.product(polynomial, factor).mul_(coefficients.ROUNDING * p4 * bound.rsqrt()), x)
+    polynomial = ops.product(square, plus_diagonal_(torch.add(square, lifted, alpha=p3 / p4), p2 / p4))
+    plus_diagonal_(polynomial.add_(lifted, alpha=p1 / p4), p0 / p4)
+    return ops.product(polynomial, plus_diagonal_(inverse.mul_(high), low)).mul_(
+        coefficients.ROUNDING * p4 * bound.rsqrt()
+    )
 
 
 METHODS: dict[str, Iteration] = {
@@ -293,5 +293,5 @@ METHODS: dict[str, Iteration] = {
     "qdwh": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-4, steps=3)),
     "qdwh_2": partial(_qdwh, weights=coefficients.qdwh(lowest=1e-3, steps=2)),
     "qdwh_2_bf16": _qdwh_2_bf16,
-    "halley": _halley,
+    "halley": lambda x, ops: ops.apply(_halley_polynomial(ops.gram(x), ops), x),
 }

@@ -25,8 +25,11 @@ from surefoot.step import ELSEWHERE, Step, in_pieces
 from surefoot.views import OneBlock, Shape, View
 from surefoot.views.state import join_blocks, split_by_block
 
-BATCH_BYTES = {"cpu": 4 << 20}
+BATCH_BYTES = {"cpu": 1 << 20}
 """Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
+
+FEWEST, FEWEST_BYTES = 4, 4 << 20
+"""So many are stacked all the same if they have no more bytes: fewer small ones are inverted in a slower way."""
 
 STEPS = "steps_on_device"
 """Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
@@ -125,7 +128,7 @@ def alike(leaf: Leaf) -> tuple[Any, ...]:
 
 
 def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
-    """Like things together, cut to `BATCH_BYTES`.
+    """Like things together, cut evenly to about `BATCH_BYTES`.
 
     Args:
         items: the things.
@@ -138,9 +141,12 @@ def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
     for item in items:
         buckets[alike(item)].append(item)
     for (where, shape, *_), bucket in buckets.items():
-        count = max(1, BATCH_BYTES.get(where.type, ELSEWHERE) // (4 * max(1, math.prod(shape))))
-        for start in range(0, len(bucket), count):
-            yield bucket[start : start + count]
+        size = 4 * max(1, math.prod(shape))
+        fewest = min(FEWEST, max(1, FEWEST_BYTES // size))
+        count = max(fewest, BATCH_BYTES.get(where.type, ELSEWHERE) // size)
+        pieces = max(1, min(math.ceil(len(bucket) / count), len(bucket) // fewest))
+        for piece in range(pieces):
+            yield bucket[len(bucket) * piece // pieces : len(bucket) * (piece + 1) // pieces]
 
 
 def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, take: Step) -> None:

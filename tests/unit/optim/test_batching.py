@@ -13,6 +13,7 @@ from combinations import combinations
 from comparisons import weights
 from surefoot import Plan, SteepestDescent
 from surefoot import step as steps
+from surefoot.optim.batching import batches
 from surefoot.step import step as take
 
 
@@ -30,7 +31,7 @@ def test_empty_matrices(role, shape):
 
 
 def test_like_parameters_step_as_they_do_alone():
-    shape, count = (512, 512), 6  # more than one chunk on a CPU
+    shape, count = (512, 512), 9  # more than one stack on a CPU
     values = [noise(*shape, seed=s) for s in range(count)]
     gradients = [noise(*shape, seed=10 + s) * 10.0**s for s in range(count)]
     ws = [nn.Parameter(v.clone()) for v in values]
@@ -40,6 +41,24 @@ def test_like_parameters_step_as_they_do_alone():
     optimizer.step()
     for w, value, g in zip(ws, values, gradients, strict=True):
         assert torch.allclose(w.detach(), stepped("linear", value, g, lr=1.0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "stacks"),
+    [
+        ((128, 128), 24, [12, 12]),  # 1.5 MiB
+        ((128, 512), 6, [6]),  # 1.5 MiB, but fewer than four would be inverted in another way
+        ((128, 512), 9, [4, 5]),
+        ((768, 768), 3, [1, 1, 1]),
+        ((8, 8), 3, [3]),
+        ((0, 8), 2, [2]),
+    ],
+    ids=str,
+)
+def test_stacks_are_cut_evenly(size, count, stacks):
+    found = [*batches(range(count), lambda _: (torch.device("cpu"), size))]
+    assert [len(stack) for stack in found] == stacks
+    assert [item for stack in found for item in stack] == [*range(count)]
 
 
 @all_recipes
