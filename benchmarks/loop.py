@@ -24,9 +24,13 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
 PLAIN = "plain AdamW loop"
-METHODS = {"surefoot train, adamw": "adamw", "surefoot train, beyond_mup": "beyond_mup"}
-FULL = TrainConfig.of(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000)  # 8,192 tokens a step
-SMOKE = TrainConfig.of(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)
+METHODS = {"surefoot train, adamw": "adamw", "surefoot train, steady": "steady"}
+FULL = {
+    "bytes": TrainConfig.of(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000),
+    "bpe:4096": TrainConfig.of(width=64, depth=4, batch_size=16, context=128, lr=2.0**-6, steps=1000),
+}
+"""Data, and a run of 8,192 and of 2,048 tokens a step."""
+SMOKE = {"bytes": TrainConfig.of(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)}
 COLUMNS: Columns = {
     "loop": ("loop", ""),
     "model": ("model", ""),
@@ -59,9 +63,9 @@ def plain(
     return step
 
 
-def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
+def measure(data: str, config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
     """Yield a row per loop."""
-    corpus = load(None)
+    corpus = load(None if data == "bytes" else data)
     prepare = torch.nn.Module.compile if compiled else None
     loops = {PLAIN: plain(config, corpus, prepare)} | {
         name: Run(config.replace(method=method), corpus, layout=Layout(prepare=prepare)).advance
@@ -71,7 +75,7 @@ def measure(config: TrainConfig, rounds: int, compiled: bool) -> Iterator[Row]:
     for name, time in times.items():
         yield {
             "loop": f"{name}, compiled" if compiled else name,
-            "model": f"gpt, width {config.architecture.width}, depth {config.architecture.depth}",
+            "model": f"gpt, width {config.architecture.width}, depth {config.architecture.depth}, {data}",
             **time.columns(),
             "tokens_per_second": 1e3 * config.batches.batch_size * config.batches.context / time.typical_ms,
             "ratio": times[PLAIN].typical_ms / time.typical_ms,
@@ -86,7 +90,8 @@ def main() -> None:
 
     def rows() -> Iterator[Row]:
         for compiled in (False, True)[: 1 + options.compile]:
-            yield from measure(SMOKE if options.smoke else FULL, options.rounds, compiled)
+            for data, config in (SMOKE if options.smoke else FULL).items():
+                yield from measure(data, config, options.rounds, compiled)
 
     publish(options.json, {"rows": (at_threads(options.threads, rows), COLUMNS)})
 

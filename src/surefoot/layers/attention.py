@@ -78,7 +78,8 @@ class Rope:
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return `x` of shape `(..., length, head_dim)` with its pairs turned, in the dtype of `x`."""
         a, b = x.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return (x * cos + torch.cat((b, a), dim=-1) * sin).to(x.dtype)  # products of whole rows, not of halves
 
 
 @final
