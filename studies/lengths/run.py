@@ -4,6 +4,7 @@
     surefoot tokens corpus.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
     python studies/lengths/run.py search --data tokens --workers 2        # what is missing; resumes
     python studies/lengths/run.py final --data tokens --workers 2         # fresh seeds at what the searches found
+    python studies/lengths/run.py rule --data tokens                      # the default's law beside rates around it
     python studies/lengths/run.py search --data tokens --recipes steady --steps 481
 
 The reference GPT of depth 4, batches of 16 x 128 tokens of a BPE of 4,096, linear warm-up over a tenth of the steps and
@@ -12,7 +13,8 @@ steps; at width 64 after 1,926 and 7,702; at width 128 there are 20 after 7,680.
 by a Gaussian process (optuna) over log2 of the rate and log2 of the total decay `E = rate * decay * steps / 2`: over a
 run with a linear cool-down, decay alone would shrink a weight by about `exp(-E)`. Scion has no decay but a radius: its
 second number is log2 of a factor on its radii. All that is not searched here was found in runs of 150 steps
-(`studies/search`), or is as published.
+(`studies/search`), or is as published. `steady_law` is the default as its users have it, without a search: at the rate
+and decay that the length of the run gives. `rule` tests that law at 7,700 steps of width 32, which it was not made of.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import numpy as np
 import scipy.optimize
 import torch
 
-from surefoot import recipes
+from surefoot import Run, recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
@@ -51,6 +53,7 @@ from families import FAMILIES  # noqa: E402
 from winners import winner  # noqa: E402
 
 RUNS, SEED, SEEDS = 16, 800, 810
+LAW = "steady_law"
 FIRST = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 2.0), (0.0, -2.0))
 """The runs at which a search starts, octaves from its centre."""
 SIDES = "val_loss", "train_loss"
@@ -103,6 +106,7 @@ class Searched:
 
 
 RECIPES: Mapping[str, Searched] = {
+    LAW: Searched(functools.partial(_with_decay, recipes.steady()), -3.5),
     "steady": Searched(functools.partial(_with_decay, recipes.steady()), -3.5),
     "moonlight": Searched(functools.partial(_with_decay, recipes.moonlight()), -4.5),
     "moonlight_tuned": Searched(functools.partial(_with_decay, moonlight_tuned()), -4.0),
@@ -110,9 +114,13 @@ RECIPES: Mapping[str, Searched] = {
     "adamw": Searched(_adamw, -7.0),
     "scion": Searched(_scion, -12.0, decays=False),
 }
-SEARCHES = tuple(itertools.product((481, 1926), RECIPES))
-FINALS = {(64, 1926): 12, (64, 7702): 4, (128, 7680): 3, (32, 7700): 3}
+SEARCHES = tuple(itertools.product((481, 1926), (name for name in RECIPES if name != LAW)))
+FINALS = {(64, 1926): 12, (64, 7702): 8, (128, 7680): 3}
 """Width and steps, and how many fresh seeds from `SEEDS` on."""
+HELD = 32, 7700
+"""Width and steps that no choice was made after."""
+AROUND = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0), (0.5, -1.0))
+"""Octaves of rate and of total decay around the law there."""
 
 
 def records(recipe: str, width: int, steps: int) -> list[dict[str, Any]]:
@@ -192,6 +200,10 @@ def fitted(recipe: str, steps: int) -> tuple[float, float]:
     the vertices of two fits apart would move by an octave either way: over a factor 4 in steps a movement of half an
     octave of rate, or one of the second number, costs as much as a deviation of one run by its noise.
     """
+    if recipe == LAW:
+        run, law = Run(steps, 16 * 128), recipes.steady()
+        decay = law.over(run).role("linear").stabiliser.rate
+        return tuple(round(16 * math.log2(x)) / 16 for x in (law.rate(run), law.rate(run) * decay * steps / 2))
     short, long = 481, 1926
     rows = []
     for part, length in ((0.0, short), (1.0, long)):
@@ -223,6 +235,14 @@ def final(recipe: str, width: int, steps: int) -> None:
             measure(recipe, width, steps, fitted(recipe, steps), seed)
 
 
+def rule() -> None:
+    """Run what is missing around the law at the size held out, one seed."""
+    width, steps = HELD
+    rate, total = fitted(LAW, steps)
+    for of_rate, of_total in AROUND:
+        measure("steady", width, steps, (rate + of_rate, total + of_total), SEEDS)
+
+
 @functools.cache
 def corpus() -> Corpus:
     """Open the tokens, once per process."""
@@ -232,6 +252,9 @@ def corpus() -> Corpus:
 def work(stage: str, names: list[str], steps: list[int]) -> None:
     """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
     torch.set_num_threads(1)
+    if stage == "rule":
+        rule()
+        return
     jobs = [(32, *job) for job in SEARCHES] if stage == "search" else [(*j, name) for j in FINALS for name in RECIPES]
     for width, length, name in jobs:
         if name in names and length in steps:
@@ -247,7 +270,7 @@ def work(stage: str, names: list[str], steps: list[int]) -> None:
 def main() -> None:
     """Run what is missing, in as many processes as there are workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("search", "final"))
+    parser.add_argument("stage", choices=("search", "final", "rule"))
     parser.add_argument("--data", required=True, help="folder of tokens")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--steps", type=int, nargs="+", default=[481, 1926, 7680, 7700, 7702])

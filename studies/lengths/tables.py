@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lengths.run import FINALS, RECIPES, RUNS, SEED, SIDES, loss_of, records
+from lengths.run import FINALS, HELD, LAW, RECIPES, RUNS, SEED, SIDES, fitted, loss_of, records
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 
@@ -27,8 +27,12 @@ def _searches(steps: int) -> str:
 
 
 def _finals(width: int, steps: int) -> str:
-    """The means over fresh seeds at what the searches found, and what is above the default on the same seeds."""
-    own, rows = {r["seed"]: r for r in records("steady", width, steps)}, []
+    """The means over fresh seeds at what the searches found, and what is above the default on the same seeds.
+
+    The default is at the rate and decay of its law if it was run there.
+    """
+    first = LAW if records(LAW, width, steps) else "steady"
+    own, rows = {r["seed"]: r for r in records(first, width, steps)}, []
     for recipe in RECIPES:
         runs = {r["seed"]: r for r in records(recipe, width, steps)}
         if not runs:
@@ -38,7 +42,7 @@ def _finals(width: int, steps: int) -> str:
         cells += [f"{np.mean([r[side] for r in runs.values()]):.3f}" for side in SIDES]
         for side in SIDES:
             above = [runs[seed][side] - own[seed][side] for seed in own.keys() & runs.keys()]
-            cells.append(f"{np.mean(above):+.3f}{plus_minus(fit.interval(above), 3)}" if recipe != "steady" else "")
+            cells.append(f"{np.mean(above):+.3f}{plus_minus(fit.interval(above), 3)}" if recipe != first else "")
         rows.append([recipe, *cells])
     head = [
         "recipe",
@@ -47,7 +51,23 @@ def _finals(width: int, steps: int) -> str:
         "seeds",
         "validation loss",
         "training loss",
-        "above steady",
-        "above steady, training",
+        f"above {first}",
+        f"above {first}, training",
     ]
     return f"width {width}, {steps:,} steps, fresh seeds\n\n{markdown(head, rows)}"
+
+
+def rule() -> str:
+    """The runs around the law at the size held out, the lowest first."""
+    (width, steps), point = HELD, fitted(LAW, HELD[1])
+    done = sorted(records("steady", width, steps), key=loss_of)
+    rows = [
+        [
+            *(f"2^{r[name]:g}" for name in ("log2_lr", "second")),
+            *(f"{r[side]:.3f}" for side in SIDES),
+            f"{loss_of(r) - loss_of(done[0]):.3f}",
+            "of its length" if (r["log2_lr"], r["second"]) == point else "",
+        ]
+        for r in done
+    ]
+    return markdown(["rate", "E", "validation loss", "training loss", "mean of both above the lowest", ""], rows)
