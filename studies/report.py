@@ -228,7 +228,6 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     **{name: import_module(module).table for name, module in STUDIES.items()},
-    "lengths_rule": import_module("lengths.tables").rule,
     "one_rate": import_module("rates.run").rivals,
     **{
         f"defaults_{study}": choices(study)

@@ -1,15 +1,15 @@
 """The default against the strongest rival that we know: curves on seeds that no choice saw, and paired final runs.
 
-    python studies/confirm/run.py             # what is missing; resumes, an hour and a half on 2 cores
+    python studies/confirm/run.py             # what is missing; resumes, some two hours on 2 cores
     python studies/confirm/run.py curves      # one of the parts named below
     python studies/confirm/run.py --list      # what is finished and what is not
 
 150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
-default and of tuned Muon at widths 32 to 256; `wide`: of the default at 512 and 1024. `paired`: at width 256 each at
-the best rate of its own curve there and at that of width 32, on eight other seeds. `bounded`, `paired_bounded`: curves
-and paired runs again for the default under `PostClip(2)`; `roles`: which matrices pay for it. `others`: a second text,
-a tied head, experts, LLaMA's shapes. `rivals`: the other families of `studies/search`, each with the settings that it
-found, at widths 64 and 256.
+default and of tuned Muon at widths 32 to 256; `wide`: of the default at 512 and 1024; `long`: of the default after
+1,600 steps. `paired`: at width 256 each at the best rate of its own curve there and at that of width 32, on eight other
+seeds. `bounded`, `paired_bounded`: curves and paired runs again for the default under `PostClip(2)`; `roles`: which
+matrices pay for it. `others`: a second text, a tied head, experts, LLaMA's shapes. `rivals`: the other families of
+`studies/search`, each with the settings that it found, at widths 64 and 256.
 The tables are in docs/transfer.md, made by `python studies/report.py`.
 """
 
@@ -71,6 +71,8 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
 """Which roles of the default have another stabiliser: none, `PostClip(2)`, or it in units of the step's factor."""
 WIDE = {512: (440, 441, 442), 1024: (440,)}
 """Seeds of the widths beyond the curves, which take a minute and four a run."""
+LONG = 1600
+"""Steps of the long curves."""
 RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, tuple[Mapping[str, Any], float, float]] = {
@@ -92,6 +94,7 @@ class Part:
     seeds: tuple[int, ...]
     label: str = "curve"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = STEPS
 
     @property
     def directory(self) -> Path:
@@ -105,7 +108,7 @@ class Part:
 
     def measure(self) -> None:
         """Run what is missing."""
-        config = SweepConfig((self.recipe,), (self.width,), self.seeds, STEPS, Grid(self.rates), self.settings)
+        config = SweepConfig((self.recipe,), (self.width,), self.seeds, self.steps, Grid(self.rates), self.settings)
         sweep.run(config, self.directory, run_trial)
         best = self.optimum()
         print(f"{self.directory.name}: {best.status} {best.log2_lr} {best.interval} {best.best_loss}", flush=True)
@@ -186,6 +189,9 @@ def parts(name: str) -> list[Part]:
     if name == "wide":
         shifts = (-0.5, -0.25, 0.0, 0.25, 0.5)
         return [Part("steady", width, around(-3.0, shifts), seeds) for width, seeds in WIDE.items()]
+    if name == "long":
+        rates = around(-4.25, (-0.75, -0.25, 0.0, 0.25, 0.75))
+        return [Part("steady", width, rates, (440, 441, 442), name, steps=LONG) for width in widths]
     if name == "paired":
         return [paired(recipe) for recipe in ("steady", "moonlight_tuned")]
     if name == "bounded":
@@ -198,7 +204,7 @@ def parts(name: str) -> list[Part]:
     return list(itertools.chain.from_iterable(found))
 
 
-NAMES = ("curves", "wide", "paired", "others", "bounded", "paired_bounded", "roles", "rivals")
+NAMES = ("curves", "wide", "long", "paired", "others", "bounded", "paired_bounded", "roles", "rivals")
 
 
 def chosen(recipe: str) -> Method:

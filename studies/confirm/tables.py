@@ -132,6 +132,22 @@ def wide() -> str:
     return markdown([*head, "regret of 32's rate", "loss"], rows)
 
 
+def long() -> str:
+    """The default after 1,600 steps."""
+    parts = confirm.parts("long")[::-1]
+    if not all(part.finished for part in parts):
+        return ""
+    optima = {part.width: part.optimum() for part in parts}
+    rows = []
+    for part in parts:
+        seeds, lowest = optima[part.width].by_seed, fit.lowest(part.points())
+        reused = cell(fit.regret(part.points(), nearest(part, optima[32].log2_lr)), 3, "")
+        row = [str(part.width), str(len(seeds)), rate(optima[part.width]), reused]
+        rows.append([*row, f"{np.mean(list(lowest.values())):.3f}"])
+    moved = ["", "", f"{cell(slope(optima), 2)} octave by the line", "", ""]
+    return markdown(["width", "seeds", "best lr", "regret of 32's rate", "loss"], [*rows, moved])
+
+
 def others() -> str:
     """The default under other conditions, widths 32 to 128."""
     rows = []
@@ -217,6 +233,7 @@ TABLES = {
     "confirm_curves": curves,
     "confirm_paired": paired,
     "confirm_wide": wide,
+    "confirm_long": long,
     "confirm_others": others,
     "confirm_roles": roles,
     "confirm_rivals": rivals,

@@ -106,8 +106,7 @@ class Searched:
 
 
 RECIPES: Mapping[str, Searched] = {
-    LAW: Searched(functools.partial(_with_decay, recipes.steady()), -3.5),
-    "steady": Searched(functools.partial(_with_decay, recipes.steady()), -3.5),
+    **dict.fromkeys((LAW, "steady"), Searched(functools.partial(_with_decay, recipes.steady()), -3.5)),
     "moonlight": Searched(functools.partial(_with_decay, recipes.moonlight()), -4.5),
     "moonlight_tuned": Searched(functools.partial(_with_decay, moonlight_tuned()), -4.0),
     "muon_tuned": Searched(functools.partial(_with_decay, muon_tuned()), -4.0),
@@ -118,7 +117,7 @@ SEARCHES = tuple(itertools.product((481, 1926), (name for name in RECIPES if nam
 FINALS = {(64, 1926): 12, (64, 7702): 8, (128, 7680): 3}
 """Width and steps, and how many fresh seeds from `SEEDS` on."""
 HELD = 32, 7700
-"""Width and steps that no choice was made after."""
+"""Width and steps of runs after which nothing was chosen."""
 AROUND = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0), (0.5, -1.0))
 """Octaves of rate and of total decay around the law there."""
 
@@ -193,7 +192,7 @@ def _around(point: tuple[float, float]) -> Iterator[tuple[float, float]]:
 
 @functools.cache
 def fitted(recipe: str, steps: int) -> tuple[float, float]:
-    """Rate and second number at a length, in log2, by one fit to both searches of a recipe.
+    """Rate and second number at a length, in log2, by one fit to both searches of a recipe; those of its law for `LAW`.
 
     A paraboloid through the runs within .15 nats of each search's lowest, of one curvature at both lengths, whose
     vertex moves in proportion to log2 of the steps. A search is so flat beside the noise of a run (some .015 nats) that
@@ -235,12 +234,11 @@ def final(recipe: str, width: int, steps: int) -> None:
             measure(recipe, width, steps, fitted(recipe, steps), seed)
 
 
-def rule() -> None:
-    """Run what is missing around the law at the size held out, one seed."""
-    width, steps = HELD
+def rule(recipe: str, width: int, steps: int) -> None:
+    """Run what is missing at the law, around it and at what the searches found, one seed."""
     rate, total = fitted(LAW, steps)
-    for of_rate, of_total in AROUND:
-        measure("steady", width, steps, (rate + of_rate, total + of_total), SEEDS)
+    for point in (*((rate + x, total + y) for x, y in AROUND), fitted(recipe, steps)):
+        measure(recipe, width, steps, point, SEEDS)
 
 
 @functools.cache
@@ -252,17 +250,15 @@ def corpus() -> Corpus:
 def work(stage: str, names: list[str], steps: list[int]) -> None:
     """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
     torch.set_num_threads(1)
-    if stage == "rule":
-        rule()
-        return
-    jobs = [(32, *job) for job in SEARCHES] if stage == "search" else [(*j, name) for j in FINALS for name in RECIPES]
+    final_runs = [(*size, name) for size in FINALS for name in RECIPES]
+    jobs = {"search": [(32, *job) for job in SEARCHES], "final": final_runs, "rule": [(*HELD, "steady")]}[stage]
     for width, length, name in jobs:
         if name in names and length in steps:
             path = _path(name, width, length).with_suffix(".lock")
             path.parent.mkdir(exist_ok=True)
             try:
                 with filelock.FileLock(path, timeout=0):
-                    {"search": search, "final": final}[stage](name, width, length)
+                    {"search": search, "final": final, "rule": rule}[stage](name, width, length)
             except filelock.Timeout:
                 continue
 

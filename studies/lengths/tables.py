@@ -29,9 +29,9 @@ def _searches(steps: int) -> str:
 def _finals(width: int, steps: int) -> str:
     """The means over fresh seeds at what the searches found, and what is above the default on the same seeds.
 
-    The default is at the rate and decay of its law if it was run there.
+    The default is at the rate and decay of its law where that has as many seeds.
     """
-    first = LAW if records(LAW, width, steps) else "steady"
+    first = LAW if len(records(LAW, width, steps)) >= len(records("steady", width, steps)) else "steady"
     own, rows = {r["seed"]: r for r in records(first, width, steps)}, []
     for recipe in RECIPES:
         runs = {r["seed"]: r for r in records(recipe, width, steps)}

@@ -69,17 +69,17 @@ class Rope:
             raise ValueError(f"the base of rotary positions must be above 1, got {self.base}")
 
     def angles(self, length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the cosines and the sines of all angles, both `(length, head_dim / 2)` in float32."""
+        """Return each feature's cosine, and its pair's sine with the sign it takes: `(length, head_dim)`, float32."""
         pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
         position = torch.arange(length, device=device, dtype=torch.float32)
         angle = position[:, None] * self.base ** (-pairs / head_dim)
-        return angle.cos(), angle.sin()
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return `x` of shape `(..., length, head_dim)` with its pairs turned, in the dtype of `x`."""
         a, b = x.chunk(2, dim=-1)
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return (x * cos + torch.cat((b, a), dim=-1) * sin).to(x.dtype)  # products of whole rows, not of halves
+        return (x * cos + torch.cat((b, a), dim=-1) * sin).to(x.dtype)
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from surefoot.linalg import device
+from surefoot.linalg import device, ops
 from surefoot.momentum import State, is_finite
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import ADDED, Leaf, Precision, average
@@ -28,8 +28,8 @@ from surefoot.views.state import join_blocks, split_by_block
 BATCH_BYTES = {"cpu": 1 << 20}
 """Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
 
-FEWEST, FEWEST_BYTES = 4, 4 << 20
-"""So many are stacked all the same if they have no more bytes: fewer small ones are inverted in a slower way."""
+FEWEST_BYTES = 4 << 20
+"""Bytes up to which `ops.BATCH` matrices are stacked all the same, where fewer would be inverted in a slower way."""
 
 STEPS = "steps_on_device"
 """Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
@@ -142,7 +142,8 @@ def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
         buckets[alike(item)].append(item)
     for (where, shape, *_), bucket in buckets.items():
         size = 4 * max(1, math.prod(shape))
-        fewest = min(FEWEST, max(1, FEWEST_BYTES // size))
+        together = ops.LEAF < min(shape[-2:], default=0) <= ops.UNBLOCKED and ops.BATCH * size <= FEWEST_BYTES
+        fewest = ops.BATCH if together else 1
         count = max(fewest, BATCH_BYTES.get(where.type, ELSEWHERE) // size)
         pieces = max(1, min(math.ceil(len(bucket) / count), len(bucket) // fewest))
         for piece in range(pieces):

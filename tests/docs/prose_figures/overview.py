@@ -23,6 +23,7 @@ FIGURES = [
             "is tuned Muon's ({} of its": lambda: [at("beyond_final", "steady", "steps to its loss")],
             "takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "it is {} nats below tuned Moonlight, the": lambda: [at("lengths/2", "moonlight_tuned", "above steady")],
+            "and {} below tuned Muon after": lambda: [at("lengths/3", "muon_tuned", "above steady_law")],
             "as published is {} nats ahead": lambda: [pretrained(1, "moonlight", 100)],
             "moves by {} octave | width 1024: by {} over 32x": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),

@@ -125,6 +125,10 @@ FIGURES = [
             "ahead of tuned Muon by {} nats, and of tuned Moonlight by {}**, in": lambda: [
                 at("lengths/2", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
             ],
+            "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: [
+                at("lengths/3", each, "above steady_law") for each in ("muon_tuned", "moonlight_tuned")
+            ],
+            "at more rate and less decay, it ends {} higher": lambda: [at("lengths/3", "steady", "above steady_law")],
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}": lambda: [
                 at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
             ],
