@@ -14,17 +14,18 @@ FIGURES = [
                 "demo", ["adamw", "moonlight_tuned"], "regret at 128"
             ),
             "its best rate moves by {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
-            "all widths is {} nats better than the Muon that was tuned there, and {} better than that Muon "
-            "at": lambda: [
+            "Muon tuned at width 256 | {} | | the same | that Muon at its rate of width 32 | {} |": lambda: [
                 at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon"),
                 at("confirm_paired", f"moonlight_tuned | {NARROW}", "loss")
                 - at("confirm_paired", f"steady | {NARROW}", "loss"),
             ],
-            "is tuned Muon's ({} of its": lambda: [at("beyond_final", "steady", "steps to its loss")],
-            "takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
-            "it is {} nats below tuned Moonlight, the": lambda: [at("lengths/2", "moonlight_tuned", "above steady")],
-            "and {} below tuned Muon after": lambda: [at("lengths/3", "muon_tuned", "above steady_law")],
-            "as published is {} nats ahead": lambda: [pretrained(1, "moonlight", 100)],
+            "twelve seeds | tuned Moonlight, the next best | {} |": lambda: [
+                at("lengths/2", "moonlight_tuned", "above steady")
+            ],
+            "six seeds | tuned Muon, the next best | {} |": lambda: [at("lengths/3", "muon_tuned", "above steady_law")],
+            "Moonlight as published | it is above: {} |": lambda: [pretrained(1, "moonlight", 100)],
+            "the default takes {} of its steps": lambda: [at("beyond_final", "steady", "steps to its loss")],
+            "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "moves by {} octave | width 1024: by {} over 32x": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),
                 at("confirm_wide", "1024", "drift from 32"),
