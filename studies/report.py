@@ -228,7 +228,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     **{name: import_module(module).table for name, module in STUDIES.items()},
+    "lengths_rule": import_module("lengths.tables").rule,
     "one_rate": import_module("rates.run").rivals,
+    "biases": import_module("rates.run").biases,
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")

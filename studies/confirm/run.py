@@ -191,7 +191,8 @@ def parts(name: str) -> list[Part]:
         return [Part("steady", width, around(-3.0, shifts), seeds) for width, seeds in WIDE.items()]
     if name == "long":
         rates = around(-4.25, (-0.75, -0.25, 0.0, 0.25, 0.75))
-        return [Part("steady", width, rates, (440, 441, 442), name, steps=LONG) for width in widths]
+        seeds = {256: (440, 441)}
+        return [Part("steady", w, rates, seeds.get(w, (440, 441, 442)), name, steps=LONG) for w in widths]
     if name == "paired":
         return [paired(recipe) for recipe in ("steady", "moonlight_tuned")]
     if name == "bounded":

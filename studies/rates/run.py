@@ -3,6 +3,7 @@
     python studies/rates/run.py                          # what is missing of all settings; resumes
     python studies/rates/run.py --workers 2 --group seen
     python studies/rates/run.py --recipes steady adamw   # the rivals' own search of each setting, too
+    python studies/rates/run.py "hf gpt2" --recipes steady_quarter     # biases at eta / 4, as they were (decision 30)
 
 Each setting is a model, its data and the length of a run. `steady` is `Plan.of(model, run=Run(steps, tokens))` with its
 initial values, the schedule is `run.schedule`; the search starts at the rate that the run gives, which is thereby one
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,16 @@ from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import next_rates
 from surefoot.experiment.training.methods import METHODS
+from surefoot.scaling import Constant
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 from rates.settings import SETTINGS, Setting  # noqa: E402
 
-SEEDS, BUDGET = (820, 821, 822), 8
+BUDGET = 8
+QUARTER = sf.recipes.steady()
+QUARTER = replace(QUARTER, table={**QUARTER.table, "bias": replace(QUARTER.role("bias"), lr_scale=Constant(0.25))})
+OURS = {"steady": sf.recipes.steady(), "steady_quarter": QUARTER}
 CENTRES = {"adamw": -6.0, "moonlight_tuned": -3.5}
 EVALUATION = 16  # batches of the validation loss
 
@@ -102,8 +108,8 @@ def measure(recipe: str, name: str, log2_lr: float, seed: int) -> dict[str, Any]
     setting, start = SETTINGS[name], time.perf_counter()
     torch.manual_seed(seed)
     model = setting.model(data(setting.data)[2])
-    if recipe == "steady":
-        plan = sf.Plan.of(model, run=setting.run, **({"head": setting.head} if setting.head else {}))
+    if recipe in OURS:
+        plan = sf.Plan.of(model, OURS[recipe], run=setting.run, **({"head": setting.head} if setting.head else {}))
         if setting.initialise:
             plan.initialise_(model, seed)
         optimizer: torch.optim.Optimizer = sf.SteepestDescent(model, plan, lr=2.0**log2_lr)
@@ -147,7 +153,7 @@ def records(recipe: str, name: str) -> list[dict[str, Any]]:
 
 def given(recipe: str, setting: Setting) -> float:
     """log2 of the rate at which a search starts: what the run gives."""
-    if recipe != "steady":
+    if recipe in CENTRES:
         return CENTRES[recipe]
     return round(math.log2(sf.recipes.steady().rate(setting.run)) * 64) / 64
 
@@ -164,14 +170,16 @@ def curve(recipe: str, name: str) -> dict[float, dict[int, float]]:
 def means(recipe: str, name: str) -> dict[float, float | None]:
     """Rate -> mean loss of the rates that all seeds have been run at; None where one diverged."""
     found = curve(recipe, name).items()
-    whole = {rate: statistics.mean(losses.values()) for rate, losses in found if len(losses) == len(SEEDS)}
+    whole = {
+        rate: statistics.mean(losses.values()) for rate, losses in found if len(losses) == len(SETTINGS[name].seeds)
+    }
     return {rate: mean if math.isfinite(mean) else None for rate, mean in whole.items()}
 
 
 def search(recipe: str, name: str) -> None:
     """Run what is missing of a search."""
     while rates := next_rates(means(recipe, name), given(recipe, SETTINGS[name]), BUDGET):
-        for rate, seed in itertools.product(rates, SEEDS):
+        for rate, seed in itertools.product(rates, SETTINGS[name].seeds):
             measure(recipe, name, rate, seed)
     print(f"{recipe}, {name}: {regret(recipe, name)}", flush=True)
 
@@ -198,6 +206,25 @@ def table(recipe: str = "steady") -> str:
         rows.append(["held out" if setting.held else "seen", name, *cells])
     head = ["", "setting", "rate of its length", "best rate", "loss at the given rate", "above the lowest"]
     return markdown(head, rows)
+
+
+def biases() -> str:
+    """The settings with biases, when these moved by eta / 4 and since: best rates and paired losses."""
+    rows = []
+    for name, setting in SETTINGS.items():
+        found = [means(recipe, name) for recipe in OURS]
+        if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
+            continue
+        losses = [curve(recipe, name) for recipe in OURS]
+        pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
+        gains = [fit.difference(losses[0][now], losses[1][before]) for now, before in pairs]
+        rates = [
+            fit.optimum([fit.Point(r, s, x) for r, own in each.items() for s, x in own.items()]) for each in losses
+        ]
+        best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
+        rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains)])
+    head = ["setting", "best rate at eta / 4", "at eta / 10", "loss at the given rate, minus that at eta / 4"]
+    return markdown([*head, "at the best of each"], rows)
 
 
 def one_rate(recipe: str) -> tuple[float, dict[str, float]]:
@@ -253,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="settings; default: all of the group")
     parser.add_argument("--group", choices=("seen", "held", "all"), default="all")
-    parser.add_argument("--recipes", nargs="+", choices=("steady", *CENTRES), default=["steady"])
+    parser.add_argument("--recipes", nargs="+", choices=(*OURS, *CENTRES), default=["steady"])
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     groups = {"seen": (False,), "held": (True,), "all": (False, True)}[options.group]

@@ -16,7 +16,7 @@ from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip, 
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, GAIN, BIAS, DECAY = 2.0, 20.0, 2.0, 0.05, 0.25, 0.08
+EMBEDDING, HEAD, QUERIES, GAIN, BIAS, DECAY = 2.0, 20.0, 2.0, 0.05, 0.1, 0.08
 RADIUS, MATRICES = 2.0, ("linear", "heads", "conv")
 
 
@@ -31,7 +31,7 @@ def steady(per_head: bool = True) -> Recipe:
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
     | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
-    | bias | `eta / 4` times the direction of RMS 1 | eta / 4 | 4 |
+    | bias | `eta / 10` times the direction of RMS 1 | eta / 10 | 4 |
 
     Momentum is .9 with look-ahead .5. A table's row is `h_i = m_i / sqrt(v_i)`, Adam's two means with one second moment
     a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.

@@ -22,8 +22,13 @@ FIGURES = [
             "twelve seeds | tuned Moonlight, the next best | {} |": lambda: [
                 at("lengths/2", "moonlight_tuned", "above steady")
             ],
-            "six seeds | tuned Muon, the next best | {} |": lambda: [at("lengths/3", "muon_tuned", "above steady_law")],
+            "seven seeds | tuned Muon, the next best | {} |": lambda: [
+                at("lengths/3", "muon_tuned", "above steady_law")
+            ],
             "Moonlight as published | it is above: {} |": lambda: [pretrained(1, "moonlight", 100)],
+            "| 7,700 steps: {} nats above the best": lambda: [
+                at("lengths_rule", "of its length", "mean of both above the lowest")
+            ],
             "the default takes {} of its steps": lambda: [at("beyond_final", "steady", "steps to its loss")],
             "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "moves by {} octave | width 1024: by {} over 32x": lambda: [

@@ -128,6 +128,12 @@ FIGURES = [
             "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: [
                 at("lengths/3", each, "above steady_law") for each in ("muon_tuned", "moonlight_tuned")
             ],
+            "The vision transformer ends {} nats lower at": lambda: [
+                at("rates", "digits, vision transformer", "above the lowest")
+            ],
+            "It loses {} nats to the lowest, which lies": lambda: [
+                at("lengths_rule", "of its length", "mean of both above the lowest")
+            ],
             "at more rate and less decay, it ends {} higher": lambda: [at("lengths/3", "steady", "above steady_law")],
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}": lambda: [
                 at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
