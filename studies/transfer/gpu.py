@@ -36,8 +36,6 @@ from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.methods import AdamW, Method, Steepest, moonlight_tuned
-from surefoot.geometry import Spectral
-from surefoot.recipes import Recipe
 
 HERE = Path(__file__).resolve().parent
 
@@ -78,15 +76,9 @@ SMOKE = Size(
 )
 
 
-def polar_express(recipe: Recipe) -> Steepest:
-    """The recipe with that matrix sign: under TF32's rounding the Gram form, `auto` for wide matrices, diverges."""
-    linear = replace(recipe.table["linear"], geometry=Spectral("polar_express"))
-    return Steepest(Recipe(recipe.name, {**recipe.table, "linear": linear}))
-
-
 METHODS: dict[str, tuple[Method, float]] = {
-    "steady": (polar_express(recipes.steady()), -3.5),
-    "moonlight_tuned": (polar_express(moonlight_tuned()), -6.0),
+    "steady": (Steepest(recipes.steady()), -3.5),
+    "moonlight_tuned": (Steepest(moonlight_tuned()), -6.0),
     "adamw": (AdamW(), -9.5),
 }
 """Name -> method, and the log2 rate around which its search starts."""
@@ -95,9 +87,8 @@ corpus = functools.cache(load)  # once per process
 
 
 def run_trial(trial: Trial) -> TrialResult:
-    """Train one model; float32 products, those of the matrix sign, in TF32."""
+    """Train one model."""
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high")
     settings = dict(trial.settings)
     text = corpus(settings.pop("data"))
     assert text.sha256 == settings.pop("corpus")
@@ -129,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="run directory, resumed if it exists (default: gpu beside this file)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds per cell; three give intervals")
+    parser.add_argument("--widths", type=int, nargs="+", help="widths of the models, ascending (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the GPU")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop at the first run that ends later")
     parser.add_argument("--smoke", action="store_true", help="toy size on a CPU, into runs/gpu_smoke")
@@ -136,6 +128,7 @@ def main() -> None:
     if not (options.smoke or torch.cuda.is_available()):
         parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
     size = SMOKE if options.smoke else FULL
+    size = replace(size, widths=tuple(options.widths or size.widths))
     out = options.out or size.out
     config = size.config(options.seeds, corpus(size.data).sha256)
     facts = {} if options.smoke else {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
