@@ -3,6 +3,8 @@
 `test_no_wait.py` proves the first without a GPU; these are the same claims about the device itself.
 """
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,13 +47,19 @@ def fill(model, turn):
         p.grad.normal_(generator=generator)
 
 
+def debug(mode):
+    """Set what torch does when it waits for the device; it says each time that this is a prototype."""
+    with warnings.catch_warnings(action="ignore"):
+        torch.cuda.set_sync_debug_mode(mode)
+
+
 @pytest.fixture
 def no_waiting():
     """Whatever waits for the device raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    debug("error")
     yield
-    torch.cuda.set_sync_debug_mode("default")
+    debug("default")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -139,6 +147,7 @@ def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
 @pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(1.5)], ids=repr)
 def test_weights_and_state_that_fsdp_keeps_on_the_cpu(tmp_path, stabiliser):
     """The steps of weights on the GPU to rounding, and none of them or of the state there."""
+    torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         found = []
