@@ -184,16 +184,16 @@ def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
-    """Yield a row per method and shape.
+    """Yield a row per method and shape; what others compile comes last.
 
     The largest singular value and the alignment `<o, x> / (|o|_2 |x|_*)` are those of the batch's first matrix.
     """
     shapes = sorted({(min(shape), max(shape)) for shapes, _ in size.models.values() for shape in shapes})
-    for m, n in shapes:
-        x = torch.randn(max(1, size.chunk // (4 * m * n)), m, n, device=size.device)
-        nuclear = torch.linalg.svdvals(x[0].double()).sum()
-        for name, method in signs(size).items():
-            row: Row = {"shape": f"{len(x)} x {m} x {n}", "method": name}
+    batches = [torch.randn(max(1, size.chunk // (4 * m * n)), m, n, device=size.device) for m, n in shapes]
+    nuclear = [torch.linalg.svdvals(x[0].double()).sum() for x in batches]
+    for name, method in signs(size).items():
+        for x, norm in zip(batches, nuclear, strict=True):
+            row: Row = {"shape": " x ".join(map(str, x.shape)), "method": name}
             if time.monotonic() > deadline:
                 yield row | {"left_out": "no time left"}
                 continue
@@ -203,7 +203,7 @@ def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
             yield row | {
                 "median_ms": statistics.median(times),
                 "largest": float(top),
-                "alignment": float((o * x[0]).sum() / (top * nuclear)),
+                "alignment": float((o * x[0]).sum() / (top * norm)),
             }
 
 
@@ -248,10 +248,10 @@ def main() -> None:
     if not (options.smoke or torch.cuda.is_available()):
         parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
     size = SMOKE if options.smoke else FULL
-    deadline = time.monotonic() + 60 * options.minutes
+    halfway, deadline = (time.monotonic() + share * options.minutes for share in (30, 60))
     about, results = facts(size), {"signs": list[Row](), "steps": list[Row]()}
     options.out.mkdir(parents=True, exist_ok=True)
-    for kind, rows in (("signs", sign_rows(size, deadline)), ("steps", steps(size, deadline))):
+    for kind, rows in (("steps", steps(size, halfway)), ("signs", sign_rows(size, deadline))):
         for row in rows:
             results[kind].append(row)
             print(row, flush=True)

@@ -158,10 +158,10 @@ class TestOnAGpu:
         x = gaussian((2, 512, 1024)).cuda()
         kernels.LAUNCHED.clear()
         sign = surefoot.msign(x)
-        assert kernels.LAUNCHED == {"gram": 2, "quadratic": 5, "product": 9}
+        assert kernels.LAUNCHED == {"gram": 3, "quadratic": 5, "product": 6}
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             surefoot.msign(x)
-        assert sum(event.count for event in profile.key_averages() if "_lower" in event.key) == 16
+        assert sum(event.count for event in profile.key_averages() if "_lower" in event.key) == 14
         values = torch.linalg.svdvals(sign.double())
         assert float(values.max()) <= 1 + 5e-4
         assert float((sign * x).sum((-2, -1)).div(torch.linalg.svdvals(x).sum(-1)).min()) > 0.93

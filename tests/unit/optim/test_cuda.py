@@ -11,7 +11,7 @@ import torch.distributed as dist
 from optim_helpers import Layers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import surefoot as sf
 from surefoot import recipes
@@ -114,6 +114,7 @@ def test_a_graph_repeats_the_step(recipe, stabiliser):
     assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which torch 2.11 itself calls
 def test_compiled_steps_are_the_eager_ones():
     (model, optimizer), (twin, eager) = build(recipes.beyond_mup(), step=sf.compiled()), build(recipes.beyond_mup())
     for turn in range(3):
@@ -146,19 +147,20 @@ def test_a_step_needs_a_few_chunks_beyond_its_state(monkeypatch, stabiliser):
 
 @pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(1.5)], ids=repr)
 def test_weights_and_state_that_fsdp_keeps_on_the_cpu(tmp_path, stabiliser):
-    """The steps of weights on the GPU to rounding, and none of them or of the state there."""
+    """Steps are those of a model on the CPU, up to the rounding of its gradients; nothing of them is on the GPU."""
     torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         found = []
-        for policy in (OffloadPolicy(), CPUOffloadPolicy()):
+        for device in ("cpu", "cuda"):
             model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
             plan = sf.Plan.of(model, stabiliser=stabiliser)
             plan.initialise_(model, seed=0)
-            fully_shard(model, mesh=init_device_mesh("cuda", (1,)), offload_policy=policy)
+            if device == "cuda":
+                fully_shard(model, mesh=init_device_mesh("cuda", (1,)), offload_policy=CPUOffloadPolicy())
             optimizer = sf.SteepestDescent(model, plan, lr=0.1)
             for turn in range(3):
-                data = torch.randn(32, 64, generator=torch.Generator().manual_seed(turn)).cuda()
+                data = torch.randn(512, 64, generator=torch.Generator().manual_seed(turn)).to(device)
                 (model(data) - data.flip(1)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -168,6 +170,6 @@ def test_weights_and_state_that_fsdp_keeps_on_the_cpu(tmp_path, stabiliser):
         state = [getattr(x, "_local_tensor", x) for s in optimizer.state.values() for x in s.values()]
         assert {x.device.type for x in [*held, *filter(torch.is_tensor, state)]} == {"cpu"}
         for p, q in zip(model.parameters(), held, strict=True):
-            torch.testing.assert_close(p.to_local().cpu(), q, atol=1e-2, rtol=0)  # float16 inside on the GPU
+            torch.testing.assert_close(p, q, atol=1e-3, rtol=0)
     finally:
         dist.destroy_process_group()
