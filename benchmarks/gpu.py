@@ -33,7 +33,7 @@ import surefoot as sf
 from surefoot.experiment.files import write_atomic
 from surefoot.experiment.reports.style import markdown
 from surefoot.linalg.ops import TORCH
-from surefoot.linalg.polar import METHODS, choose_ops
+from surefoot.linalg.polar import METHODS
 
 Shape = tuple[int, int]
 Row = dict[str, Any]
@@ -168,12 +168,13 @@ def peak(size: Size, run: Callable[[], object]) -> float | None:
 def signs(size: Size) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return the methods by name; they take a float32 batch `(b, m, n)`, m <= n."""
     methods: dict[str, Callable[[Tensor], Tensor]] = {
-        "polar_express_fp16, as chosen": lambda x: sf.msign(x, "polar_express_fp16"),
-        "polar_express_fp16, torch products": lambda x: METHODS["polar_express_fp16"](x / x.abs().amax(), TORCH),
-        "polar_express, bfloat16": lambda x: METHODS["polar_express"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
-        "newton_schulz, bfloat16": lambda x: METHODS["newton_schulz"]((x / x.abs().amax()).bfloat16(), choose_ops(x)),
+        "polar_express_fp16": lambda x: sf.msign(x, "polar_express_fp16"),
+        "polar_express, bfloat16": lambda x: METHODS["polar_express"]((x / x.abs().amax()).bfloat16(), TORCH),
+        "newton_schulz, bfloat16": lambda x: METHODS["newton_schulz"]((x / x.abs().amax()).bfloat16(), TORCH),
         "qdwh_2, float32": lambda x: sf.msign(x, "qdwh_2"),
     }
+    if size.device == "cuda":
+        methods["polar_express_fp16, compiled"] = torch.compile(methods["polar_express_fp16"], dynamic=False)
     if size.device == "cuda" and find_spec("gram_newton_schulz"):
         from gram_newton_schulz import GramNewtonSchulz
 

@@ -154,17 +154,18 @@ def is_below(x: Tensor, limit: float | Tensor) -> Tensor:
     return gram_is_below(gram, limit / peak, max(x.shape[-2:]))
 
 
-def squared_norm_bound(gram: Tensor) -> Tensor:
+def squared_norm_bound(gram: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Upper bound on `sigma_max(x)²` for `A = x xᵀ`: `min(|A|_F, max_i sum_j |A_ij|)`; 1 for a zero matrix.
 
     Args:
         gram: A, `(b, m, m)`.
+        dtype: in which the norms are summed and returned; by default A's.
 
     Returns:
         `(b, 1, 1)`.
     """
-    frobenius = torch.linalg.matrix_norm(gram, keepdim=True)
-    row_sum = gram.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    frobenius = torch.linalg.matrix_norm(gram, keepdim=True, dtype=dtype)
+    row_sum = gram.abs().sum(-1, keepdim=True, dtype=dtype).amax(-2, keepdim=True)
     bound = torch.minimum(frobenius, row_sum)
     return torch.where(bound == 0, 1, bound)
 

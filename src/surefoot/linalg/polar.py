@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
@@ -24,9 +23,6 @@ SAFE = 1e-7
 HALLEY_ROWS, HALLEY_COLUMNS = (32, 128), 2048
 """Fewest and most rows, and most columns, for which one Gram matrix in float32 is accurate enough. More rows cost most
 where matrices are wide; few long rows with a large mean exceed norm 1 (1.15 at 2 x 32768)."""
-
-TRITON_MIN_ROWS = 256
-"""Fewest rows for which Triton's kernels are used: three tiles of 128 x 128. Not measured yet: benchmarks/gpu.py."""
 
 WIDE = 1.5
 """Width over height from which the steps are taken on the Gram matrix: at 24 m³ multiplications against 27 on x."""
@@ -78,7 +74,9 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     half = torch.bfloat16 if short else torch.float32
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
     precise = wide.to(x.dtype if x.dtype in (torch.float32, torch.float64) else half)
-    batch = _in_range(precise.reshape(-1, *wide.shape[-2:]))
+    batch = precise.reshape(-1, *wide.shape[-2:])
+    if name != "polar_express_fp16":  # which scales x itself
+        batch = _in_range(batch)
     with full_precision(x.device):
         sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
@@ -91,36 +89,22 @@ def require_method(method: str) -> None:
         raise ValueError(f"unknown msign method {method!r}: {known}")
 
 
-TRITON_IS_INSTALLED = find_spec("triton") is not None
-"""Asked once: `torch.compile` cannot trace it."""
-
-
 def choose_ops(x: Tensor) -> Ops:
-    """Triton's symmetric products for large matrices on a GPU, if Triton is installed; oneDNN's on a CPU, if they are
-    much faster there; otherwise torch's.
+    """oneDNN's products on a CPU where they are much faster; otherwise torch's.
 
     Args:
         x: `(b, m, n)`, m <= n, on the device on which it will be multiplied.
 
     Returns:
-        `TRITON`, `ONEDNN` or `TORCH`.
+        `ONEDNN` or `TORCH`.
     """
-    if _is_large_on_a_cpu(x, onednn_ops.MIN_ROWS) and onednn_ops.is_fast("onednn"):
-        return onednn_ops.ONEDNN
-    if _large_on_a_gpu(x) and TRITON_IS_INSTALLED:
-        from surefoot.linalg.triton_ops import TRITON
-
-        return TRITON
-    return TORCH
+    fast = _is_large_on_a_cpu(x, onednn_ops.MIN_ROWS) and onednn_ops.is_fast("onednn")
+    return onednn_ops.ONEDNN if fast else TORCH
 
 
 def _is_large_on_a_cpu(x: Tensor, rows: int) -> bool:
     differentiated = x.requires_grad and torch.is_grad_enabled()
     return x.dtype != torch.float64 and min(x.shape[-2:]) >= rows and is_plain(x) and not differentiated
-
-
-def _large_on_a_gpu(x: Tensor) -> bool:
-    return x.is_cuda and x.shape[-2] >= TRITON_MIN_ROWS
 
 
 def choose(x: Tensor) -> str:
@@ -186,7 +170,7 @@ def polar_express_fp16(x: Tensor, ops: Ops) -> Tensor:
     """`U Vᵀ` of `(b, m, n)`, m <= n: five steps `x <- (a + b A + c A²) x`, `A = x xᵀ`, in float16.
 
     float16 has 11 significant bits where bfloat16 has 8, and no number here exceeds its range: entries of x are at most
-    `16/sqrt(n)`, of Gram matrices 256, of products of three steps 150. In bfloat16 the Gram form diverges on
+    1 and `16/sqrt(n)`, of Gram matrices 256, of products of three steps 150. In bfloat16 the Gram form diverges on
     heavy-tailed spectra. Alignment `<o, x> / (|o|_2 |x|_*)` of a Gaussian: .99 on x itself, .98 by the Gram matrix.
 
     Args:
@@ -199,14 +183,22 @@ def polar_express_fp16(x: Tensor, ops: Ops) -> Tensor:
     Source: the Gram form with restarts, in float16: J. Zhang, N. Amsel, B. Chen, T. Dao, "Gram Newton-Schulz", 2026.
     """
     m, n = x.shape[-2:]
-    x = (_unit_peak(x).float() * (16 / math.sqrt(n))).half()
+    peak = max_abs_or_one(x) * max(1.0, math.sqrt(n) / 16)
+    x = _over(x, peak.clamp(max=torch.finfo(peak.dtype).max), torch.float16)
     gram = ops.gram(x)
-    top = squared_norm_bound(gram.float())
-    x, gram = (x / top.sqrt()).half(), (gram / top).half()
+    top = squared_norm_bound(gram, torch.float32)
+    x, gram = _over(x, top.sqrt(), torch.float16), _over(gram, top, torch.float16)
     every = len(coefficients.POLAR_EXPRESS_FP16)
     for start, end in pairwise((*(range(every) if n < WIDE * m else coefficients.STARTS), every)):
         x = ops.apply(_factor(ops.gram(x) if start else gram, coefficients.POLAR_EXPRESS_FP16[start:end], ops), x)
-    return x.float().mul_(coefficients.SHRINK)
+    return x * x.new_full((1, 1, 1), coefficients.SHRINK, dtype=torch.float32)
+
+
+def _over(x: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x / divisor`, rounded to another dtype while it is in a register."""
+    if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+        return (x / divisor).to(dtype)
+    return torch.div(x, divisor, out=torch.empty_like(x, dtype=dtype))
 
 
 def _polynomial(gram: Tensor, step: Quintic, ops: Ops) -> Tensor:

@@ -26,7 +26,6 @@ ONLY_IN = {
     "jinja2": "experiment.reports.page",
     "altair": "experiment.reports",
     "vl_convert": "experiment.reports",
-    "triton": "linalg.triton_ops",
     "tokenizers": "experiment.data.bpe",
     "datasets": "experiment.data.documents",
     "pyarrow": "experiment.data.documents",
@@ -105,11 +104,6 @@ def violations(module: str, source: str) -> list[str]:
     return [name for name in sorted(imported(source)) if not allowed(module, name)]
 
 
-def test_only_the_choice_of_operations_knows_triton():
-    users = [module_name(path) for path in FILES if "surefoot.linalg.triton_ops" in path.read_text()]
-    assert users == ["linalg.polar"]
-
-
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_imports_point_one_way(path):
     module = module_name(path)
@@ -122,7 +116,6 @@ def test_imports_point_one_way(path):
     ("module", "source"),
     [
         ("linalg.polar", "from surefoot.geometry import RMS"),
-        ("linalg.polar", "import triton"),
         ("linalg.ops", "import triton.language as tl"),
         ("geometry.vectors", "from surefoot.momentum import Momentum"),
         ("views", "from surefoot import roles"),
@@ -151,7 +144,6 @@ def test_a_wrong_import_is_noticed(module, source):
     [
         ("geometry.vectors", "from surefoot.linalg.polar import msign"),
         ("optim.optimizer", "import torch\nimport math"),
-        ("linalg.triton_ops", "import triton\nimport triton.language as tl"),
         ("experiment.reports.transfer", "import altair as alt"),
         ("experiment.training.loop", "from surefoot import recipes\nimport numpy"),
         ("cli.audit", "from surefoot import Plan\nfrom surefoot.experiment.models.decoder import reference"),
