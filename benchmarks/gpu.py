@@ -1,10 +1,10 @@
 """Time, memory and accuracy of a step on a GPU, beside torch's optimizers and Gram Newton-Schulz. One command:
 
-    python benchmarks/gpu.py                 # all of it, below 8 minutes on an H200 (estimated, never measured)
-    python benchmarks/gpu.py --minutes 3     # what fits into the time; the rest is listed as left out
-    python benchmarks/gpu.py --smoke         # toy sizes on a CPU, to test the command
+    python benchmarks/gpu.py --out benchmarks/results/gpu.json    # two and a half minutes on an H200
+    python benchmarks/gpu.py --minutes 1                          # what fits into the time; the rest is left out
+    python benchmarks/gpu.py --smoke                              # toy sizes on a CPU, to test the command
 
-Writes `gpu.json` and `gpu.md` into `--out`; the tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1
+The tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1
 billion parameters (22 layers, d = 2048, FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings;
 fixed gradients; steps timed by events; ratios of medians to `torch.optim.Muon`. A bound is certified in one of the 16
 rounds, so its cost is in the mean. Matrix signs: one chunk of each shape, as the optimizer stacks it.
@@ -30,14 +30,30 @@ import torch
 from torch import Tensor
 
 import surefoot as sf
+from common import Columns, table
 from surefoot.experiment.files import write_atomic
-from surefoot.experiment.reports.style import markdown
 from surefoot.linalg.ops import TORCH
 from surefoot.linalg.polar import METHODS
 
 Shape = tuple[int, int]
 Row = dict[str, Any]
 PEER, RIVAL, LR = "torch Muon", "gram-newton-schulz, kernels", 0.01
+STEPS_SHOWN: Columns = {
+    "model": ("model", ""),
+    "optimizer": ("optimizer", ""),
+    "median ms": ("median_ms", ".2f"),
+    "mean ms": ("mean_ms", ".2f"),
+    "peak MiB": ("peak_mib", ".0f"),
+    f"/ {PEER}": ("ratio", ".2f"),
+}
+SIGNS_SHOWN: Columns = {
+    "shape": ("shape", ""),
+    "method": ("method", ""),
+    "median ms": ("median_ms", ".2f"),
+    "largest": ("largest", ".3f"),
+    "alignment": ("alignment", ".3f"),
+    f"/ {RIVAL}": ("ratio", ".2f"),
+}
 
 
 @dataclass(frozen=True)
@@ -208,24 +224,14 @@ def sign_rows(size: Size, deadline: float) -> Iterator[Row]:
             }
 
 
-def table(rows: list[Row], by: str, peer: str) -> str:
-    """Format rows as a Markdown table, grouped by a key; the last column is the time over the peer's in the group."""
-    names = list(dict.fromkeys(key for row in rows for key in row if key != "left_out"))
-    peers = {row[by]: row.get("median_ms") for row in rows if peer in row.values()}
+def compared(rows: list[Row], by: str, peer: str) -> list[Row]:
+    """Add to each row that was measured its time over the peer's in its group, and return these rows by group."""
+    measured = [row for row in rows if "median_ms" in row]
+    peers = {row[by]: row["median_ms"] for row in measured if peer in row.values()}
+    for row in measured:
+        row["ratio"] = row["median_ms"] / peers[row[by]] if row[by] in peers else None
     groups = list(dict.fromkeys(row[by] for row in rows))
-
-    def ratio(row: Row) -> str:
-        other, own = peers.get(row[by]), row.get("median_ms")
-        return f"{own / other:.2f}" if own and other else row.get("left_out", "")
-
-    ordered = sorted(rows, key=lambda row: groups.index(row[by]))
-    cells = [[*(cell(row.get(name)) for name in names), ratio(row)] for row in ordered]
-    return markdown([*names, f"/ {peer}"], cells, rule="---")
-
-
-def cell(value: object) -> str:
-    """Format a table cell; None is empty."""
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    return sorted(measured, key=lambda row: groups.index(row[by]))
 
 
 def facts(size: Size) -> Row:
@@ -240,27 +246,27 @@ def facts(size: Size) -> Row:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/gpu_benchmark"), help="directory for gpu.json and gpu.md"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu.json"), help="the results, written as they come")
     parser.add_argument("--minutes", type=float, default=6.5, help="no measurement starts later")
     parser.add_argument("--smoke", action="store_true", help="toy sizes on a CPU")
     options = parser.parse_args()
     if not (options.smoke or torch.cuda.is_available()):
         parser.error("torch finds no GPU here; --smoke runs the same command at toy size on a CPU")
     size = SMOKE if options.smoke else FULL
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     halfway, deadline = (time.monotonic() + share * options.minutes for share in (30, 60))
-    about, results = facts(size), {"signs": list[Row](), "steps": list[Row]()}
-    options.out.mkdir(parents=True, exist_ok=True)
+    about, results = facts(size), {"steps": list[Row](), "signs": list[Row]()}
     for kind, rows in (("steps", steps(size, halfway)), ("signs", sign_rows(size, deadline))):
         for row in rows:
             results[kind].append(row)
             print(row, flush=True)
-            write_atomic(options.out / "gpu.json", json.dumps({"environment": about, **results}, indent=1) + "\n")
-    tables = table(results["signs"], "shape", RIVAL), table(results["steps"], "model", PEER)
-    text = "\n\n".join([", ".join(f"{key}: {value}" for key, value in about.items()), *tables])
-    write_atomic(options.out / "gpu.md", text + "\n")
-    print(f"\n{text}")
+            write_atomic(options.out, json.dumps({"environment": about, **results}, indent=1) + "\n")
+    tables = (
+        table(compared(results["steps"], "model", PEER), STEPS_SHOWN),
+        table(compared(results["signs"], "shape", RIVAL), SIGNS_SHOWN),
+    )
+    write_atomic(options.out, json.dumps({"environment": about, **results}, indent=1) + "\n")
+    print("\n", *tables, sep="\n\n")
 
 
 if __name__ == "__main__":

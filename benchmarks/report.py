@@ -15,6 +15,7 @@ from typing import Any
 
 import bounds
 import elementwise
+import gpu
 import layers
 import loop
 import memory
@@ -49,12 +50,19 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "layers": ("layers.json", "rows", layers.COLUMNS),
     "loop": ("loop.json", "rows", loop.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
+    "gpu_steps": ("gpu.json", "steps", gpu.STEPS_SHOWN),
+    "gpu_signs": ("gpu.json", "signs", gpu.SIGNS_SHOWN),
 }
 """Marked part of the page -> results file, key in it, columns."""
 
 
 def about(env: dict[str, Any]) -> str:
     """Format a run's command, machine, versions and date."""
+    if "gpu" in env:
+        return (
+            f"`python benchmarks/gpu.py`; {env['gpu']}, CUDA {env['cuda']}, torch {env['torch']}, "
+            f"Python {env['python']}, {env['date']}."
+        )
     units = "with" if env["bf16_units"] else "without"
     return (
         f"`{env['command']}`; {env['cpu']} ({env['cores']} cores, {env['torch_isa']}, {units} bfloat16 units), "

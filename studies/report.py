@@ -203,7 +203,9 @@ def choices(study: str) -> Callable[[], str]:
 
 
 STUDIES = {"stabilisers": "stability.run", "lengths": "lengths.tables", "copied": "wiring.copied"}
-STUDIES |= {name: f"{name}.run" for name in ("wiring", "takeover", "finetuning", "rates", "coordinates")}
+STUDIES |= {"gpu": "transfer.gpu"} | {
+    name: f"{name}.run" for name in ("wiring", "takeover", "finetuning", "rates", "coordinates")
+}
 """Parts of pages that are all of a study's table: name -> module."""
 
 TABLES: dict[str, Callable[[], str]] = {

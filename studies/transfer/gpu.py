@@ -6,17 +6,16 @@
 
 Results are in `gpu/`, in the format of `surefoot transfer`; other seeds need another `--out`.
 
-How long it takes was estimated from products alone and never measured. At width 2048 a step's passes are 1.0e13 FLOPs
-in bfloat16, and the 8 Polar Express steps on its 24 matrices 1.6e13 in TF32: at 300 and 200 TFLOP/s 0.12 s, so 35 s a
-run (AdamW: 12 s) and 10 minutes for all of that width, an eighth of it for width 1024. Narrower models are bound by
-the host, about 7 s a run. That makes a quarter of an hour for one seed on one H200, less where workers overlap; the
-recorded seconds are those of runs that share the device.
+On an H200 widths 256 to 1024 take five minutes with six workers, which share the device: alone a run of `steady` at
+width 1024 takes about 6 s of it, and at 2048 some eight times as long. The committed run left 2048 out:
+`--widths 256 512 1024 --workers 6`. The table is in docs/transfer.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from surefoot import recipes
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.reports import transfer as transfer_report
 from surefoot.experiment.reports.report import draw
+from surefoot.experiment.reports.style import markdown
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.progress import Callback, Progress, on_stderr
 from surefoot.experiment.sweep.search import Bracket
@@ -97,6 +97,21 @@ def run_trial(trial: Trial) -> TrialResult:
     )
     result = train(config, text, method=METHODS[trial.recipe][0])
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged)
+
+
+def table() -> str:
+    """Best rate of each width, drift and regret, and both losses at the widest model, of the committed run."""
+    summary = json.loads((FULL.out / "summary.json").read_text(encoding="utf-8"))
+    rows = []
+    for found in summary["recipes"]:
+        best = [f"2^{rate:.2f}" for rate in found["best_log2_lr"]]
+        losses = [f"{found[name][-1]:.3f}" for name in ("best_loss", "train_loss")]
+        rows.append([found["recipe"], *best, f"{found['drift_octaves']:+.2f}", f"{found['regret_nats']:.3f}", *losses])
+    widths = summary["config"]["widths"]
+    head = ["recipe", *(f"best lr at {width}" for width in widths), "drift in octaves", f"regret at {widths[-1]}"]
+    on = summary["environment"]
+    about = f"{on['gpu']}, torch {on['torch']}, CUDA {on['cuda']}, {on['date'][:10]}; one seed, no intervals."
+    return f"{markdown([*head, 'validation loss there', 'training loss'], rows)}\n\n{about}"
 
 
 class OutOfTime(Exception):

@@ -24,6 +24,9 @@ HALLEY_ROWS, HALLEY_COLUMNS = (32, 128), 2048
 """Fewest and most rows, and most columns, for which one Gram matrix in float32 is accurate enough. More rows cost most
 where matrices are wide; few long rows with a large mean exceed norm 1 (1.15 at 2 x 32768)."""
 
+IN_BFLOAT16 = ("newton_schulz", "polar_express", "gram")
+"""Methods that multiply half precision in bfloat16 on an accelerator; the others do in float32, or as they say."""
+
 WIDE = 1.5
 """Width over height from which the steps are taken on the Gram matrix: at 24 m³ multiplications against 27 on x."""
 
@@ -70,13 +73,11 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     name = choose(x) if method == "auto" else method
     if x.numel() == 0:
         return torch.zeros_like(x)
-    short = x.device.type != "cpu" and name in ("newton_schulz", "polar_express", "gram")
-    half = torch.bfloat16 if short else torch.float32
+    short = torch.bfloat16 if x.device.type != "cpu" and name in IN_BFLOAT16 else torch.float32
     wide = x if x.shape[-2] <= x.shape[-1] else x.mT
-    precise = wide.to(x.dtype if x.dtype in (torch.float32, torch.float64) else half)
+    precise = wide.to(x.dtype if x.dtype in (torch.float32, torch.float64) else short)
     batch = precise.reshape(-1, *wide.shape[-2:])
-    if name != "polar_express_fp16":  # which scales x itself
-        batch = _in_range(batch)
+    batch = batch if name == "polar_express_fp16" else _in_range(batch)  # which scales x itself
     with full_precision(x.device):
         sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT

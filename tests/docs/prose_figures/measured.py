@@ -30,6 +30,15 @@ def added(of: str, *marks: str) -> list[Value]:
     return [value for mark in marks for value in column(mark, [f"Post Clip, {of}"], "on top of free")]
 
 
+def on_a_gpu() -> list[Value]:
+    """Steps on a GPU over torch's Muon: GPT-2 Small, LLaMA, that compiled, small matrices, those as a graph."""
+    models = ("GPT-2 Small, 12 layers", *["LLaMA 1.1B, 22 layers"] * 2, *["d = 128, 24 layers"] * 2)
+    kinds = ("", "", ", compiled", "", ", CUDA graph")
+    return [at("gpu_steps", f"{m} | surefoot{kind}", "/ torch Muon") for m, kind in zip(models, kinds, strict=True)]
+
+
+FIVE, GRAM = "polar_express_fp16", "gram-newton-schulz, {}"
+
 FIGURES = [
     *of(
         "docs/stability.md",
@@ -74,6 +83,19 @@ FIGURES = [
     *of(
         "docs/performance.md",
         {
+            "A step takes {} of the time of torch's Muon on GPT-2 Small, {} of it on a billion parameters (compiled "
+            "{}), and {} on small matrices, which Muon launches one by one (a graph {});": on_a_gpu,
+            "Five steps with an alignment of {} and": lambda: [least(column("gpu_signs", [FIVE], "alignment"))],
+            "value above 1 take {} to {} of the time of Muon's `newton_schulz`": lambda: ends(
+                beside("gpu_signs", FIVE, "newton_schulz, bfloat16", "median ms")
+            ),
+            "Compiled, they take {} to {} of the time of Gram Newton-Schulz with its kernels for Hopper, whose "
+            "alignment is {} to {} and largest singular value {}, and {} to {} of its time by torch alone": lambda: [
+                *ends(column("gpu_signs", [f"{FIVE}, compiled"], "/ gram")),
+                *ends(column("gpu_signs", [GRAM.format("kernels")], "alignment")),
+                most(column("gpu_signs", [GRAM.format("kernels")], "largest")),
+                *ends(beside("gpu_signs", f"{FIVE}, compiled", GRAM.format("torch"), "median ms")),
+            ],
             "by {} to {} % with an alignment of {} to {}, the other coefficients by {} to {} % with {};": lambda: [
                 *ends(percent(rivals("largest s.v.", *TORCH))),
                 *ends(rivals("alignment", *TORCH)),
