@@ -190,9 +190,8 @@ def parts(name: str) -> list[Part]:
         shifts = (-0.5, -0.25, 0.0, 0.25, 0.5)
         return [Part("steady", width, around(-3.0, shifts), seeds) for width, seeds in WIDE.items()]
     if name == "long":
-        rates = around(-4.25, (-0.75, -0.25, 0.0, 0.25, 0.75))
-        seeds = {256: (440, 441)}
-        return [Part("steady", w, rates, seeds.get(w, (440, 441, 442)), name, steps=LONG) for w in widths]
+        rates = (-6.0, -5.5, -5.0, -4.5, -4.25, -4.0, -3.5)
+        return [Part("steady", width, rates, (440, 441, 442), name, steps=LONG) for width in widths]
     if name == "paired":
         return [paired(recipe) for recipe in ("steady", "moonlight_tuned")]
     if name == "bounded":

@@ -17,6 +17,7 @@ from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Par
 from search import rounding
 from search.winners import results
 from search.winners import searches as searched
+from surefoot import Run, recipes
 from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.files import dumps
 from surefoot.experiment.reports.report import draw
@@ -133,19 +134,21 @@ def wide() -> str:
 
 
 def long() -> str:
-    """The default after 1,600 steps."""
+    """The default after 1,600 steps: its best rates, and what width 32's and the rate of the law cost."""
     parts = confirm.parts("long")[::-1]
     if not all(part.finished for part in parts):
         return ""
     optima = {part.width: part.optimum() for part in parts}
-    rows = []
+    law, rows = math.log2(recipes.steady().rate(Run(confirm.LONG, 16 * 64))), []
     for part in parts:
-        seeds, lowest = optima[part.width].by_seed, fit.lowest(part.points())
-        reused = cell(fit.regret(part.points(), nearest(part, optima[32].log2_lr)), 3, "")
-        row = [str(part.width), str(len(seeds)), rate(optima[part.width]), reused]
-        rows.append([*row, f"{np.mean(list(lowest.values())):.3f}"])
-    moved = ["", "", f"{cell(slope(optima), 2)} octave by the line", "", ""]
-    return markdown(["width", "seeds", "best lr", "regret of 32's rate", "loss"], [*rows, moved])
+        reused = [
+            cell(fit.regret(part.points(), nearest(part, log2_lr)), 3, "") for log2_lr in (optima[32].log2_lr, law)
+        ]
+        loss = f"{np.mean(list(fit.lowest(part.points()).values())):.3f}"
+        rows.append([str(part.width), rate(optima[part.width]), *reused, loss])
+    moved = ["", f"{cell(slope(optima), 2)} octave by the line", "", "", ""]
+    head = ["width", "best lr", "regret of 32's rate", f"of the law's, 2^{law:.2f}", "loss"]
+    return markdown(head, [*rows, moved])
 
 
 def others() -> str:

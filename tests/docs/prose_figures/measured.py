@@ -1,4 +1,4 @@
-"""docs/stability.md and docs/performance.md: what a bound costs, and how long a step takes."""
+"""What a bound costs, how long a step takes, what a GPU and longer runs showed."""
 
 from figures import Value, at, beside, column, ends, halves, least, most, of
 
@@ -35,6 +35,11 @@ def on_a_gpu() -> list[Value]:
     models = ("GPT-2 Small, 12 layers", *["LLaMA 1.1B, 22 layers"] * 2, *["d = 128, 24 layers"] * 2)
     kinds = ("", "", ", compiled", "", ", CUDA graph")
     return [at("gpu_steps", f"{m} | surefoot{kind}", "/ torch Muon") for m, kind in zip(models, kinds, strict=True)]
+
+
+def later_drift() -> Value:
+    """By how many octaves the default's best rate falls from width 64 to 256 after 1,600 steps."""
+    return at("confirm_long", "64", "best lr") - at("confirm_long", "256", "best lr")
 
 
 FIVE, GRAM = "polar_express_fp16", "gram-newton-schulz, {}"
@@ -78,6 +83,22 @@ FIGURES = [
             "each, up to {}; `tied`": lambda: [
                 most(column("coordinates", [f"steady | {m}" for m in ("llama", "qwen", "moe")], "of the change"))
             ],
+        },
+    ),
+    *of(
+        "docs/transfer.md",
+        {
+            "best rates at 256 and 1024 are {} octave apart ({} higher at 512)": lambda: [
+                at("gpu", "steady", "drift in octaves"),
+                at("gpu", "steady", "best lr at 512") - at("gpu", "steady", "best lr at 256"),
+            ],
+            "ends {} below tuned Muon on other files, {} above it on": lambda: [
+                at("gpu", "moonlight_tuned", f"{split} loss") - at("gpu", "steady", f"{split} loss")
+                for split in ("validation", "training")
+            ],
+            "from 64 to 256 the best rate falls by {} octave;": lambda: [later_drift()],
+            "Width 32's costs {} nats at 256, that of": lambda: [at("confirm_long", "256", "regret")],
+            "does not know the width, {} (half": lambda: [at("confirm_long", "256", "law")],
         },
     ),
     *of(

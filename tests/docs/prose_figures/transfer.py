@@ -283,14 +283,6 @@ FIGURES = [
             "a shorter momentum gains {}, a faster embedding {}.": lambda: [
                 both(row) for row in ("momentum (0.8, 0.6)", "embedding 4")
             ],
-            "best rates at 256 and 1024 are {} octave apart ({} higher at 512)": lambda: [
-                at("gpu", "steady", "drift in octaves"),
-                at("gpu", "steady", "best lr at 512") - at("gpu", "steady", "best lr at 256"),
-            ],
-            "ends {} below tuned Muon on other files, {} above it on": lambda: [
-                at("gpu", "moonlight_tuned", f"{split} loss") - at("gpu", "steady", f"{split} loss")
-                for split in ("validation", "training")
-            ],
             "gain at most {} nats (mean": lambda: [most(searched(each) for each in SEARCHED_TWICE)],
             "comes within {} nats of its entropy": lambda: [
                 stored("transfer/beyond_mup_markov", "best_loss")[-1] - 2.359
