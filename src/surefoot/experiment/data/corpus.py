@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from surefoot.experiment.data import shards
 from surefoot.experiment.data.epochs import Epochs, Positions, at_random
+from surefoot.experiment.data.token_files import Shards
 from surefoot.experiment.errors import DataError
 
 Split = Literal["train", "validation"]
@@ -36,8 +36,8 @@ class Corpus:
             documents looks for (a second for two gigabytes); default: the split is one document.
     """
 
-    train: Tokens | shards.Shards
-    validation: Tokens | shards.Shards
+    train: Tokens | Shards
+    validation: Tokens | Shards
     name: str
     sha256: str
     files: int = 1
@@ -132,18 +132,18 @@ class Corpus:
     @functools.cached_property
     def document_ends(self) -> Positions:
         """The position after each document of the training split."""
-        if isinstance(self.train, shards.Shards) and isinstance(self.ends, int):
+        if isinstance(self.train, Shards) and isinstance(self.ends, int):
             return self.train.ends(self.ends)
         return self.ends if isinstance(self.ends, np.ndarray) else np.array([self.train.size])
 
-    def _tokens(self, split: Split) -> Tokens | shards.Shards:
+    def _tokens(self, split: Split) -> Tokens | Shards:
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
         return self.train if split == "train" else self.validation
 
 
-def _windows(text: Tokens | shards.Shards, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    if isinstance(text, shards.Shards):
+def _windows(text: Tokens | Shards, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    if isinstance(text, Shards):
         return text.windows(starts, length)
     windows: npt.NDArray[np.int64] = text[starts[:, None] + np.arange(length)].astype(np.int64)
     return windows

@@ -14,7 +14,7 @@ import numpy as np
 from surefoot.experiment.data import bpe, documents, markov, shards
 from surefoot.experiment.data.corpus import VALIDATION_ONE_IN, Corpus, Tokens
 from surefoot.experiment.data.token_files import TOKENIZER, read_manifest
-from surefoot.experiment.errors import DataError, Locate, with_remedy
+from surefoot.experiment.errors import DataError, Locate, reading, with_remedy
 
 TEXT = "text:"
 # Tests are most of the standard library's bytes (20 of 31 MB) and the least like the rest.
@@ -47,10 +47,7 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     >>> load().name.startswith("standard library")
     True
     """
-    name = path if isinstance(path, str) else ""
-    readers = {markov.PREFIX: _synthetic, bpe.PREFIX: _tokenised, shards.PREFIX: _opened}
-    read = next((read for prefix, read in readers.items() if name.startswith(prefix)), None)
-    corpus = read(name) if read else _read(name.removeprefix(TEXT) if isinstance(path, str) else path)
+    corpus = _READERS.get(_kind(path), _read)(path.removeprefix(TEXT)) if isinstance(path, str) else _read(path)
     corpus.require(context)
     return corpus
 
@@ -78,13 +75,8 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
     if path == "":
         raise ValueError("the path of the data is empty: give a text file or folder")
     source = Path(sysconfig.get_path("stdlib") if path is None else path)
-    try:
+    with reading(source, documents.READABLE):
         return _load_stdlib(source) if path is None else _load_path(source)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise DataError(
-            f"cannot read {error.filename or source}: {reason}; give a readable text file or folder"
-        ) from error
 
 
 def _tokenised(name: str) -> Corpus:
@@ -102,16 +94,16 @@ def _tokenised(name: str) -> Corpus:
 
 def _opened(name: str) -> Corpus:
     vocab, path = shards.parse(name)
-    folder = shards.load(path, vocab, VALIDATION_ONE_IN)
-    title = f"{path}, {folder.vocab} tokens"
-    found = folder.sha256, folder.files, folder.vocab, folder.separator
-    return Corpus(folder.train, folder.validation, title, *found)
+    return shards.load(path, vocab)
 
 
 def _synthetic(name: str) -> Corpus:
     symbols = markov.symbols_of(name)
     title = f"Markov language of {symbols} symbols, entropy {markov.entropy():.4f} nats"
     return replace(_from_block(markov.text(symbols), title, files=0), vocab=symbols)
+
+
+_READERS = {markov.PREFIX: _synthetic, bpe.PREFIX: _tokenised, shards.PREFIX: _opened}
 
 
 def _in_validation(name: str) -> bool:
@@ -230,8 +222,8 @@ def _encoded(text: Corpus, data: str, tokenizer: Path | None, corpus: Corpus) ->
 
 
 def _kind(source: str) -> str:
-    kinds = (markov.PREFIX, bpe.PREFIX, shards.PREFIX)
-    return next((prefix for prefix in kinds if source.startswith(prefix)), "")
+    """The prefix of a source; empty for a text by its path."""
+    return next((prefix for prefix in _READERS if source.startswith(prefix)), "")
 
 
 def _tokenizer_of(source: str) -> Path | None:

@@ -1,15 +1,18 @@
-"""Files of tokens in memory maps, and what a folder of them says of itself: its manifest, before that a journal.
+"""Files of tokens in memory maps, several as one array, and what a folder of them says of itself.
 
-A file is nanoGPT's raw uint16, or has the header of llm.c and modded-nanogpt.
+A file is nanoGPT's raw uint16, or has the header of llm.c and modded-nanogpt. A folder has a manifest, before that a
+journal.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 import mmap
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,7 @@ MAGIC, VERSION, HEADER = 20240520, 1, 256  # of int32 words: magic, version, num
 
 MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 
+_CHUNK = 1 << 24  # tokens that are compared at once
 _REMEDY = "write the tokens anew with surefoot tokens, into a new folder"
 _NAME = re.compile(r"(train|val)_[0-9]{6,}\.bin")
 _SHARD = {"name": str, "tokens": int, "bytes": int, "mtime_ns": int, "sha256": str}
@@ -188,3 +192,79 @@ def header(count: int) -> bytes:
     words = np.zeros(HEADER, dtype="<i4")
     words[:3] = MAGIC, VERSION, count
     return words.tobytes()
+
+
+@final
+class Shards:
+    """The tokens of several files, one after another, as one array that is read where it is needed.
+
+    Args:
+        parts: tokens of each file, of one dtype.
+        names: of the files, for messages.
+        vocab: every token must be below it; None for no limit.
+    """
+
+    def __init__(self, parts: Sequence[npt.NDArray[np.uint16]], names: Sequence[str], vocab: int | None = None) -> None:
+        self._parts, self._names, self._vocab = parts, names, vocab
+        self._ends = np.cumsum([part.size for part in parts], dtype=np.int64)
+        self.dtype = TOKEN
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Copy windows of consecutive tokens.
+
+        Args:
+            starts: positions of their first tokens, each at most `size - length`.
+            length: tokens of each.
+
+        Returns:
+            `(len(starts), length)`.
+
+        Raises:
+            DataError: a token outside the vocabulary.
+
+        >>> shards = Shards([np.arange(5, dtype="<u2"), np.arange(5, 8, dtype="<u2")], ["a.bin", "b.bin"])
+        >>> shards.windows(np.array([3, 0]), 4).tolist()
+        [[3, 4, 5, 6], [0, 1, 2, 3]]
+        """
+        windows = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(windows, starts.tolist(), strict=True):
+            self._read(row, start)
+        if self._vocab is not None and windows.size and (largest := int(windows.max())) >= self._vocab:
+            first = starts[int(np.argmax(windows.max(1)))]
+            name = self._names[int(np.searchsorted(self._ends, first, "right"))]
+            raise DataError(f"{name} holds the token {largest}, outside the vocabulary of {self._vocab}: state --vocab")
+        return windows
+
+    def ends(self, separator: int) -> npt.NDArray[np.int64]:
+        """The position after each token that ends a document, and after the last token.
+
+        >>> Shards([np.array([5, 0, 6], dtype="<u2"), np.array([7, 0, 8], dtype="<u2")], ["a.bin", "b.bin"]).ends(0)
+        array([2, 5, 6])
+        """
+        found = [
+            start + place + np.flatnonzero(part[place : place + _CHUNK] == separator) + 1
+            for part, start in zip(self._parts, [0, *self._ends[:-1]], strict=True)
+            for place in range(0, part.size, _CHUNK)
+        ]
+        return np.unique(np.concatenate([*found, self._ends[-1:]]))
+
+    def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
+        """Fill out with the tokens from a position on, across files."""
+        index = int(np.searchsorted(self._ends, start, "right"))
+        offset, done = start - int(self._ends[index]) + self._parts[index].size, 0
+        while done < out.size:
+            tokens = self._parts[index][offset : offset + out.size - done]
+            out[done : done + tokens.size] = tokens
+            done, index, offset = done + tokens.size, index + 1, 0
+
+    def cut(self, at: int) -> tuple[Shards, Shards]:
+        """The tokens before a position, and those from it on."""
+        places = [max(at - end + part.size, 0) for part, end in zip(self._parts, self._ends.tolist(), strict=True)]
+        before = [part[:place] for part, place in zip(self._parts, places, strict=True)]
+        after = [part[place:] for part, place in zip(self._parts, places, strict=True)]
+        return Shards(before, self._names, self._vocab), Shards(after, self._names, self._vocab)
