@@ -10,7 +10,7 @@ from combinations import combinations
 from surefoot import recipes, stabilise
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.files import read_lines
-from surefoot.experiment.reports import norms as norm_report
+from surefoot.experiment.reports import train as report
 from surefoot.experiment.reports.report import draw
 from surefoot.experiment.training import norm_log
 from surefoot.experiment.training.checkpoint import Checkpoints
@@ -130,9 +130,9 @@ def test_a_run_that_blows_up_alarms_and_is_drawn(corpus, tmp_path, method, lr):
     assert lines[-1]["step"] == result.steps
     assert {layer for _, layer in warned} == set(lines[0]["norms"])
     assert [alarm["layer"] for line in lines for alarm in line.get("alarms", [])] == [layer for _, layer in warned]
-    summary = norm_report.summarise(tmp_path)
+    summary = report.summarise(tmp_path)
     assert sum(kind["alarms"] for kind in summary["kinds"]) == len(warned)
-    assert "limit" in norm_report.statement(summary)
+    assert "limit" in report.statement(summary)
     (tmp_path / "config.json").write_text(json.dumps({"model": "gpt", "width": 16, "steps": 40}))
     assert draw(tmp_path).read_bytes().startswith(b"\x89PNG")
 
@@ -202,7 +202,7 @@ def test_a_resumed_run_repeats_neither_lines_nor_alarms(corpus, tmp_path):
 
 def test_a_summary_in_the_unit_of_each_role(corpus, tmp_path):
     _, lines, _ = logged(TINY.replace(stabiliser="post_clip:2"), corpus, tmp_path, log_every=4)
-    kinds = {kind["role"]: kind for kind in norm_report.summarise(tmp_path)["kinds"]}
+    kinds = {kind["role"]: kind for kind in report.summarise(tmp_path)["kinds"]}
     head = [line["norms"]["head.weight"][0] / np.log(256) for line in lines]
     assert (kinds["head"]["start"], kinds["head"]["last"]) == pytest.approx((head[0], head[-1]))
     assert kinds["head"]["bound"] == pytest.approx(2)
@@ -237,4 +237,4 @@ def test_the_bound_of_a_stabiliser(scheme, bound):
 
 def test_no_norms_no_report(tmp_path):
     with pytest.raises(ValueError, match="has no norms yet"):
-        norm_report.summarise(tmp_path)
+        report.summarise(tmp_path)

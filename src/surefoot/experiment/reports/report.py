@@ -15,7 +15,7 @@ import vl_convert
 from surefoot.experiment.compare import run as comparison
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import replace_files, write_atomic
-from surefoot.experiment.reports import compare, coordcheck, extrapolate, ladder, norms, train, transfer
+from surefoot.experiment.reports import compare, coordcheck, extrapolate, ladder, train, transfer
 from surefoot.experiment.reports.page import ASSETS, CONFIG, POINTING, Chart, Choice, Page, html
 from surefoot.experiment.sweep import extrapolate as axis
 from surefoot.experiment.sweep import ladder as rungs
@@ -43,7 +43,7 @@ KINDS = {
     "extrapolate": RunKind(lambda directory: axis.load(directory)[0], extrapolate.statement, extrapolate.page),
     "ladder": RunKind(rungs.load, ladder.statement, ladder.page),
     "compare": RunKind(comparison.load, lambda summary: str(compare.table(summary)), compare.page),
-    "train": RunKind(norms.summarise, norms.statement, train.page),
+    "train": RunKind(train.summarise, train.statement, train.page),
     "coordcheck": RunKind(coordcheck.load, coordcheck.statement, coordcheck.page),
 }
 """By the names of `configs.KINDS`."""

@@ -1,4 +1,4 @@
-"""The page of a training run: loss, norms against their bounds, updates, alarms, throughput."""
+"""A training run as a table of norms and as a page: loss, norms against their bounds, updates, alarms, throughput."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any
 import altair as alt
 
 from surefoot.experiment import configs
-from surefoot.experiment.files import Record, read_lines
-from surefoot.experiment.reports import charts, norms
-from surefoot.experiment.reports.page import Chart, Choice, Fact, Page
+from surefoot.experiment.files import Record, finite_or_none, read_lines
+from surefoot.experiment.reports import charts
+from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
 from surefoot.experiment.reports.style import TRAINING, estimate, training
 from surefoot.experiment.training.norm_log import LAYERS, NORMS
 
@@ -32,6 +32,87 @@ POINTS = 15_000
 """Numbers of a kind in the page: steps are left out evenly above that, so that it stays small."""
 
 
+def summarise(directory: Path) -> dict[str, Any]:
+    """Reduce a run's norms to one row per role, and list its alarms.
+
+    Args:
+        directory: of a run of `surefoot train`.
+
+    Returns:
+        `steps`; `kinds`, per role the largest norm of its layers at the first line, over all lines and at the last, in
+        the role's unit; `alarms`, in the order of steps.
+
+    Raises:
+        ValueError: `norms.jsonl` is empty, missing or damaged.
+    """
+    if not (lines := read_lines(directory / NORMS, ("step", "norms"))):
+        raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
+    layers = configs.read(directory / LAYERS)
+    alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
+    kinds = []
+    for role, curves in by_role(layers, lines).items():
+        top = [max(values) for values in zip(*curves.values(), strict=True)]
+        name = max(curves, key=lambda name: max(curves[name]))
+        bound, limit = (layers[name][end] and layers[name][end] / layers[name]["unit"] for end in ("bound", "limit"))
+        start, largest, last = map(finite_or_none, (top[0], max(top), top[-1]))
+        kinds.append({
+            "role": role, "layers": len(curves), "start": start, "largest": largest, "largest_layer": name,
+            "last": last, "bound": bound, "limit": limit,
+            "alarms": sum(layers[alarm["layer"]]["role"] == role for alarm in alarms),
+        })  # fmt: skip
+    return {"steps": lines[-1]["step"], "kinds": kinds, "alarms": alarms}
+
+
+def by_role(layers: Mapping[str, Any], lines: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """Sort a run's norms: role -> layer -> its norm at every line, in the role's unit; inf where it was not finite."""
+    roles: dict[str, dict[str, list[float]]] = {}
+    for name in lines[0]["norms"]:
+        lower = [line["norms"][name][0] for line in lines]
+        curve = [math.inf if value is None else value / layers[name]["unit"] for value in lower]
+        roles.setdefault(layers[name]["role"], {})[name] = curve
+    return roles
+
+
+def statement(summary: Mapping[str, Any]) -> str:
+    """Format the table and the alarms, for a terminal.
+
+    Args:
+        summary: of `summarise`.
+
+    Returns:
+        A padded Markdown table, a note, and a line per alarm.
+
+    >>> kind = {"role": "linear", "layers": 12, "start": 1.0, "largest": 11.5, "largest_layer": "up.weight",
+    ...         "last": 11.0, "bound": None, "limit": 10.0, "alarms": 1}
+    >>> alarm = {"step": 40, "layer": "up.weight", "norm": 11.5, "limit": 10.0, "reason": "limit"}
+    >>> print(statement({"steps": 120, "kinds": [kind], "alarms": [alarm]}).splitlines()[2])
+    | linear | 12     | 1     | 11.5    | up.weight | 11   | none  | 10    | 1      |
+    """
+    alarms = [
+        f"alarm at step {step}: {layer}, norm {norm}, limit {limit} ({reason})"
+        for step, layer, norm, limit, reason in alarm_table(summary).rows
+    ]
+    return "\n".join([str(table(summary)), *alarms])
+
+
+def table(summary: Mapping[str, Any]) -> Table:
+    """Tabulate the norms of each role."""
+    keys = ["role", "layers", "start", "largest", "largest_layer", "last", "bound", "limit", "alarms"]
+    rows = [[_cell(kind[key], "none" if key == "bound" else "not finite") for key in keys] for kind in summary["kinds"]]
+    note = f"{summary['steps']} steps; the largest norm of each kind, in natural units (a head's over log V)."
+    return Table("Norms by kind of layer", [key.replace("largest_layer", "of") for key in keys], rows, [note])
+
+
+def alarm_table(summary: Mapping[str, Any]) -> Table:
+    """List the alarms."""
+    head = ["step", "layer", "norm", "limit", "reason"]
+    return Table("Alarms", head, [[_cell(alarm[key]) for key in head] for alarm in summary["alarms"]])
+
+
+def _cell(value: Any, none: str = "not finite") -> str:
+    return none if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def page(directory: Path) -> Page:
     """Describe a training run, finished or not.
 
@@ -48,16 +129,16 @@ def page(directory: Path) -> Page:
     log = read_lines(directory / LOG, ("step",))
     result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
     lines = read_lines(directory / NORMS, ("step", "norms")) if layers else []
-    summary = norms.summarise(directory) if lines else {"kinds": [], "alarms": []}
+    summary = summarise(directory) if lines else {"kinds": [], "alarms": []}
     state = f"step {log[-1]['step'] if log else 0} of {config['steps']}"
     if result:
         state = f"{'diverged after' if result['diverged'] else 'finished:'} {result['steps']} steps"
     what = "Training loss of a batch, and validation loss where it was measured."
     losses = _logged(log, "Loss", "loss (nats)", what, _LOSSES)
     speeds = [chart for key, said in _SPEEDS.items() for chart in _logged(log, *said, {key: said[0]})]
-    tables = [norms.table(summary)] if lines else []
+    tables = [table(summary)] if lines else []
     if summary["alarms"]:
-        tables.append(norms.alarm_table(summary))
+        tables.append(alarm_table(summary))
     details = {"Configuration": charts.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
     kind, drawn = f"training of {config['model']}", [*losses, *_layers(layers, lines), *speeds]
     return Page(directory.name, kind, state, _facts(log, result, summary), drawn, tables, details)
@@ -108,7 +189,7 @@ def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
         return []
     every = max(1, len(lines) * len(layers) // POINTS + 1)
     kept = [line for i, line in enumerate(lines) if i % every == 0 or i == len(lines) - 1 or "alarms" in line]
-    roles = sorted(norms.by_role(layers, kept).items(), key=lambda role: role[0] != "linear")  # of most layers, first
+    roles = sorted(by_role(layers, kept).items(), key=lambda role: role[0] != "linear")  # of most layers, first
     curves = [(role, name, curve) for role, own in roles for name, curve in own.items()]
     bands = {name: _band(layers[name]) for _, name, _ in curves}
     choices = [
