@@ -12,7 +12,7 @@ from torch import nn
 import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.training.initial_values import gpt2_, torch_
-from surefoot.experiment.training.methods import MUP_BASE_WIDTH, AdamW, Method, MupAdamW, Steepest
+from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest
 from surefoot.recipes.recipe import build
 from surefoot.stabilise import Stabiliser
 
@@ -170,7 +170,7 @@ def mup_adamw(point: Point) -> Method:
     """AdamW under muP, base width 64, with the same factors as AdamW."""
     factors = {kind: point[kind] for kind in ("embedding", "head", "gain")}
     clip = {"1": 1.0, "none": None}[point["clip"]]
-    return FactoredMup(MupAdamW(MUP_BASE_WIDTH, _adam(point), point["decay"], clip), factors)
+    return FactoredMup(MupAdamW(MupAdamW.base_width, _adam(point), point["decay"], clip), factors)
 
 
 PAIR: dict[str, Range | Choice] = {"short": (0.05, 0.5), "ahead": (0.1, 0.7)}

@@ -81,17 +81,12 @@ class Steepest(Method):
         return SteepestDescent(model, self.plan(model), lr=lr)
 
 
-# The baseline's settings are the best of a fixed grid: studies/defaults, `run.py adamw`.
-ADAMW_INITIALISE: Initialise = torch_
-ADAMW_BETAS = (0.6, 0.8)
-ADAMW_DECAY = 0.1
-ADAMW_CLIP: float | None = 1.0
-
-
 @final
 @dataclass(frozen=True)
 class AdamW(Method):
     """torch's own AdamW, with weight decay on matrices only and gradient clipping.
+
+    The defaults are the best of a fixed grid: studies/defaults, `run.py adamw`.
 
     Args:
         initialise: initial weights, `torch_` or `gpt2_`.
@@ -101,10 +96,10 @@ class AdamW(Method):
         rates: factors on the learning rate by role ("embedding", "head", "gain", ...); 1 for the others.
     """
 
-    initialise: Initialise = ADAMW_INITIALISE
-    betas: tuple[float, float] = ADAMW_BETAS
-    weight_decay: float = ADAMW_DECAY
-    clip: float | None = ADAMW_CLIP
+    initialise: Initialise = torch_
+    betas: tuple[float, float] = (0.6, 0.8)
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
@@ -123,9 +118,6 @@ class AdamW(Method):
         return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
 
 
-MUP_BASE_WIDTH = 64
-"""Width at which muP and standard AdamW have the same learning rates: the unit of muP's rate."""
-
 # Gradients fall with width; under torch's 1e-8 the smallest would stop being scale-free.
 MUP_EPS = 1e-15
 
@@ -140,7 +132,7 @@ class MupAdamW(Method):
     every width, as the package does.
 
     Args:
-        base_width: the width at which all rates are `lr`.
+        base_width: the width at which all rates are `lr`, as under standard AdamW: the unit of muP's rate.
         betas: see `AdamW`.
         weight_decay: see `AdamW`.
         clip: see `Method`.
@@ -148,10 +140,10 @@ class MupAdamW(Method):
     Source: G. Yang et al., "Tensor Programs V", table 3 and appendix D.2; the `mup` package.
     """
 
-    base_width: int = MUP_BASE_WIDTH
-    betas: tuple[float, float] = ADAMW_BETAS
-    weight_decay: float = ADAMW_DECAY
-    clip: float | None = ADAMW_CLIP
+    base_width: int = 64
+    betas: tuple[float, float] = AdamW.betas
+    weight_decay: float = AdamW.weight_decay
+    clip: float | None = AdamW.clip
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """Write the initial weights of muP's table."""
