@@ -21,16 +21,13 @@ Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
 DataOrder = Literal["documents", "random"]
 
-_RESOLVED: Any = None
-"""Default of a size: a published model's, else that of `_SIZE`."""
-
 _SIZE = {"width": 64, "depth": 2, "head_dim": 16}
 
 
-def _size(name: str, what: str) -> int:
+def _size(name: str, what: str) -> Any:
+    """Declare a size; None becomes a published model's, else that of `_SIZE`."""
     help = f"{what} (default: {_SIZE[name]}, or the published model's)"
-    size: int = field(default=_RESOLVED, metadata={"help": help, "number": COUNT})
-    return size
+    return field(default=None, metadata={"help": help, "number": COUNT})
 
 
 @final
@@ -52,7 +49,9 @@ class Architecture(Settings):
         if self.model in PUBLISHED:
             refuse_other(self.model, depth=self.depth, head_dim=self.head_dim)
         sizes = vars(PUBLISHED[self.model]) if self.model in PUBLISHED else _SIZE
-        self._resolve(**{name: sizes[name] for name in _SIZE})
+        for name in _SIZE:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, sizes[name])
         super().__post_init__()
 
 

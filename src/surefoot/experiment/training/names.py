@@ -214,9 +214,3 @@ class Settings:
                 raise ValueError(f"{setting.name} {number.condition}, got {value}")
             if value not in choices:
                 raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
-
-    def _resolve(self, **defaults: Any) -> None:
-        """Give the settings that are None these values, which depend on other settings."""
-        for name, value in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
