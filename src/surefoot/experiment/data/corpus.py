@@ -1,7 +1,7 @@
 """Tokens of a text in a fixed split, and the batches that a step reads of them."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import numpy as np
@@ -34,6 +34,9 @@ class Corpus:
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
         ends: position after each document of the training split; or the token that ends one, which the first batch of
             documents looks for (a second for two gigabytes); default: the split is one document.
+
+    Attributes:
+        epochs_of: the orders of documents that were asked for, by their contexts.
     """
 
     train: Tokens | Shards
@@ -43,6 +46,7 @@ class Corpus:
     files: int = 1
     vocab: int = 256
     ends: Positions | int | None = None
+    epochs_of: dict[int, Epochs] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -123,11 +127,6 @@ class Corpus:
         if context not in self.epochs_of:
             self.epochs_of[context] = Epochs(self.document_ends, context)
         return self.epochs_of[context]
-
-    @functools.cached_property
-    def epochs_of(self) -> dict[int, Epochs]:
-        """Those that there are, by their contexts."""
-        return {}
 
     @functools.cached_property
     def document_ends(self) -> Positions:
