@@ -31,10 +31,10 @@ def from_config(name: str) -> nn.Module:
     config, model_class = _read_config(name)
     try:
         with torch.device("meta"):
-            model = getattr(model_class, "from_config", model_class)(config)  # AutoModel..., or the class itself
+            make = getattr(model_class, "from_config", model_class)  # AutoModel..., or the class itself
+            model: nn.Module = make(config)
     except Exception as error:  # whatever a constructor raises for sizes that it cannot take
         raise ValueError(f"{name} describes no model that can be built: {_reason(error)}") from error
-    assert isinstance(model, nn.Module)
     return model
 
 

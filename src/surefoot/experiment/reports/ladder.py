@@ -54,12 +54,10 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
         The facts.
     """
     target, widths = summary["target"], [rung["width"] for rung in summary["rungs"]]
-    label, larger = (
-        f"Predicted loss at width {target['width']}",
-        target["parameters"] / summary["rungs"][-1]["parameters"],
-    )
+    label = f"Predicted loss at width {target['width']}"
     if summary["no_curve"]:
         return [Fact(label, "none", summary["no_curve"])]
+    larger = target["parameters"] / summary["rungs"][-1]["parameters"]
     beyond = f"{larger:.3g} times the parameters of the largest of widths {', '.join(map(str, widths))}"
     interval = Fact("Its 95 % interval", "not known", "it needs a fourth run: --seeds 3, or more --widths, elsewhere")
     if ci := target["predicted_ci"]:

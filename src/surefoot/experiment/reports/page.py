@@ -175,10 +175,8 @@ def html(pages: Sequence[Page], *, live: bool = False) -> str:
         The document: no script, style, font or picture of it comes from elsewhere, and a policy in its head forbids
         the browser to ask for any.
     """
-    main, style, script = (
-        body(pages),
-        *(_inline((ASSETS / f"page.{kind}").read_text("utf-8")) for kind in ("css", "js")),
-    )
+    main = body(pages)
+    style, script = (_inline((ASSETS / f"page.{kind}").read_text("utf-8")) for kind in ("css", "js"))
     values = {"body": main, "version": version(main), "style": style, "scripts": [_inline(_vega()), script]}
     return _templates().get_template("page.html").render(values, pages=pages, live=LIVE_SECONDS if live else None)
 
@@ -193,10 +191,8 @@ def body(pages: Sequence[Page]) -> str:
         HTML, with the charts' specifications and data in it as JSON.
     """
     charts = [[asdict(chart) for chart in page.charts] for page in pages]
-    data = json.dumps({"config": CONFIG, "pages": charts}, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
-    return _templates().get_template("body.html").render(pages=pages, data=data)
+    data = json.dumps({"config": CONFIG, "pages": charts}, separators=(",", ":"), allow_nan=False)
+    return _templates().get_template("body.html").render(pages=pages, data=data.replace("<", "\\u003c"))
 
 
 def version(text: str) -> str:

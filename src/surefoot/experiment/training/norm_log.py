@@ -53,11 +53,8 @@ class Norms:
 
     def measure(self) -> dict[str, Numbers]:
         """Return the stability numbers of each parameter that has entries, by name."""
-        optimizer = self._run.optimizer
-        if isinstance(optimizer, SteepestDescent):
-            numbers = optimizer.stability(self._run.before)
-        else:
-            numbers = self._of_weights()
+        own = self._run.optimizer
+        numbers = own.stability(self._run.before) if isinstance(own, SteepestDescent) else self._of_weights()
         return {name: numbers[name] for name in self.layers if numbers[name]}
 
     def _of_weights(self) -> dict[str, dict[str, float]]:
@@ -159,9 +156,8 @@ def _line(run: Run, measured: Norms) -> Record:
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing
-    losses = {name: _loss(row, measured.bounds_updates) for name, row in numbers.items() if "loss_forward_upper" in row}
-    if losses:
-        line["loss_bounds"] = losses
+    if heads := {name: row for name, row in numbers.items() if "loss_forward_upper" in row}:
+        line["loss_bounds"] = {name: _loss(row, measured.bounds_updates) for name, row in heads.items()}
     if run.before is not None:
         line["moved"] = {name: _short(row["update_measured"]) for name, row in numbers.items()}
     if measured.bounds_updates:
