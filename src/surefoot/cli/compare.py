@@ -1,17 +1,12 @@
 """`surefoot compare`: recipes and baselines on one model and data, with equal tuning."""
 
-from __future__ import annotations
-
 import argparse
-from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
+from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
-
-if TYPE_CHECKING:
-    from surefoot.experiment.compare.config import Comparison
 
 _EXAMPLES = """
 surefoot compare --recipes steady moonlight_tuned muon adamw --baseline moonlight_tuned --steps 600
@@ -49,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune, run over fresh seeds, print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.compare import run as comparing
-    from surefoot.experiment.compare.config import Question
     from surefoot.experiment.sweep.worker import run_trial
 
     executor, comparison = chosen.executor(arguments), configure(arguments)
@@ -73,7 +67,6 @@ def configure(arguments: argparse.Namespace) -> Comparison:
         ValueError: as `chosen.trial_settings`, or a recipe that is named twice.
     """
     from surefoot.cli import chosen
-    from surefoot.experiment.compare.config import Comparison
 
     published = tuple(arguments.published or ())
     methods = [*arguments.recipes, *(parse_at(text)[0] for text in published)]

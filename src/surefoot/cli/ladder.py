@@ -1,18 +1,13 @@
 """`surefoot ladder`: what loss will a larger model reach? Small ones, trained at the rate of the law, tell."""
 
-from __future__ import annotations
-
 import argparse
 import math
-from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
+from surefoot.experiment.sweep.config import Ladder, Rung
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.scaling import LAWS
-
-if TYPE_CHECKING:
-    from surefoot.experiment.sweep.ladder import Ladder, Rung
 
 _EXAMPLES = """
 surefoot ladder --widths 32 64 128 --to-width 512 --out runs/ladder
@@ -68,7 +63,6 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
         ValueError: as `chosen.trial_settings`, a number of steps, or fewer than three widths.
     """
     from surefoot.cli import chosen
-    from surefoot.experiment.sweep.ladder import Ladder, Rung
     from surefoot.experiment.sweep.worker import unchanged
     from surefoot.experiment.training.build import require_model
 

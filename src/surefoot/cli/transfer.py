@@ -1,21 +1,17 @@
 """`surefoot transfer`: where does the best learning rate lie at each width, or at other sizes of a run?"""
 
-from __future__ import annotations
-
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
 from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
+from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
+from surefoot.experiment.sweep.search import Bracket, Grid
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import centre
 from surefoot.scaling import Run
-
-if TYPE_CHECKING:
-    from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
 
 WIDTHS = (32, 64, 128)
 _EXAMPLES = """
@@ -98,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.sweep import extrapolate, sweep
-    from surefoot.experiment.sweep.config import Extrapolation
     from surefoot.experiment.sweep.worker import run_trial
 
     executor, config = chosen.executor(arguments), configure(arguments)
@@ -130,8 +125,6 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
         ValueError: as `axis_of` and `chosen.trial_settings`, a value twice, or one alone on an axis.
     """
     from surefoot.cli import chosen
-    from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
-    from surefoot.experiment.sweep.search import Bracket, Grid
 
     axis, recipes, seeds = axis_of(arguments), tuple(arguments.recipes), tuple(range(arguments.seeds))
     # The search extends by itself: where it starts saves time and decides nothing.

@@ -1,11 +1,10 @@
-"""What a sweep is made of: its configuration, over widths or over an axis, its trials, their results."""
+"""Configurations of sweeps, over widths, an axis or a ladder; their trials and results. Without torch and numpy."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from surefoot.experiment.files import dumps
 from surefoot.experiment.sweep.axis import AXES, flag
 from surefoot.experiment.sweep.search import Bracket, Grid, Own, check_list
 
@@ -42,7 +41,7 @@ class SweepConfig:
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json``."""
         search = {"kind": type(self.search).__name__.lower(), **asdict(self.search)}
-        return json.loads(dumps({**asdict(self), "search": search}))  # type: ignore[no-any-return]
+        return json.loads(json.dumps({**asdict(self), "search": search}, allow_nan=False))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,59 @@ class Extrapolation:
         own = {"axis": self.axis, "values": list(self.values), "width": self.width}
         kept = {key: shared[key] for key in ("recipes", "seeds", "search")}
         return {**kept, **own, "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A size of the ladder, and its run.
+
+    Args:
+        width: of the model.
+        parameters: of the model.
+        steps: optimizer steps.
+        log2_lr: log2 of the learning rate.
+    """
+
+    width: int
+    parameters: int
+    steps: int
+    log2_lr: float
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All that determines the runs of a ladder but its target. A run directory belongs to one.
+
+    Args:
+        recipe: name of a method.
+        rungs: in any order.
+        tokens_per_parameter: of which the steps follow.
+        seeds: each rung is run with all of them, the target with the first.
+        settings: those of `SweepConfig`.
+
+    Raises:
+        ValueError: fewer than three rungs, or one twice.
+    """
+
+    recipe: str
+    rungs: tuple[Rung, ...]
+    tokens_per_parameter: float
+    seeds: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rungs", tuple(sorted(self.rungs, key=lambda rung: rung.width)))
+        check_list("--widths, for a curve of three numbers,", self.widths, least=3)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths, ascending."""
+        return tuple(rung.width for rung in self.rungs)
+
+    def sweep(self, rung: Rung, seeds: int) -> SweepConfig:
+        """The runs of a rung with the first of the seeds, as a sweep of one rate."""
+        search = Grid((rung.log2_lr,))
+        return SweepConfig((self.recipe,), (rung.width,), self.seeds[:seeds], rung.steps, search, self.settings)
 
 
 @dataclass(frozen=True)

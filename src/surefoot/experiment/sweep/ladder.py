@@ -1,73 +1,19 @@
 """A ladder of sizes in a run directory: runs at the rate of the law, the curve through their losses, a larger one's."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
-from surefoot.experiment.sweep.config import SweepConfig
+from surefoot.experiment.sweep.config import Ladder, Rung
 from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.law import Floored, floored
 from surefoot.experiment.sweep.progress import Callback
-from surefoot.experiment.sweep.search import Grid, check_list
 from surefoot.experiment.sweep.summary import as_json, environment, line, points, train_loss
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A size of the ladder, and its run.
-
-    Args:
-        width: of the model.
-        parameters: of the model.
-        steps: optimizer steps.
-        log2_lr: log2 of the learning rate.
-    """
-
-    width: int
-    parameters: int
-    steps: int
-    log2_lr: float
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """All that determines the runs of a ladder but its target. A run directory belongs to one.
-
-    Args:
-        recipe: name of a method.
-        rungs: in any order.
-        tokens_per_parameter: of which the steps follow.
-        seeds: each rung is run with all of them, the target with the first.
-        settings: those of `SweepConfig`.
-
-    Raises:
-        ValueError: fewer than three rungs, or one twice.
-    """
-
-    recipe: str
-    rungs: tuple[Rung, ...]
-    tokens_per_parameter: float
-    seeds: tuple[int, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rungs", tuple(sorted(self.rungs, key=lambda rung: rung.width)))
-        check_list("--widths, for a curve of three numbers,", self.widths, least=3)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The widths, ascending."""
-        return tuple(rung.width for rung in self.rungs)
-
-    def sweep(self, rung: Rung, seeds: int) -> SweepConfig:
-        """The runs of a rung with the first of the seeds, as a sweep of one rate."""
-        search = Grid((rung.log2_lr,))
-        return SweepConfig((self.recipe,), (rung.width,), self.seeds[:seeds], rung.steps, search, self.settings)
 
 
 def run(
