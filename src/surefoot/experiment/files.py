@@ -136,7 +136,7 @@ def _record(line: bytes) -> Record | None:
     return value if isinstance(value, dict) else None
 
 
-class Log:
+class Log(contextlib.AbstractContextManager["Log"]):
     """An append-only JSON-lines file, for one writer at a time. Use as a context manager.
 
     Opening it removes an incomplete last line. When `append` returns, the record is on the disk.
@@ -183,9 +183,6 @@ class Log:
     def _cut(self) -> None:
         with contextlib.suppress(OSError):  # a device has no length
             os.ftruncate(self._handle, self._size)
-
-    def __enter__(self) -> "Log":
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)

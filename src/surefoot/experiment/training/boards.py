@@ -1,10 +1,11 @@
 """Where a run's numbers are drawn while it trains: TensorBoard, Weights & Biases."""
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from surefoot.experiment.errors import importing
 from surefoot.experiment.files import Record
@@ -12,7 +13,7 @@ from surefoot.experiment.files import Record
 _OF_LOSSES = ("loss", "val_loss", "val_loss_average", "lr", "tokens_per_second", "utilisation", "optimizer_share")
 
 
-class Board(ABC):
+class Board(AbstractContextManager["Board"]):
     """Draws the numbers of a record of the training log by their names, and `norm/NAME`, `update/NAME`.
 
     Use as a context manager. Nothing is begun before the first record.
@@ -44,9 +45,6 @@ class Board(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Finish what was begun."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._begun is not None:

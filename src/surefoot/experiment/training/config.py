@@ -5,12 +5,10 @@ argparse takes them; `number`, the values that are allowed; `flag`, where it is 
 `help` has an option of the command line's own. Nothing here imports torch, so that `--help` is quick.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, Self, final, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, NATURAL, RATE, Settings, log2_lr
@@ -148,7 +146,7 @@ class TrainConfig(Settings):
         return self.optimisation.lr
 
     @classmethod
-    def of(cls, **settings: Any) -> TrainConfig:
+    def of(cls, **settings: Any) -> Self:
         """The configuration with these settings, and defaults for the others.
 
         Args:
@@ -163,7 +161,7 @@ class TrainConfig(Settings):
         """
         return cls()._with(lambda part, changes: type(part)(**changes), settings)
 
-    def replace(self, **settings: Any) -> TrainConfig:
+    def replace(self, **settings: Any) -> Self:
         """The same configuration with other values of some settings.
 
         Args:
@@ -178,7 +176,7 @@ class TrainConfig(Settings):
         """
         return self._with(lambda part, changes: dataclasses.replace(part, **changes), settings)
 
-    def _with(self, make: Callable[[Settings, dict[str, Any]], Settings], settings: dict[str, Any]) -> TrainConfig:
+    def _with(self, make: Callable[[Settings, dict[str, Any]], Settings], settings: dict[str, Any]) -> Self:
         """The configuration with each part made anew of it and the settings that are its own."""
         parts: dict[str, Any] = {
             name: make(part, {key: settings.pop(key) for key in vars(part) if key in settings})

@@ -1,12 +1,10 @@
 """Training methods by name: how a model is initialised and which optimizer it gets."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, final, get_args
+from typing import Any, Self, final, get_args
 
 import torch
 from torch import nn
@@ -44,7 +42,7 @@ class Method(ABC):
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """The optimizer of a model; a scheduler multiplies the rates of all its groups by the same factor."""
 
-    def over(self, steps: int) -> Method:
+    def over(self, steps: int) -> Self:
         """The method for a run of so many steps."""
         return self
 
@@ -68,7 +66,7 @@ class Steepest(Method):
         """Write the initial weights of the recipe's plan."""
         Plan.of(model, self.recipe).initialise_(model, seed)
 
-    def over(self, steps: int) -> Steepest:
+    def over(self, steps: int) -> Self:
         """The method with the recipe's decay for a run of so many steps."""
         return replace(self, recipe=self.recipe.over(steps))
 

@@ -1,10 +1,8 @@
 """Log of a run's norms: `norms.jsonl`, the layers' bands in `layers.json`, and the alarms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -81,7 +79,7 @@ def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
 
 
 @final
-class NormLog:
+class NormLog(AbstractContextManager["NormLog"]):
     """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 
     A line has `step`; `lr`, the rate of the next step; `norms`, name -> `[lower, upper]`, bounds on the norm;
@@ -140,9 +138,6 @@ class NormLog:
         for line in log.records:  # alarms raised before the run was resumed are not raised again
             self._alarms.update(self._times[line["step"]], _lower(line))
         return log
-
-    def __enter__(self) -> NormLog:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
