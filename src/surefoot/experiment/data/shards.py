@@ -60,14 +60,14 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = VALIDATI
     Raises:
         DataError: nothing there, a file that is no such file, or not the one that the manifest describes.
     """
-    manifest = read_manifest(path)
-    if manifest:
-        require_same(path, manifest["shards"])
-    files = [path / shard["name"] for shard in manifest["shards"]] if manifest else _files(path)
-    tokens = {file: open_tokens(file, manifest["layout"] if manifest else None) for file in files}
+    manifest = read_manifest(path) or {}
+    written = manifest.get("shards", [])
+    require_same(path, written)
+    files = [path / shard["name"] for shard in written] or _files(path)
+    tokens = {file: open_tokens(file, manifest.get("layout")) for file in files}
     if not sum(part.size for part in tokens.values()):
         raise DataError(f"{path} holds no tokens: write some with surefoot tokens IN {path}")
-    stated = vocab or (manifest["vocab"] if manifest else None)
+    stated = vocab or manifest.get("vocab")
     vocab = stated or -(-(max(int(part.max()) for part in tokens.values()) + 1) // ROUND) * ROUND
 
     def joined(held: bool) -> Shards:
@@ -78,8 +78,7 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = VALIDATI
     if not validation.size or not train.size:
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)
-    sha256 = manifest["sha256"] if manifest else _fingerprint(files)
-    separator = manifest["separator"] if manifest else GPT2_SEPARATOR
+    sha256, separator = manifest.get("sha256") or _fingerprint(files), manifest.get("separator", GPT2_SEPARATOR)
     return Corpus(train, validation, f"{path}, {vocab} tokens", sha256, len(files), vocab, separator)
 
 
