@@ -124,7 +124,15 @@ class _Search:
         """Write the record of a trial that has ended, and tell how far the sweep is."""
         self.log.append(record)
         self.done[_key(record)] = record
-        return self._progress(record, workers)
+        config, expected, seconds_left = self.config, 0, 0.0
+        for recipe, width in product(config.recipes, config.widths):
+            rates, settled = self._rates(recipe, width)
+            runs = len(config.seeds) * max(len(rates), 0 if settled else config.search.expected)
+            done = sum(key[:2] == (recipe, width) for key in self.done)
+            expected += runs
+            seconds_left += max(0, runs - done) * self._cost(width)
+        at_once = max(1, min(workers, expected - len(self.done)))
+        return Progress(record, len(self.done), expected, seconds_left / at_once)
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now, widest first."""
@@ -161,17 +169,6 @@ class _Search:
             if not (new := self.config.search.next(recipe, means)):
                 return rates, True
             rates += new
-
-    def _progress(self, record: Record, workers: int) -> Progress:
-        config, expected, seconds_left = self.config, 0, 0.0
-        for recipe, width in product(config.recipes, config.widths):
-            rates, settled = self._rates(recipe, width)
-            runs = len(config.seeds) * max(len(rates), 0 if settled else config.search.expected)
-            done = sum(key[:2] == (recipe, width) for key in self.done)
-            expected += runs
-            seconds_left += max(0, runs - done) * self._cost(width)
-        at_once = max(1, min(workers, expected - len(self.done)))
-        return Progress(record, len(self.done), expected, seconds_left / at_once)
 
     def _cost(self, width: int) -> float:
         """Seconds of a run: measured at this width, else at the nearest one and scaled.

@@ -147,7 +147,6 @@ class Number:
 COUNT = Number("count", int, "must be at least 1", lambda value: value >= 1)
 NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
-NOT_NEGATIVE = Number("finite", float, "must be finite and not negative", lambda value: 0 <= value < math.inf)
 FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
 LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
 
@@ -187,7 +186,7 @@ RATE = Number(
     "rate",
     lambda text: text if text == AUTO else float(text),
     "must be finite and not negative, or auto",
-    lambda value: value == AUTO or NOT_NEGATIVE.allows(value),
+    lambda value: value == AUTO or 0 <= value < math.inf,
 )
 
 AVERAGE = Number(

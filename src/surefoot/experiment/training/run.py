@@ -235,7 +235,7 @@ class Run:
         from surefoot.experiment.distributed import folders
 
         processes = self.layout.processes
-        agree(processes, partial(folders.damage, path, processes.rank, len(processes.together(None))))
+        agree(processes, partial(folders.damage, path, processes.rank, processes.count))
         facts = folders.facts_of(path, self.facts())
         self.require_same_run(facts)
         tensors = self.tensors()

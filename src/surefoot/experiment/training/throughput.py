@@ -34,8 +34,8 @@ class Meter:
     """
 
     def __init__(self, run: Run, times: bool) -> None:
-        self._run, self._timer = run, _Timer(run.device) if times else None
-        if self._timer is not None:
+        self._run, self._timer = run, _Timer(run.device)
+        if times:
             run.timer = self._timer
         self._read = run.step, run.seconds
         self._timed = self._optimizing = 0.0
@@ -54,7 +54,7 @@ class Meter:
         run, (step, seconds) = self._run, self._read
         self._read = run.step, run.seconds
         taken = run.seconds - seconds
-        optimizing = self._timer.read() if self._timer is not None else 0.0
+        optimizing = self._timer.read()
         self._timed, self._optimizing = self._timed + taken, self._optimizing + optimizing
         speed = _ratio(_tokens(run, run.step - step), taken)
         return {"tokens_per_second": speed, "optimizer_share": _ratio(optimizing, taken)}
