@@ -72,9 +72,8 @@ class SteepestDescentContainer(OptimizersContainer):
         theirs = OptimizersContainer.Config()
         ignored = [f.name for f in fields(theirs) if getattr(config, f.name) != getattr(theirs, f.name)]
         if ignored:
-            raise ValueError(
-                f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr or run, plan and seed instead"
-            )
+            remedy = "say lr or run, plan and seed instead"
+            raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; {remedy}")
         self.model_parts = model_parts
         self.optimizers: list[SteepestDescent] = []
         self._by_law: bool = config.lr is None

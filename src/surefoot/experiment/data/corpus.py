@@ -65,11 +65,10 @@ class Corpus:
         for split in SPLITS:
             size = self._tokens(split).size
             if size < context + 1:
-                raise DataError(
-                    f"{self.name}: {self.size} {self.unit}s are too few; {size} of them are in the {split} split and a "
-                    f"context of {context} needs {context + 1}. Give a text of at least "
-                    f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s, or a shorter context"
-                )
+                few = f"{size} of them are in the {split} split and a context of {context} needs {context + 1}"
+                least = f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s"
+                remedy = f"Give a text of at least {least}, or a shorter context"
+                raise DataError(f"{self.name}: {self.size} {self.unit}s are too few; {few}. {remedy}")
 
     def batch(
         self,

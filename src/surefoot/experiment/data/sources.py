@@ -114,10 +114,8 @@ def _in_validation(name: str) -> bool:
 def _load_stdlib(root: Path) -> Corpus:
     texts = _texts(root, _EXCLUDED, ".py") if root.is_dir() else {}
     if not texts:
-        raise DataError(
-            f"the standard library's source is not in {root} (a frozen or stripped Python); "
-            "give a text file or folder with --data PATH"
-        )
+        missing = f"the standard library's source is not in {root} (a frozen or stripped Python)"
+        raise DataError(f"{missing}; give a text file or folder with --data PATH")
     return _from_files(texts, f"standard library of {platform.python_implementation()} {platform.python_version()}")
 
 

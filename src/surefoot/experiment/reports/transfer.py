@@ -74,9 +74,8 @@ def recipes(
         cells = [*(optimum(*one, decimal) for one in optima), *(cell(entry) for cell in columns.values())]
         best, trained = entry["best_loss"][-1], (entry.get("train_loss") or [None])[-1]  # earlier versions lack it
         values = [estimate(best, None, ".3f", "none"), training(trained, best)]
-        rows.append(
-            [entry["recipe"], *cells, *(["\ntraining ".join(values).replace(" (", "\n(")] if decimal else values)]
-        )
+        last = ["\ntraining ".join(values).replace(" (", "\n(")] if decimal else values
+        rows.append([entry["recipe"], *cells, *last])
     return Table("Recipes", head, rows, notes)
 
 

@@ -89,9 +89,8 @@ def load(path: Path | str) -> dict[str, Any]:
     except Exception:  # any bytes may lie there, and torch's reader raises what they make of it
         payload = None
     if not isinstance(payload, dict):
-        raise CheckpointError(
-            f"{path} is no checkpoint: it holds other things than tensors, numbers, strings and their lists"
-        )
+        other = "other things than tensors, numbers, strings and their lists"
+        raise CheckpointError(f"{path} is no checkpoint: it holds {other}")
     return payload
 
 

@@ -68,10 +68,8 @@ def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _reset_norm_(name: str, module: nn.Module) -> None:
     if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        raise ValueError(
-            f"{name or 'the model'} is a {type(module).__name__}: AdamW's initial values cover Linear, "
-            "Embedding, LayerNorm and RMSNorm"
-        )
+        known = "AdamW's initial values cover Linear, Embedding, LayerNorm and RMSNorm"
+        raise ValueError(f"{name or 'the model'} is a {type(module).__name__}: {known}")
     module.reset_parameters()  # ones and zeros, nothing random
 
 
@@ -103,10 +101,8 @@ def mup_plan(model: nn.Module) -> Plan:
     plan, embedding = Plan.of(model), _input_embedding(model)
     for name, placement in plan.placements.items():
         if placement.role.name == "head" and model.get_parameter(name) is embedding:
-            raise ValueError(
-                f"mup_adamw cannot scale {name} as embedding and head at once; untie the head, or multiply the "
-                "logits by 1/width (head='tied_scaled')"
-            )
+            remedy = "untie the head, or multiply the logits by 1/width (head='tied_scaled')"
+            raise ValueError(f"mup_adamw cannot scale {name} as embedding and head at once; {remedy}")
     return plan
 
 
