@@ -144,8 +144,20 @@ class Stabiliser(ABC):
         return 1
 
 
+class Checked(Stabiliser):
+    """Schemes with numbers that must be positive and finite, or None."""
+
+    positive: ClassVar[dict[str, int]]
+    """Name of such a field -> the power of it that is a norm, 0 if none is."""
+
+    def __post_init__(self) -> None:
+        for name, power in self.positive.items():
+            if (value := getattr(self, name)) is not None:
+                require_positive(f"{type(self).__name__}'s {name}", value, power)
+
+
 @dataclass(frozen=True)
-class Ball(Stabiliser):
+class Ball(Checked):
     """Schemes with a radius: the weight's norm is kept at it or below it.
 
     Args:
@@ -155,10 +167,8 @@ class Ball(Stabiliser):
         ValueError: a radius that is not positive and finite.
     """
 
+    positive: ClassVar[dict[str, int]] = {"radius": 1}
     radius: float
-
-    def __post_init__(self) -> None:
-        require_positive(f"{type(self).__name__}'s radius", self.radius, 1)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """Radius times unit."""
@@ -171,7 +181,7 @@ class Ball(Stabiliser):
 
 
 @dataclass(frozen=True)
-class Decay(Stabiliser):
+class Decay(Checked):
     """Schemes with a rate: the weight's norm is brought down to its inverse or below.
 
     Args:
@@ -181,10 +191,8 @@ class Decay(Stabiliser):
         ValueError: a rate that is not positive and finite.
     """
 
+    positive: ClassVar[dict[str, int]] = {"rate": -1}
     rate: float
-
-    def __post_init__(self) -> None:
-        require_positive(f"{type(self).__name__}'s rate", self.rate, -1)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
         """Rate over unit."""

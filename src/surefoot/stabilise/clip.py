@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, NormEstimates, State, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, along, require_positive
+from surefoot.stabilise.base import Ball, Known, Limit, Moved, along
 from surefoot.stabilise.decay import DecoupledWeightDecay
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
 
@@ -45,12 +45,9 @@ class PostClip(Ball):
 
     told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
     extent: ClassVar[Extent] = Extent.NORM
+    positive: ClassVar[dict[str, int]] = {"radius": 1, "period": 0}
 
     period: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("PostClip's period", 1 if self.period is None else self.period)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """The running bound, where the weight's norm is costly."""
@@ -106,12 +103,9 @@ class DecayedPostClip(DecoupledWeightDecay):
     """
 
     extent: ClassVar[Extent] = Extent.NORM
+    positive: ClassVar[dict[str, int]] = {"rate": 0, "radius": 1}
 
     radius: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("DecayedPostClip's radius", self.radius, 1)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """`PostClip`'s."""
@@ -203,12 +197,9 @@ class StreamingPostClip(Ball):
     """
 
     told: ClassVar[str] = "{norm} near {radius:.4g}, {vectors} directions clipped, no guarantee"
+    positive: ClassVar[dict[str, int]] = {"radius": 1, "vectors": 0}
 
     vectors: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("StreamingPostClip's vectors", self.vectors)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""

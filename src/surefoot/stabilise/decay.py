@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import Decay, Known, Limit, Moved, Stabiliser, along, remaining, require_positive
+from surefoot.stabilise.base import Checked, Decay, Known, Limit, Moved, along, remaining
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -56,7 +56,7 @@ class WeightDecay(Decay):
 
 
 @dataclass(frozen=True)
-class DecoupledWeightDecay(Stabiliser):
+class DecoupledWeightDecay(Checked):
     """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
 
     It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape.
@@ -74,12 +74,10 @@ class DecoupledWeightDecay(Stabiliser):
     """
 
     extent: ClassVar[Extent] = Extent.ENTRY
+    positive: ClassVar[dict[str, int]] = {"rate": 0}
 
     rate: float
     lr_scale: Scale
-
-    def __post_init__(self) -> None:
-        require_positive("DecoupledWeightDecay's rate", self.rate)
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """`WeightDecay`'s, in natural units."""
@@ -168,12 +166,9 @@ class StreamingPreDecay(Decay):
     """
 
     told: ClassVar[str] = "{norm} near {bound:.4g}, {vectors} directions decayed, no guarantee"
+    positive: ClassVar[dict[str, int]] = {"rate": -1, "vectors": 0}
 
     vectors: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("StreamingPreDecay's vectors", self.vectors)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""

@@ -11,21 +11,18 @@ from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, Tangents
 from surefoot.geometry.change_bounds import Sizes
 from surefoot.geometry.constraints import Constraint, SameLengths
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
+from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
 
 @dataclass(frozen=True)
-class _Lengths(Stabiliser):
+class _Lengths(Checked):
     """Vectors along `dim` of fixed length: the best step that keeps them to first order, then each is rescaled."""
 
     radius: float | None = None
+    positive: ClassVar[dict[str, int]] = {"radius": 1}
     dim: ClassVar[int]
     vector: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        if self.radius is not None:
-            require_positive(f"{type(self).__name__}'s radius", self.radius, 1)
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """The lengths."""

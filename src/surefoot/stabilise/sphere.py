@@ -15,11 +15,11 @@ from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_ot
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.small_eigh import finite_only
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, Stabiliser, along, require_positive
+from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
 
 
 @dataclass(frozen=True)
-class Normalise(Stabiliser):
+class Normalise(Checked):
     """`w - eta d`, rescaled to norm radius: training on a sphere. A zero weight (a bias at its start) stays zero.
 
     Args:
@@ -33,12 +33,9 @@ class Normalise(Stabiliser):
     ('norm = 2, or 0 where it is 0', 'norm = initial')
     """
 
+    positive: ClassVar[dict[str, int]] = {"radius": 1}
     radius: float | None = None
     norm: Geometry | None = None
-
-    def __post_init__(self) -> None:
-        if self.radius is not None:
-            require_positive("Normalise's radius", self.radius, 1)
 
     @property
     def extent(self) -> Extent:  # type: ignore[override]
