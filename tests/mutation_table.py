@@ -127,9 +127,7 @@ MUTATIONS = (
         "HALLEY_ROWS, HALLEY_COLUMNS = (2,",
         MSIGN,
     ),
-    Mutation(
-        "neighbours out of range", "linalg/polar.py", "torch.where(safe, x, _unit_peak(x))", "_unit_peak(x)", MSIGN
-    ),
+    Mutation("neighbours out of range", "linalg/polar.py", "torch.where(safe, x, x / max", "(x / max", MSIGN),
     Mutation(
         "inverse by halves, coupling", "linalg/ops.py", "multiply(side, last)).neg_()", "multiply(side, last))", OPS
     ),

@@ -10,7 +10,7 @@ from torch import Tensor
 from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry, State, Taken
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint
-from surefoot.geometry.vectors import MeanGeometry, VectorGeometry
+from surefoot.geometry.vectors import MeanGeometry, RootMeanSquare, VectorGeometry
 from surefoot.linalg import device
 
 
@@ -58,18 +58,12 @@ class VectorMean(MeanGeometry, _Bias):
 
 
 @dataclass(frozen=True)
-class RMS(_Bias):
+class RMS(RootMeanSquare, _Bias):
     """Bias: `rms(b)`, direction `g / rms(g)`, projection radial.
 
     >>> RMS().norm(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     tensor(2.5000)
     """
-
-    exponent: ClassVar[float] = 2.0
-
-    def scale(self, shape: torch.Size) -> float:
-        """`1 / sqrt(n)`."""
-        return 1 / math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)

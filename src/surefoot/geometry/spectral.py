@@ -156,10 +156,8 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
         rows, start = constraint.dim == -1, cache["multipliers"][..., : w.shape[-3 - constraint.dim]].to(unit.dtype)
         g, unit = (x if rows else x.mT for x in (m.to(unit.dtype), unit))
         d, x = rows_msign(g, unit, start, self._accurate)
-        return (d if rows else d.mT).to(m.dtype).mul_(self.unit(w.shape)), {
-            **cache,
-            "multipliers": x.to(cache["multipliers"].dtype),
-        }
+        kept = {**cache, "multipliers": x.to(cache["multipliers"].dtype)}
+        return (d if rows else d.mT).to(m.dtype).mul_(self.unit(w.shape)), kept
 
     @property
     def _accurate(self) -> str:

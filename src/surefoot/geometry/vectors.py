@@ -144,6 +144,16 @@ class MeanGeometry(VectorGeometry):
         return float(max(1, shape[-1]) ** (-1 / self.q))
 
 
+class RootMeanSquare(VectorGeometry):
+    """A norm by the RMS of vectors along the last dimension."""
+
+    exponent: ClassVar[float] = 2.0
+
+    def scale(self, shape: torch.Size) -> float:
+        """`1 / sqrt(n)`."""
+        return 1 / math.sqrt(max(1, shape[-1]))
+
+
 class _Table(VectorGeometry):
     """A norm of tables whose input is one-hot: the layer's output is a row."""
 
@@ -172,7 +182,7 @@ class RowMean(MeanGeometry, _Table):
 
 
 @dataclass(frozen=True)
-class RowRMS(_Table):
+class RowRMS(RootMeanSquare, _Table):
     """Embedding: `max_i rms(E_i)`, direction `G_i / rms(G_i)` for each row; the same as `RowMean(2)`.
 
     Source: "Beyond MuP 3", embedding.
@@ -181,12 +191,6 @@ class RowRMS(_Table):
     tensor([[ 1., -1.],
             [ 0.,  0.]])
     """
-
-    exponent: ClassVar[float] = 2.0
-
-    def scale(self, shape: torch.Size) -> float:
-        """`1 / sqrt(d)`."""
-        return 1 / math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ _MINIMAX: tuple[Quintic, ...] = (
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
 )
-POLAR_EXPRESS: tuple[Quintic, ...] = (
-    *((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _MINIMAX),
-    *((1.875, -1.25, 0.375),) * 2,
-)
+_DAMPED = [(a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _MINIMAX]
+POLAR_EXPRESS: tuple[Quintic, ...] = (*_DAMPED, *((1.875, -1.25, 0.375),) * 2)
 """Six minimax steps, damped by 1 % against rounding, then two of the classical quintic, tangent to 1 at 1: it removes
 what rounding and the minimax ripple leave."""
 
@@ -71,10 +69,8 @@ def qdwh(lowest: float, steps: int) -> tuple[Quintic, ...]:
     return tuple(weights)
 
 
-HALLEY: tuple[Quintic, tuple[float, ...]] = (
-    qdwh(lowest=4e-3, steps=1)[0],
-    (3.97056497261309, -12.761707634657196, 24.673262881817383, -22.92666161360823, 8.044541393834946),
-)
+_DEGREE_9 = (3.97056497261309, -12.761707634657196, 24.673262881817383, -22.92666161360823, 8.044541393834946)
+HALLEY: tuple[Quintic, tuple[float, ...]] = (qdwh(lowest=4e-3, steps=1)[0], _DEGREE_9)
 """One Halley step, and the minimax odd polynomial of degree 9 on [.385, 1], into which the step maps [.004, 1]: it ends
 in [.982, 1]. A smaller lowest value would amplify what rounding leaves in a float32 Gram matrix."""
 

@@ -8,14 +8,14 @@ it is only a clock can tell (`ONEDNN_MAX_CPU_ISA` hides units from oneDNN), so e
 
 import os
 import time
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from surefoot.linalg.device import full_precision
-from surefoot.linalg.ops import Ops
+from surefoot.linalg.ops import Multiply, Ops
 
 VARIABLE = "SUREFOOT_CPU_PRODUCTS"
 """Environment variable: words of `torch`, `onednn`, `bfloat16` with commas between them say what is fast; without it,
@@ -92,24 +92,19 @@ def _timed() -> frozenset[str]:
         return frozenset()
     with torch.no_grad(), full_precision(torch.device("cpu")), _disable_current_modes():  # whatever surrounds the call
         x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")
-        short = x.bfloat16()
-        times = _best(
-            torch=partial(torch.bmm, x, x.mT),
-            onednn=partial(multiply, x, x.mT),
-            bfloat16=partial(torch.bmm, short, short.mT),
-        )
+        times = _best(torch=(torch.bmm, x), onednn=(multiply, x), bfloat16=(torch.bmm, x.bfloat16()))
     return frozenset(name for name, seconds in times.items() if seconds < RATIO * times["torch"])
 
 
-def _best(**products: partial[Tensor]) -> dict[str, float]:
-    """The least CPU time of this thread, which others on the machine hardly change, in six rounds after a first.
+def _best(**products: tuple[Multiply, Tensor]) -> dict[str, float]:
+    """The least CPU time of `x xᵀ`, in six rounds after a first: of this thread, which others here hardly change.
 
     Where that clock is too coarse (Windows) all are 0, and none is faster.
     """
     best = dict.fromkeys(products, float("inf"))
     for attempt in range(7):
-        for name, product in products.items():
+        for name, (product, x) in products.items():
             start = time.thread_time()
-            product()
+            product(x, x.mT)
             best[name] = min(best[name], time.thread_time() - start) if attempt else best[name]
     return best

@@ -125,15 +125,10 @@ def _in_range(x: Tensor) -> Tensor:
     on a CPU, where that can be read; elsewhere all are scaled to largest entry 1.
     """
     if not may_branch(x):
-        return _unit_peak(x)
+        return x / max_abs_or_one(x)
     size = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     safe = (size > SAFE) & (size < 1 / SAFE)
-    return x if bool(safe.all()) else torch.where(safe, x, _unit_peak(x))
-
-
-def _unit_peak(x: Tensor) -> Tensor:
-    """Each matrix over its largest absolute entry; a zero matrix stays zero."""
-    return x / max_abs_or_one(x)
+    return x if bool(safe.all()) else torch.where(safe, x, x / max_abs_or_one(x))
 
 
 def _svd(x: Tensor, ops: Ops) -> Tensor:
@@ -272,9 +267,8 @@ def _halley_polynomial(gram: Tensor, ops: Ops) -> Tensor:
     square = ops.product(lifted, lifted)
     polynomial = ops.product(square, plus_diagonal_(torch.add(square, lifted, alpha=p3 / p4), p2 / p4))
     plus_diagonal_(polynomial.add_(lifted, alpha=p1 / p4), p0 / p4)
-    return ops.product(polynomial, plus_diagonal_(inverse.mul_(high), low)).mul_(
-        coefficients.ROUNDING * p4 * bound.rsqrt()
-    )
+    scale = coefficients.ROUNDING * p4 * bound.rsqrt()
+    return ops.product(polynomial, plus_diagonal_(inverse.mul_(high), low)).mul_(scale)
 
 
 METHODS: dict[str, Iteration] = {
