@@ -130,9 +130,7 @@ class Plan:
     @property
     def unsplit(self) -> str:
         """Which matrices of attention have one norm for all heads because these are not known, and the remedy."""
-        names = [
-            re.sub(r"\b\d+\b", "*", name) for name, placement in self.placements.items() if UNSPLIT in placement.why
-        ]
+        names = [re.sub(r"\b\d+\b", "*", name) for name, place in self.placements.items() if UNSPLIT in place.why]
         remedy = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
         return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {remedy}" if names else ""
 
@@ -262,8 +260,8 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
             logging.getLogger("surefoot").warning(
-                "surefoot: lr %.3g is %.3g times the run's %.3g: is it another optimizer's? Without lr that is taken",
-                *(lr, lr / law, law),
+                f"surefoot: lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's? "
+                "Without lr that is taken"
             )
         return lr
     if law is not None:

@@ -39,16 +39,12 @@ class CautiousDecay(Decay):
 
     told: ClassVar[str] = "decay by {rate:.4g} eta of entries that the step shrinks, no bound"
     extent: ClassVar[Extent] = Extent.ENTRY
+    bound = inf
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The decay of some entries, then the step."""
         decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
         return along(decayed, d, eta), cache
-
-    @property
-    def bound(self) -> float:
-        """None."""
-        return inf
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the decay of any entries.
@@ -90,15 +86,13 @@ class IndependentDecay(WeightDecay):
     'norm <= max(initial, 100 eta) by decay'
     """
 
+    bound = inf
+    """Unknown before the largest eta of the run is."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rate > 1:
             raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
-
-    @property
-    def bound(self) -> float:
-        """Unknown before the largest eta of the run is."""
-        return inf
 
     def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
         """`(1 - rate) w` where eta is not 0."""

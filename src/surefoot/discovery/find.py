@@ -187,10 +187,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
         given, why = {"get_output_embeddings()": module}, "LM head, by get_output_embeddings()"
     for source, module in given.items():
         if module is None or "weight" not in own_parameters(module):
-            problem = (
-                f"is a {type(module).__name__} without a weight of its own" if module is not None else "names no module"
-            )
-            raise ValueError(f"{source} {problem}; name the layer that is the LM head, head='path.to.layer'")
+            what = "names no module" if module is None else f"is a {type(module).__name__} without a weight of its own"
+            raise ValueError(f"{source} {what}; name the layer that is the LM head, head='path.to.layer'")
     if given or head is not None:
         return {module: why for module in given.values() if module is not None}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}

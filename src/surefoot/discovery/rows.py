@@ -144,9 +144,7 @@ class _Rows(TorchDispatchMode):
                 made = [self._softmax(made[0], args[1])]
         for x, labels in zip(outputs, made, strict=False):
             stream = sum(kind == "row" for kind, _ in labels) > _STREAM
-            kept = {
-                s: both for s, both in labels.items() if both[0].shape == x.shape and not (stream and s[0] == "row")
-            }
+            kept = {s: both for s, both in labels.items() if both[0].shape == x.shape and (s[0] != "row" or not stream)}
             setattr(x, _ROWS, kept)
         return out
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry import HeadRMS
-from surefoot.geometry.base import Cache, ChangeBounds, Extent, Geometry, NormBounds, NormEstimates
+from surefoot.geometry.base import Cache, ChangeBounds, Extent, Geometry, NormBounds, NormEstimates, State
 from surefoot.linalg import device
 from surefoot.monitor.layer_bounds import loss_bound, spread
 from surefoot.plan import Placement
@@ -24,8 +24,7 @@ TIGHT = 0.02
 VECTORS, FIRST_ITERATIONS = 4, 4
 """Ritz vectors of a matrix, and the power iterations that give the first ones."""
 
-Kept = dict[str, Tensor]
-Report = tuple[list[dict[str, float]], dict[str, Tensor]]
+Report = tuple[list[dict[str, float]], State]
 """A dictionary of numbers per block, and the cache for the next call."""
 
 _SHRINKING = (WeightDecay, DecoupledWeightDecay)
@@ -125,7 +124,7 @@ def measured_change(before: Tensor, after: Tensor, placement: Placement) -> floa
     return largest
 
 
-def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: Kept, kept: Kept) -> Report:
+def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: State, kept: State) -> Report:
     """The numbers of each of the n problems of one block, and the cache for the next call."""
     block, geometry = tuple(w.shape), role.weight_geometry
     if not cache.keys() - {"upper"}:

@@ -79,7 +79,7 @@ class Shard:
     way: Way
     here: Placement
     local: Tensor
-    kept: State = field(default_factory=dict)
+    kept: State
     group: dict[str, Any] = field(init=False)
     agreed: Agreed = field(init=False)
 

@@ -83,10 +83,9 @@ class Sharding:
                 f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits: "
                 "keep momentum in torch.bfloat16, or cut at a multiple"
             )
-        self.shards[p] = shard = Shard(p, placement, cut, way, here, local)
+        self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
         for derived in ("exchanges", "_agreements"):
             vars(self).pop(derived, None)
-        shard.kept = state
         return state or self._init_state(shard, name)
 
     def _init_state(self, shard: Shard, name: str) -> State:

@@ -118,15 +118,13 @@ class RunningBound:
         Args:
             params: k like parameters.
             weights: their blocks, each `(k, n, out, in)`.
-            states: of each block, as the last step returned it.
+            states: of each block, with an "upper", as the last step returned it.
             norm: the norm.
             due: on an accelerator, whether the last certificates have served their steps.
 
         Returns:
             The states, of each block; the argument itself where nothing is to be changed.
         """
-        if "upper" not in states[0]:
-            return states
         blocks = [(w, state["upper"]) for w, state in zip(weights, states, strict=True)]
         if not device.on_cpu(weights[0]):
             uppers = self._on_device(params, blocks, norm, due)
@@ -142,9 +140,8 @@ class RunningBound:
         """The next bounds of blocks of weights with their present ones, on an accelerator."""
         if not self._announced:
             log.warning(
-                "PostClip on %s: matrices are scaled down by a proven bound on their norm, so that no step waits for "
-                "the device; a CPU clips singular values",
-                params[0].device.type,
+                f"PostClip on {params[0].device.type}: matrices are scaled down by a proven bound on their norm, so "
+                "that no step waits for the device; a CPU clips singular values"
             )
             self._announced = True
         if due or (params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
