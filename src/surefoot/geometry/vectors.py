@@ -91,8 +91,7 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
         if not w.numel():
             return super().spread(w)
         sizes = w.abs() if math.isinf(self.exponent) else lp_balls.length(w, self.exponent, self.dim)
-        least, most = torch.aminmax(sizes.flatten(-self.ndim) * self.scale(w.shape), dim=-1)
-        return least, most
+        return torch.aminmax(sizes.flatten(-self.ndim) * self.scale(w.shape), dim=-1)
 
     def tangent(self, w: Tensor, m: Tensor, constraint: Constraint, cache: State) -> Taken:
         """The maximiser for vectors of fixed length, along `dim` or, where the norm's exponent is 2, across it."""

@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 _BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 _lock = threading.Lock()
-_users: list[object] = []
+_users: list[torch.device] = []
 _replaced: dict[Any, str] = {}
-"""The contexts that are open in any thread, and the settings to restore when the last one is left, by backend."""
+"""The devices of all threads' open contexts, and the settings to restore when the last one is left, by backend."""
 
 
 def on_cpu(x: Tensor) -> bool:
@@ -85,9 +85,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if torch.compiler.is_compiling() or device.type == "meta":  # a graph cannot set flags
         yield
         return
-    user = object()
     with _lock:
-        _users.append(user)
+        _users.append(device)
         for backend in _BACKENDS:
             if backend.fp32_precision != "ieee":
                 _replaced[backend] = backend.fp32_precision
@@ -97,7 +96,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         with _lock:
-            _users.remove(user)
+            _users.remove(device)
             while _replaced and not _users:
                 backend, precision = _replaced.popitem()
                 if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so

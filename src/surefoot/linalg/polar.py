@@ -220,9 +220,8 @@ def _qdwh(x: Tensor, ops: Ops, weights: tuple[Quintic, ...]) -> Tensor:
     Each step computes the Gram matrix of the current x, since rounding hides singular values below 1e-3 in the first
     one: the first step only has to lift them.
     """
-    x = ops.apply(_halley_factor(ops.gram(x), weights[0], ops), x)
-    for step in weights[1:]:
-        x = ops.apply(_halley_factor(ops.gram(x), step, ops, below_one=True), x)
+    for index, step in enumerate(weights):
+        x = ops.apply(_halley_factor(ops.gram(x), step, ops, below_one=index > 0), x)
     return x
 
 

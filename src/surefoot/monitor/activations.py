@@ -150,21 +150,16 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
     Yields:
         Nothing.
     """
-    flags = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(list(devices)))
+    with torch.no_grad(), torch.random.fork_rng(list(devices)), ExitStack() as stack:
         for name in names:
             module, (before, after) = model.get_submodule(name), _hooks(name, observe)
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, flag in flags:
-                module.training = flag
+        for part in model.modules():
+            stack.callback(setattr, part, "training", part.training)
+        model.eval()
+        yield
 
 
 def _hooks(name: str, observe: Observer) -> tuple[Callable[..., None], Callable[..., None]]:

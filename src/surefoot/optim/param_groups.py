@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from numbers import Real
@@ -283,15 +283,13 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
 @contextmanager
 def all_or_nothing(*attributes: tuple[object, str]) -> Iterator[None]:
     """Let a block work on copies of attributes, by owner and name, which an error that leaves it takes back."""
-    before = [(owner, name, getattr(owner, name)) for owner, name in attributes]
-    try:
-        for owner, name, value in before:
+    with ExitStack() as undo:
+        for owner, name in attributes:
+            value = getattr(owner, name)
+            undo.callback(setattr, owner, name, value)
             setattr(owner, name, copy(value))
         yield
-    except BaseException:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        raise
+        undo.pop_all()  # no error: the copies stay
 
 
 def own_memory(state: State) -> State:
