@@ -136,8 +136,7 @@ class Whitened(Momentum):
 
     def _root(self, factor: Tensor) -> Tensor:
         """The inverse fourth root of a positive matrix, up to its scale."""
-        scaled = factor / max_abs_or_one(factor)
-        values, vectors = torch.linalg.eigh(scaled)
+        values, vectors = torch.linalg.eigh(factor / max_abs_or_one(factor))
         top = values[..., -1:]
         roots = torch.maximum(values, torch.where(top == 0, 1, top) * self.floor) ** -0.25
         return torch.matmul(vectors * roots[..., None, :], vectors.mT)

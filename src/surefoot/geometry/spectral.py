@@ -32,13 +32,14 @@ TANGENT_VECTORS, TANGENT_ITERATIONS = 2, 8
 """Leading vectors that `tangent` keeps of a matrix, and the power iterations that give the first ones."""
 
 
+@dataclass(frozen=True)
 class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
     """`sigma_max(W) / unit`, direction `unit * msign(G)`, for a unit that depends on the shape."""
 
     couples: ClassVar[frozenset[int]] = frozenset({-2, -1})
     costly = True
     smoothness_exponent: ClassVar[float] = 0.5  # that of `MeanOperator(2, 2)`
-    method: str
+    method: str = "auto"
 
     def __post_init__(self) -> None:
         require_method(self.method)
@@ -209,8 +210,6 @@ class Spectral(ScaledSpectral):
     tensor(1.)
     """
 
-    method: str = "auto"
-
     def unit(self, shape: torch.Size) -> float:
         """`sqrt(d_out/d_in)`."""
         return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
@@ -235,7 +234,6 @@ class TransposedConvSpectral(ScaledSpectral):
     tensor(2.)
     """
 
-    method: str = "auto"
     stride: int = 1
 
     def unit(self, shape: torch.Size) -> float:

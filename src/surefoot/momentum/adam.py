@@ -118,5 +118,4 @@ class RowAdam(_Moments):
         second = torch.lerp(state["row_sq"][..., : g.shape[-2], None], g.square().mean(-1, keepdim=True), rate)
         root = (second / (1 - self.beta2 ** count.clamp_min(1))).sqrt() * (1 - self.beta1 ** count.clamp_min(1))
         smoothed = first / root.clamp_min(10 * torch.finfo(g.dtype).tiny ** 0.5)  # below, squares have lost digits
-        kept = {"exp_avg": first, "row_sq": second[..., 0], "step": count.reshape(state["step"].shape)}
-        return kept, smoothed
+        return {"exp_avg": first, "row_sq": second[..., 0], "step": count.reshape(state["step"].shape)}, smoothed

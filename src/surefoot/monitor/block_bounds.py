@@ -255,7 +255,6 @@ def _product(a: _Gate, b: _Gate) -> Bounds:
         return min(a.rms() * b.largest(), a.largest() * b.rms())
 
     gate_alone, up_alone = (Linear(layer.weight, torch.zeros_like(layer.bias)) for layer in (gate, up))
-    normed = gate.normed or up.normed
-    dependency = math.inf if normed else product(gate, up_alone) + product(gate_alone, up)
+    dependency = math.inf if gate.normed or up.normed else product(gate, up_alone) + product(gate_alone, up)
     update = product(gate, up - old_up) + product(gate - old_gate, old_up)
     return Bounds(product(gate, up), product(old_gate, old_up), dependency, update).times(slope * up_slope)

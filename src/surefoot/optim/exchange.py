@@ -190,8 +190,7 @@ class Exchange:
         for place, own in zip(places, torch.split(numbers, [place.numel() for place in places]), strict=True):
             place.copy_(own.reshape(place.shape))
         x = dict(zip(shard.back, tensors, strict=True))
-        w = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
-        prepared.w[job.region] = w
+        prepared.w[job.region] = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
         if x:
             self._precision.write_state_(prepared.leaf, x)
         prepared.left -= 1

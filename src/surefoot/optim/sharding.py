@@ -288,8 +288,7 @@ def _as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tupl
     As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
     """
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    meta = TensorMeta(torch.Size(shape), stride, local.dtype)
-    spec = DTensorSpec(mesh, tuple(placements), meta)
+    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(torch.Size(shape), stride, local.dtype))
     return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 

@@ -35,6 +35,5 @@ if not TYPE_CHECKING:
         """A recipe that moved to `surefoot.contrib`, which lies above: asked for by name, with a warning."""
         if name not in ("frobenius_sphere", "muon_squared", "shampoo_muon", "sign_natural", "signum"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-        text = f"surefoot.recipes.{name} moved: surefoot.contrib.{name}"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warnings.warn(f"surefoot.recipes.{name} moved: surefoot.contrib.{name}", DeprecationWarning, stacklevel=2)
         return getattr(import_module("surefoot.contrib"), name)
