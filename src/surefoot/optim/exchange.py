@@ -191,8 +191,7 @@ class Exchange:
             place.copy_(own.reshape(place.shape))
         x = dict(zip(shard.back, tensors, strict=True))
         prepared.w[job.region] = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
-        if x:
-            self._precision.write_state_(prepared.leaf, x)
+        self._precision.write_state_(prepared.leaf, x)
         prepared.left -= 1
         if not prepared.left:
             self._precision.write_(prepared.leaf, prepared.w)
