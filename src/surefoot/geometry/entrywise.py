@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Around, Cache, ChangeBounds, State, Taken
+from surefoot.geometry.base import Around, Cache, ChangeBounds, Geometry, State, Taken
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint
 from surefoot.geometry.vectors import MeanGeometry, RootMeanSquare, VectorGeometry
@@ -117,8 +117,11 @@ class Identity(Around):
     """
 
     ndim = 1
-    norm_of = MaxNorm()
-    """For metrics, the largest entry."""
+
+    @property
+    def norm_of(self) -> Geometry:  # type: ignore[override]
+        """For metrics, the largest entry."""
+        return MaxNorm()
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Those of the argument."""
