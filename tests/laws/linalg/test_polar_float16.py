@@ -98,6 +98,14 @@ def test_a_constant_matrix_of_many_columns_does_not_overflow():
     assert float(torch.linalg.matrix_norm(sign.double(), 2)) == pytest.approx(coefficients.SHRINK, rel=0.05)
 
 
+@pytest.mark.parametrize("peak", [1e-44, 1e-38, 3e38])
+def test_entries_at_the_ends_of_float32(peak):
+    """The divisor that scales 1024 columns, twice the largest entry, neither overflows nor vanishes."""
+    signs = gaussian((2, 40, 1024)).sign()
+    sign = surefoot.msign(signs * peak, "polar_express_fp16")
+    torch.testing.assert_close(sign, surefoot.msign(signs, "polar_express_fp16"), rtol=0, atol=4e-3)
+
+
 def test_wide_matrices_go_by_the_gram_matrix(monkeypatch):
     """Five products with x where the steps are taken on x itself; three where they are taken on the Gram matrix."""
     for shape, applied in (((16, 23), 5), ((16, 24), 3)):
