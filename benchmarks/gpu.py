@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --minutes 1                          # what fits into the time; the rest is left out
     python benchmarks/gpu.py --smoke                              # toy sizes on a CPU, to test the command
 
-The tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1
-billion parameters (22 layers, d = 2048, FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings;
-fixed gradients; steps timed by events; ratios of medians to `torch.optim.Muon`. A bound is certified in one of the 16
-rounds, so its cost is in the mean. Matrix signs: one chunk of each shape, as the optimizer stacks it.
+The tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1 billion parameters (22 layers, d = 2048,
+FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings; fixed gradients; steps timed by events;
+ratios of medians to `torch.optim.Muon`. A bound is certified in one of the 16 rounds, so its cost is in the mean.
+Matrix signs: one chunk of each shape, as the optimizer stacks it.
 `gram-newton-schulz` takes part where it is installed, with its own kernels and without.
 """
 
