@@ -230,7 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **confirmed.TABLES,
     **sources.TABLES,
     **{name: import_module(module).table for name, module in STUDIES.items()},
-    "lengths_rule": import_module("lengths.tables").rule,
+    **import_module("lengths.tables").TABLES,
     "one_rate": import_module("rates.run").rivals,
     "biases": import_module("rates.run").biases,
     **{

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from confirm import run as confirm
-from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Part
+from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS
 from search import rounding
 from search.winners import results
 from search.winners import searches as searched
@@ -76,7 +76,7 @@ def curves() -> str:
         ends = fit.drift(optima[32], optima[256])
         reused = fit.Estimate(None, None, 0)
         if optima[32].log2_lr is not None:
-            reused = fit.regret(parts[256].points(), nearest(parts[256], optima[32].log2_lr))
+            reused = regret(parts[256].points(), optima[32].log2_lr)
         seeds = ", ".join(str(len(optimum.by_seed)) for optimum in optima.values())
         row = [label, seeds, *map(rate, optima.values()), cell(slope(optima), 2), cell(ends, 2), cell(reused, 3, "")]
         rows.append(row)
@@ -84,9 +84,9 @@ def curves() -> str:
     return markdown([*head, "regret at 256"], rows)
 
 
-def nearest(part: Part, log2_lr: float) -> float:
-    """The measured rate next to a rate."""
-    return min(part.rates, key=lambda one: abs(one - log2_lr))
+def regret(points: list[fit.Point], log2_lr: float) -> fit.Estimate:
+    """What the measured rate next to a rate costs."""
+    return fit.regret(points, min({point.log2_lr for point in points}, key=lambda one: abs(one - log2_lr)))
 
 
 def paired() -> str:
@@ -126,7 +126,7 @@ def wide() -> str:
         seeds, lowest = optima[part.width].by_seed, fit.lowest(part.points())
         line = cell(slope(here), 2)
         moved = cell(fit.drift(optima[32], optima[part.width]), 2)
-        reused = cell(fit.regret(part.points(), nearest(part, optima[32].log2_lr)), 3, "")
+        reused = cell(regret(part.points(), optima[32].log2_lr), 3, "")
         row = [str(part.width), str(len(seeds)), rate(optima[part.width]), moved, line, reused]
         rows.append([*row, f"{np.mean(list(lowest.values())):.3f}"])
     head = ["width", "seeds", "best lr", "minus that at 32", "drift from 32 by the line"]
@@ -134,20 +134,23 @@ def wide() -> str:
 
 
 def long() -> str:
-    """The default after 1,600 steps: its best rates, and what width 32's and the rate of the law cost."""
+    """The default after 1,600 steps of bytes."""
     parts = confirm.parts("long")[::-1]
     if not all(part.finished for part in parts):
         return ""
-    optima = {part.width: part.optimum() for part in parts}
-    law, rows = math.log2(recipes.steady().rate(Run(confirm.LONG, 16 * 64))), []
-    for part in parts:
-        reused = [
-            cell(fit.regret(part.points(), nearest(part, log2_lr)), 3, "") for log2_lr in (optima[32].log2_lr, law)
-        ]
-        loss = f"{np.mean(list(fit.lowest(part.points()).values())):.3f}"
-        rows.append([str(part.width), rate(optima[part.width]), *reused, loss])
+    return at_widths({part.width: part.points() for part in parts}, Run(confirm.LONG, 16 * 64))
+
+
+def at_widths(runs: Mapping[int, list[fit.Point]], length: Run) -> str:
+    """The default's best rates, and what the narrowest width's and the rate of the law cost."""
+    optima = {width: fit.optimum(points) for width, points in runs.items()}
+    law, first = math.log2(recipes.steady().rate(length)), next(iter(optima))
+    rows = []
+    for width, points in runs.items():
+        reused = [cell(regret(points, log2_lr), 3, "") for log2_lr in (optima[first].log2_lr, law)]
+        rows.append([str(width), rate(optima[width]), *reused, f"{np.mean(list(fit.lowest(points).values())):.3f}"])
     moved = ["", f"{cell(slope(optima), 2)} octave by the line", "", "", ""]
-    head = ["width", "best lr", "regret of 32's rate", f"of the law's, 2^{law:.2f}", "loss"]
+    head = ["width", "best lr", f"regret of {first}'s rate", f"of the law's, 2^{law:.2f}", "loss"]
     return markdown(head, [*rows, moved])
 
 
@@ -161,7 +164,7 @@ def others() -> str:
         optima = [part.optimum() for part in parts]
         reused = fit.Estimate(None, None, 0)
         if optima[0].log2_lr is not None:
-            reused = fit.regret(parts[-1].points(), nearest(parts[-1], optima[0].log2_lr))
+            reused = regret(parts[-1].points(), optima[0].log2_lr)
         rows.append([name, *map(rate, optima), cell(fit.drift(optima[0], optima[-1]), 2), cell(reused, 3, "")])
     return markdown(["", *(f"best lr at {w}" for w in (32, 64, 128)), "drift over 4x", "regret at 128"], rows)
 

@@ -5,7 +5,7 @@
     python studies/lengths/run.py search --data tokens --workers 2        # what is missing; resumes
     python studies/lengths/run.py final --data tokens --workers 2         # fresh seeds at what the searches found
     python studies/lengths/run.py rule --data tokens                      # the default's law beside rates around it
-    python studies/lengths/run.py search --data tokens --recipes steady --steps 481
+    python studies/lengths/run.py widths --data tokens --workers 2        # the default's best rate at widths 32 to 128
 
 The reference GPT of depth 4, batches of 16 x 128 tokens of a BPE of 4,096, linear warm-up over a tenth of the steps and
 linear cool-down to 0. At width 32 there are 20 and 80 tokens for each parameter that is in no table after 481 and 1,926
@@ -14,7 +14,8 @@ by a Gaussian process (optuna) over log2 of the rate and log2 of the total decay
 run with a linear cool-down, decay alone would shrink a weight by about `exp(-E)`. Scion has no decay but a radius: its
 second number is log2 of a factor on its radii. All that is not searched here was found in runs of 150 steps
 (`studies/search`), or is as published. `steady_law` is the default as its users have it, without a search: at the rate
-and decay that the length of the run gives. `rule` tests that law at 7,700 steps of width 32, which it was not made of.
+and decay that the length of the run gives. `rule` tests that law at 7,700 steps of width 32, which it was not made
+of, `widths` is the default at rates around it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "search")]
 from families import FAMILIES  # noqa: E402
 from winners import winner  # noqa: E402
 
-RUNS, SEED, SEEDS = 16, 800, 810
-LAW = "steady_law"
+RUNS, SEED, SEEDS, LAW = 16, 800, 810, "steady_law"
 FIRST = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 2.0), (0.0, -2.0))
 """The runs at which a search starts, octaves from its centre."""
 SIDES = "val_loss", "train_loss"
@@ -118,6 +118,8 @@ FINALS = {(64, 1926): 12, (64, 7702): 8, (128, 7680): 3}
 """Width and steps, and how many fresh seeds from `SEEDS` on."""
 HELD = 32, 7700
 """Width and steps of runs after which nothing was chosen."""
+WIDE, WIDE_STEPS, WIDE_SEEDS = {64: 5, 32: 5, 128: 4}, 1600, (820, 821, 822)
+"""Widths of `widths`, each with its number of rates from 2^-4.5 on, half octaves apart."""
 AROUND = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0), (0.5, -1.0))
 """Octaves of rate and of total decay around the law there."""
 
@@ -177,7 +179,7 @@ def search(recipe: str, width: int, steps: int) -> None:
                 value = min(loss_of(record), min(map(loss_of, done)) + 1)
                 study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
             asked = study.ask(space).params
-            point = round(4 * asked["rate"]) / 4, round(4 * asked["second"]) / 4
+            point = tuple(round(4 * asked[name]) / 4 for name in space)
             tried = {(record["log2_lr"], record["second"]) for record in done}
             point = next(p for p in _around(point) if p not in tried)
         measure(recipe, width, steps, point, SEED)
@@ -185,8 +187,7 @@ def search(recipe: str, width: int, steps: int) -> None:
 
 def _around(point: tuple[float, float]) -> Iterator[tuple[float, float]]:
     """The points of the quarter octaves, nearest first."""
-    steps = sorted(itertools.product(range(-8, 9), repeat=2), key=lambda step: (step[0] ** 2 + step[1] ** 2, step))
-    for rate, second in steps:
+    for rate, second in sorted(itertools.product(range(-8, 9), repeat=2), key=lambda step: (math.hypot(*step), step)):
         yield point[0] + rate / 4, point[1] + second / 4
 
 
@@ -241,24 +242,36 @@ def rule(recipe: str, width: int, steps: int) -> None:
         measure(recipe, width, steps, point, SEEDS)
 
 
+def widths(recipe: str, width: int, steps: int) -> None:
+    """Run what is missing at a width's rates."""
+    decay = recipes.steady().over(Run(steps, 16 * 128)).role("linear").stabiliser.rate
+    for seed, halves in itertools.product(WIDE_SEEDS, range(WIDE[width])):
+        rate = -4.5 + halves / 2
+        measure(recipe, width, steps, (rate, rate + math.log2(decay * steps / 2)), seed)
+
+
 @functools.cache
 def corpus() -> Corpus:
-    """Open the tokens, once per process."""
+    """The tokens, opened once."""
     return load(f"bin:{os.environ['SUREFOOT_LENGTHS_TOKENS']}")
 
 
 def work(stage: str, names: list[str], steps: list[int]) -> None:
     """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
     torch.set_num_threads(1)
-    final_runs = [(*size, name) for size in FINALS for name in RECIPES]
-    jobs = {"search": [(32, *job) for job in SEARCHES], "final": final_runs, "rule": [(*HELD, "steady")]}[stage]
+    take, jobs = {
+        "search": (search, [(32, *job) for job in SEARCHES]),
+        "final": (final, [(*size, name) for size in FINALS for name in RECIPES]),
+        "rule": (rule, [(*HELD, "steady")]),
+        "widths": (widths, [(width, WIDE_STEPS, "steady") for width in WIDE]),
+    }[stage]
     for width, length, name in jobs:
         if name in names and length in steps:
             path = _path(name, width, length).with_suffix(".lock")
             path.parent.mkdir(exist_ok=True)
             try:
                 with filelock.FileLock(path, timeout=0):
-                    {"search": search, "final": final, "rule": rule}[stage](name, width, length)
+                    take(name, width, length)
             except filelock.Timeout:
                 continue
 
@@ -266,10 +279,10 @@ def work(stage: str, names: list[str], steps: list[int]) -> None:
 def main() -> None:
     """Run what is missing, in as many processes as there are workers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("search", "final", "rule"))
+    parser.add_argument("stage", choices=("search", "final", "rule", "widths"))
     parser.add_argument("--data", required=True, help="folder of tokens")
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
-    parser.add_argument("--steps", type=int, nargs="+", default=[481, 1926, 7680, 7700, 7702])
+    parser.add_argument("--steps", type=int, nargs="+", default=[481, WIDE_STEPS, 1926, 7680, 7700, 7702])
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     # glibc gives large blocks back to the system at every step and takes them again, page by page: a third of the time.

@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from lengths.run import FINALS, HELD, LAW, RECIPES, RUNS, SEED, SIDES, fitted, loss_of, records
+from confirm.tables import at_widths
+from lengths import gpu, screen
+from lengths.run import FINALS, HELD, LAW, RECIPES, RUNS, SEED, SIDES, WIDE, WIDE_STEPS, fitted, loss_of, records
+from surefoot import Run
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 
@@ -71,3 +74,19 @@ def rule() -> str:
         for r in done
     ]
     return markdown(["rate", "E", "validation loss", "training loss", "mean of both above the lowest", ""], rows)
+
+
+def widths() -> str:
+    """The default's best rate at each width, by the mean of both losses."""
+    runs = {width: records("steady", width, WIDE_STEPS) for width in sorted(WIDE)}
+    points = {width: [fit.Point(r["log2_lr"], r["seed"], loss_of(r)) for r in own] for width, own in runs.items()}
+    return at_widths({width: own for width, own in points.items() if own}, Run(WIDE_STEPS, 16 * 128))
+
+
+TABLES = {
+    "lengths_rule": rule,
+    "lengths_widths": widths,
+    "lengths_screen": screen.table,
+    "lengths_gpu": gpu.curve,
+    "lengths_gpu_changes": gpu.changes,
+}
