@@ -36,7 +36,7 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 setup-all: $(VENV)/.ready-all  ## the same with every extra (transformers, the documentation's)
 
 demo: setup  ## the main job: does the learning rate transfer? Writes runs/demo (resumes if interrupted)
-	@$(BIN)/surefoot transfer --seeds 3 --out runs/demo
+	@$(BIN)/surefoot transfer --seeds 3 --steps 86 --out runs/demo
 
 test: setup  ## the test suite (no network, no GPU)
 	@$(BIN)/python -m pytest -q -n 2

@@ -135,11 +135,12 @@ class _Search:
         return Progress(record, len(self.done), expected, seconds_left / at_once)
 
     def missing(self) -> list[Trial]:
-        """Trials that can be run now, widest first."""
+        """Trials that can be run now: of the narrowest width, for whose rate the widest waits, then widest first."""
         config = self.config
+        narrowest, *wider = config.widths
         return [
             Trial(recipe, width, rate, seed, config.steps, config.settings)
-            for width in reversed(config.widths)
+            for width in (narrowest, *reversed(wider))
             for recipe in config.recipes
             for rate in self._rates(recipe, width)[0]
             for seed in config.seeds

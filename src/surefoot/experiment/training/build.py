@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from surefoot.experiment.models.decoder import published, reference
 from surefoot.experiment.models.layers import LearnedPositions
@@ -70,6 +70,14 @@ def classes(config: TrainConfig, vocab: int) -> int:
     return PUBLISHED[name].vocab if name in PUBLISHED else vocab
 
 
+class _Unfilled(TorchFunctionMode):
+    """Embeddings are not drawn: on the meta device torch imports its compiler for that, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Call all other functions."""
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+
+
 def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
     """Refuse a model that cannot be trained, before anything is written; only a user's own is given memory.
 
@@ -85,8 +93,11 @@ def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
             own does not make logits of the data's tokens.
     """
     name, context = config.architecture.model, config.batches.context
-    with nullcontext() if is_user_model(name) else torch.device("meta"):
+    if is_user_model(name):
         model = build(config, corpus.vocab)
+    else:
+        with torch.device("meta"), _Unfilled():
+            model = build(config, corpus.vocab)
     Plan.of(model)
     positions = getattr(model, "positions", None)
     if isinstance(positions, LearnedPositions) and context > positions.context:
