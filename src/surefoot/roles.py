@@ -270,12 +270,13 @@ class Placement:
         parts = self.parts if len(self.parts) == len(projections) else range(len(projections))
         for i, part in enumerate(parts):  # heads of several parts may be one block; the part left whole is the last
             block = count - 1 if i == len(parts) - 1 else min(i, count - 2)
-            yield self._row(f"{name}[{part}]", [block], projections[i : i + 1])
+            row = self._row(f"{name}[{part}]", [block], projections[i : i + 1])
+            yield {**row, "shape": f"{_sizes(projections[i])} of {row['shape']}"}
 
     def _row(self, name: str, blocks: Sequence[int], projections: Sequence[Shape]) -> dict[str, str]:
         return {
             "name": name,
-            "shape": "x".join(map(str, self.shape)) or "scalar",
+            "shape": _sizes(self.shape),
             "layout": label(self.role.view),
             "role": self.role.name,
             "fan in": _once(str(shape[-1]) for shape in projections),
@@ -286,6 +287,10 @@ class Placement:
             "promise": _once(map(self._promise, blocks)),
             "why": self.why,
         }
+
+
+def _sizes(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def _once(texts: Iterable[str]) -> str:

@@ -106,9 +106,9 @@ def test_a_single_head_of_keys_is_told_from_one_of_values():
     model = owner("gpt2", "GPT2Attention", 2 * D, heads=1, is_cross_attention=True)
     plan = Plan.of(model, head=())
     assert plan["c_attn.weight"].lr_scales == (2, 1)
-    assert [row["name"] for row in plan.rows() if "weight" in row["name"]] == [
-        "c_attn.weight[key]",
-        "c_attn.weight[value]",
+    assert [(row["name"], row["shape"]) for row in plan.rows() if "weight" in row["name"]] == [
+        ("c_attn.weight[key]", f"{D}x{D} of {2 * D}x{D}"),
+        ("c_attn.weight[value]", f"{D}x{D} of {2 * D}x{D}"),
     ]
 
 
