@@ -20,6 +20,7 @@ import layers
 import loop
 import memory
 import msign
+import process
 import share
 import step
 from common import Columns, table
@@ -49,6 +50,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     "share": ("share.json", "rows", share.COLUMNS),
     "layers": ("layers.json", "rows", layers.COLUMNS),
     "loop": ("loop.json", "rows", loop.COLUMNS),
+    "start": ("start.json", "rows", process.COLUMNS),
     "memory": ("memory.json", "rows", memory.COLUMNS),
     "gpu_steps": ("gpu.json", "steps", gpu.STEPS_SHOWN),
     "gpu_signs": ("gpu.json", "signs", gpu.SIGNS_SHOWN),

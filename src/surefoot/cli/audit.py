@@ -104,11 +104,10 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
 
 def _build(arguments: argparse.Namespace) -> nn.Module:
     """The model; one with a name is built on the meta device, where any size takes no time."""
-    import torch
 
     from surefoot.cli.hf_config import from_checkpoint, from_config, is_config
     from surefoot.experiment.models.user_model import call
-    from surefoot.experiment.training.build import build
+    from surefoot.experiment.training.build import build, without_memory
 
     name = arguments.target or arguments.model or Architecture().model
     if arguments.model not in (None, name):
@@ -123,5 +122,5 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
         return call(name, *(() if arguments.width is None else (arguments.width,)))
     options.require_size(name, arguments)
     config = TrainConfig(Architecture(name, arguments.width, arguments.depth, arguments.head_dim))
-    with torch.device("meta"):
+    with without_memory():
         return build(config, arguments.vocab or VOCAB)

@@ -57,12 +57,11 @@ def _shapes(arguments: argparse.Namespace) -> list[tuple[int, int]]:
         return [(d_out, d_in)]
     if any(given is not None for given in (d_in, d_out, arguments.base_d_in)):
         raise ValueError(f"--model {model} has its own matrices: leave --d-in, --d-out and --base-d-in out")
-    import torch
-
     from surefoot.experiment.models.decoder import published
+    from surefoot.experiment.training.build import without_memory
     from surefoot.plan import Plan
 
-    with torch.device("meta"):
+    with without_memory():
         placements = Plan.of(published(model)).placements.values()
     blocks = [block for each in placements if each.role.name == "linear" for block in each.projections]
     return list(dict.fromkeys((rows, columns) for _, rows, columns in blocks))

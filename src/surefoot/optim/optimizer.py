@@ -95,7 +95,7 @@ class SteepestDescent(Optimizer):
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
-        super().add_param_group(group)
+        _unguarded(Optimizer.add_param_group)(self, group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
             names = param_groups.checked_names(group, number, {*self._names.values()}, self._precision)
@@ -109,6 +109,10 @@ class SteepestDescent(Optimizer):
         self._prepare(group["params"])
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
         group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        _unguarded(Optimizer.zero_grad)(self, set_to_none)
 
     def _prepare(self, params: list[Tensor]) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
@@ -298,3 +302,9 @@ class SteepestDescent(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups if self._sharding is None else ():
             self._prepare(group["params"])
+
+
+def _unguarded(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of torch's without its guard from the compiler, which imports that, a second, at the first call."""
+    guarded: Callable[..., None] = getattr(method, "__wrapped__", method)
+    return guarded

@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ OPTIONS = {
     "layers": ["--rounds", "2"],
     "loop": ["--rounds", "2"],
     "memory": [],
-    "pages": ["--rounds", "1"],
+    "process": ["--rounds", "1"],
 }
 PEERS = {"step": "torch Muon", "msign": "newton_schulz", "elementwise": "torch AdamW, fused"}
 PEERS["layers"] = "nn.RMSNorm, nn.Linear"
@@ -44,10 +46,10 @@ def smoke(tmp_path_factory):
 
 
 def label(row):
-    return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what", "freed") if key in row)
+    return next(row[key] for key in ("optimizer", "scheme", "method", "loop", "what", "process") if key in row)
 
 
-@combinations(lambda name: name != "pages", name=[*OPTIONS])  # which starts two processes that import torch
+@combinations(lambda name: name != "process", name=[*OPTIONS])  # which starts eight processes
 def test_a_benchmark_prints_every_row_as_markdown_and_the_machine(smoke, name):
     printed, results = smoke(name)
     assert {"date", "cpu", "torch"} <= results["environment"].keys()
@@ -168,3 +170,12 @@ def test_a_benchmark_starts_from_a_shell(name):
     done = run_in_shell(f"benchmarks/{name}.py", "--help")
     assert done.code == 0, done.err
     assert "usage" in done.out
+
+
+def test_a_first_step_does_not_import_torch_s_compiler():
+    """It takes as long as all of torch; torch's optimizers import it when they are made."""
+    with importable(ROOT / "benchmarks"):
+        option, program = importlib.import_module("process").PROCESSES["surefoot, first step"]
+    asked = f"{program}; import sys; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, option, asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

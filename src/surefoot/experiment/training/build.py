@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,12 +72,20 @@ def classes(config: TrainConfig, vocab: int) -> int:
     return PUBLISHED[name].vocab if name in PUBLISHED else vocab
 
 
-class _Unfilled(TorchFunctionMode):
-    """Embeddings are not drawn: on the meta device torch imports its compiler for that, which takes a second."""
+class _Undrawn(TorchFunctionMode):
+    """No normal numbers are drawn."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call all other functions."""
-        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+        drawn = func in (nn.init.normal_, Tensor.normal_)
+        return (args or (kwargs["tensor"],))[0] if drawn else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Models are built on the meta device; embeddings are not drawn there: torch imports its compiler to do so."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
@@ -93,11 +103,8 @@ def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
             own does not make logits of the data's tokens.
     """
     name, context = config.architecture.model, config.batches.context
-    if is_user_model(name):
+    with nullcontext() if is_user_model(name) else without_memory():
         model = build(config, corpus.vocab)
-    else:
-        with torch.device("meta"), _Unfilled():
-            model = build(config, corpus.vocab)
     Plan.of(model)
     positions = getattr(model, "positions", None)
     if isinstance(positions, LearnedPositions) and context > positions.context:
