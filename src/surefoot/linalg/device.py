@@ -1,15 +1,16 @@
 """What depends on the device and on the process's settings: branching on values, numbers made there, full precision."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 _BACKENDS = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+F = TypeVar("F", bound=Callable[..., Any])
 _lock = threading.Lock()
 _users: list[torch.device] = []
 _replaced: dict[Any, str] = {}
@@ -101,3 +102,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 backend, precision = _replaced.popitem()
                 if backend.fp32_precision == "ieee":  # otherwise it was changed meanwhile, and stays so
                     backend.fp32_precision = precision
+
+
+def unguarded(method: F) -> F:
+    """A method of torch's without its guard from the compiler, which at the first call imports that, for a second."""
+    return cast(F, getattr(method, "__wrapped__", method))

@@ -88,6 +88,8 @@ class SteepestDescent(Optimizer):
         defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 
+    zero_grad = device.unguarded(Optimizer.zero_grad)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""
         group = dict(param_group)
@@ -95,7 +97,7 @@ class SteepestDescent(Optimizer):
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
         group["role"] = role.name if isinstance(role, Role) else role
-        _unguarded(Optimizer.add_param_group)(self, group)
+        device.unguarded(Optimizer.add_param_group)(self, group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
             names = param_groups.checked_names(group, number, {*self._names.values()}, self._precision)
@@ -109,10 +111,6 @@ class SteepestDescent(Optimizer):
         self._prepare(group["params"])
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
         group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        _unguarded(Optimizer.zero_grad)(self, set_to_none)
 
     def _prepare(self, params: list[Tensor]) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
@@ -187,8 +185,7 @@ class SteepestDescent(Optimizer):
             state.update(init_state(self._placements[p], p))
         if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
-        kept: State = self.state[p]
-        return kept
+        return self.state[p]  # type: ignore[no-any-return]
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
@@ -196,8 +193,7 @@ class SteepestDescent(Optimizer):
         if self._sharding and p in self._sharding.shards:
             self.state[p] = self._sharding.stored(p, name, self.state[p])
         else:
-            template = partial(init_state, placement, p)
-            self.state[p] = self._precision.convert(p, placement, self.state[p], name, template)
+            self.state[p] = self._precision.convert(p, placement, self.state[p], name, partial(init_state, placement, p))
 
     def _new_state(self, p: Tensor) -> State:
         """A state with the dtypes that the parameter's should have."""
@@ -302,9 +298,3 @@ class SteepestDescent(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups if self._sharding is None else ():
             self._prepare(group["params"])
-
-
-def _unguarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A method of torch's without its guard from the compiler, which imports that, a second, at the first call."""
-    guarded: Callable[..., None] = getattr(method, "__wrapped__", method)
-    return guarded
