@@ -189,11 +189,11 @@ class SteepestDescent(Optimizer):
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        placement, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
+        place, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
         if self._sharding and p in self._sharding.shards:
             self.state[p] = self._sharding.stored(p, name, self.state[p])
         else:
-            self.state[p] = self._precision.convert(p, placement, self.state[p], name, partial(init_state, placement, p))
+            self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
     def _new_state(self, p: Tensor) -> State:
         """A state with the dtypes that the parameter's should have."""
