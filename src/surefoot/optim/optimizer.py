@@ -88,7 +88,7 @@ class SteepestDescent(Optimizer):
         defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
 
-    zero_grad = device.unguarded(Optimizer.zero_grad)
+    zero_grad: Callable[..., None] = device.unguarded(Optimizer.zero_grad)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; the group needs a `"role"`."""
