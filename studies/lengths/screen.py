@@ -1,6 +1,6 @@
 """Eleven settings of the default changed together, on three lengths of a run: what each is worth, and the best of them.
 
-    python studies/lengths/screen.py --data tokens     # what is missing; resumes, an hour and a half of one core
+    python studies/lengths/screen.py --data tokens     # what is missing; resumes, two hours of one core
     python studies/lengths/screen.py --table           # from the committed runs, as docs/transfer.md has it
 
 Two runs of one recipe differ by some .02 nats from seed to seed, so that a setting changed alone would need a dozen
@@ -194,16 +194,10 @@ def table() -> str:
     """Effects, and the chosen changes together beside the default on fresh seeds."""
     rows = [[name, *(f"{np.mean(values):+.3f}" for values in each.values()), ""] for name, each in effects().items()]
     pairs = [[lengths(seed, levels) for levels in (together(), DESIGN[-1])] for seed in FRESH]
-    gains = {
-        name: [own[name] - other[name] for own, other in pairs if name in own.keys() & other.keys()] for name in LENGTHS
-    }
-    gains["sum"] = [sum(each) for each in zip(*gains.values(), strict=False)]
-    gains |= {
-        name: [own[name] - other[name] for own, other in pairs if name in own.keys() & other.keys()] for name in WIDER
-    }
-    rows.append(
-        ["together", *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains.values())]
-    )
+    of = {name: [x[name] - y[name] for x, y in pairs if name in x.keys() & y.keys()] for name in (*LENGTHS, *WIDER)}
+    whole = [sum(each) for each in zip(*(of[name] for name in LENGTHS), strict=True)]
+    gains = [*(of[name] for name in LENGTHS), whole, *(of[name] for name in WIDER)]
+    rows.append(["together", *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains)])
     return markdown(["change", *LENGTHS, "sum", *WIDER], rows)
 
 

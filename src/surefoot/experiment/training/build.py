@@ -77,8 +77,7 @@ class _Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call all other functions."""
-        drawn = func in (nn.init.normal_, Tensor.normal_)
-        return (args or (kwargs["tensor"],))[0] if drawn else func(*args, **(kwargs or {}))
+        return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
 @contextmanager
