@@ -33,7 +33,7 @@ class Setting:
         held: whether nothing was chosen after it.
         initialise: whether the plan writes the initial values; else they are the model's own.
         head: name of the layer before the loss, of a model of pictures.
-        flat: whether the curve is so flat that three seeds leave its vertex open by half an octave either way.
+        flat: whether the curve is so flat, or its vertex so far from the others', that three seeds are too few.
     """
 
     model: Callable[[int], nn.Module]
@@ -172,7 +172,7 @@ SETTINGS: dict[str, Setting] = {
     "digits, batch norm": Setting(lambda _: convolutional(16, nn.BatchNorm2d), "digits", batch=64, context=1),
     "digits, residual": Setting(lambda _: residual(32), "digits", batch=64, context=1),
     "digits, perceptron": Setting(lambda _: perceptron(128), "digits", batch=64, context=1),
-    "other text": Setting(gpt(), OTHER_TEXT, held=True),
+    "other text": Setting(gpt(), OTHER_TEXT, held=True, flat=True),
     "bpe 1k": Setting(gpt(), "bpe:1024", held=True),
     "bpe 8k": Setting(gpt(), "bpe:8192", held=True),
     "context 32, batch 64": Setting(gpt(), batch=64, context=32, held=True),
