@@ -28,14 +28,12 @@ class Job(Work):
 
     Args:
         shard: this process's part of the parameter.
-        placement: role and shape of the entries.
-        only: which expert of a stack this is; None: all of the parameter.
+        placement: role and shape of the entries: all of the parameter's, or an expert's.
         key: stands for the matrix in a `RunningBound`.
     """
 
     shard: Shard
     placement: Placement
-    only: int | None
     key: Tensor
 
     @cached_property
@@ -50,35 +48,24 @@ class Job(Work):
 
     def own(self, x: Tensor) -> Tensor:
         """What is this expert's of a tensor with a row for each matrix of the stack, or with one for all."""
-        if self.only is None or not x.ndim or len(x) == 1:
+        if self.placement is self.shard.placement or not x.ndim or len(x) == 1:
             return x
-        each = self.placement.blocks[0][0]
-        return x[each * self.only : each * (self.only + 1)]
+        each, expert = self.placement.blocks[0][0], self.box.start[0]
+        return x[each * expert : each * (expert + 1)]
 
 
 def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     """A parameter's jobs: one for each expert of a stack, else one."""
-    placement, shape, way = shard.placement, shard.placement.shape, shard.way
+    placement, shape = shard.placement, shard.placement.shape
     boxes = [Slab.of(shape)]
-    if separate := placement.role.view.stacked and "m" in way.sent and shape[0] > 0:
+    if placement.role.view.stacked and "m" in shard.way.sent and shape[0] > 0:
         placement = Placement(of_any_size(placement), placement.why, (1, *shape[1:]))
         boxes = [Slab((i, *boxes[0].start[1:]), placement.shape) for i in range(shape[0])]
-    return [
-        Job(
-            box=box,
-            holders=shard.cut.slabs,
-            cost=sum(cost(*block) for block in placement.blocks),
-            sent=0 if way is REPLICAS else len(shard.sent),
-            returned=len(shard.back),
-            numbers=sum(shard.state[name].numel() for name in shard.small) // len(boxes),
-            itemsize=dtype.itemsize,
-            shard=shard,
-            placement=placement,
-            only=i if separate else None,
-            key=torch.empty(0, device=shard.local.device),
-        )
-        for i, box in enumerate(boxes)
-    ]
+    numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
+    each = sum(cost(*block) for block in placement.blocks)
+    sent = 0 if shard.way is REPLICAS else len(shard.sent)
+    work = (shard.cut.slabs, each, sent, len(shard.back), numbers, dtype.itemsize)
+    return [Job(box, *work, shard=shard, placement=placement, key=shard.local.new_empty(0)) for box in boxes]
 
 
 @dataclass(eq=False)
