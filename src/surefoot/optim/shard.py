@@ -112,9 +112,7 @@ class Shard:
     @property
     def copies(self) -> bool:
         """Whether other processes hold the same entries."""
-        if not isinstance(self.p, DTensor):
-            return True
-        return any(n > 1 and x.is_replicate() for n, x in zip(self.p.device_mesh.shape, self.p.placements, strict=True))
+        return not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)
 
     @property
     def index(self) -> Index:
