@@ -83,7 +83,7 @@ class SteepestDescent(Optimizer):
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds, self._vectors = RunningBound(), dict[Tensor, State]()  # those of what was measured: no state
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
-        self._frozen: dict[Tensor, None] = {}  # in order; whose state waits until they are trained
+        self._frozen: list[Tensor] = []  # whose state waits until they are trained
         groups, self._unplaced, plan = grouped(params, plan, run, others)
         defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
@@ -108,35 +108,32 @@ class SteepestDescent(Optimizer):
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
             self._placements[p] = placement.with_roles(lambda role: self._roles.setdefault(role, role))
-        self._prepare(group["params"])
+        self._prepare()
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
         group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
 
-    def _prepare(self, params: list[Tensor]) -> None:
+    def _prepare(self) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
-        self._frozen |= dict.fromkeys(p for p in params if not p.requires_grad)
-        roles = {p: self._placements[p].role for p in params}  # signs are shared where all can go on from each one's
-        copied = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
-        split = [p for p in params if p.requires_grad and (is_dtensor(p) or p in copied)]
-        if split and not self._sharding:
-            from surefoot.optim.sharding import Sharding
+        self._frozen = [p for p in self._placements if not p.requires_grad]
+        roles = {p: placement.role for p, placement in self._placements.items() if p.requires_grad}
+        signs = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
+        for p in (p for p in roles if is_dtensor(p) or p in signs):  # copies can go on from the signs of others
+            if not self._sharding:
+                from surefoot.optim.sharding import Sharding
 
-            self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step, self._replicas)
-        for p in split:
-            self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])  # type: ignore
-        if self._sharding:
-            for p in self._placements.keys() - self._sharding.shards.keys() - self._frozen.keys():
-                self._state(p)
+                self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step, self._replicas)
+            if p not in self._sharding.shards:
+                self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])
+        for p in roles.keys() - self._sharding.shards.keys() if self._sharding else ():
+            self._state(p)
 
     def _adopt(self) -> None:
         """Know by name what a wrapper has put in the place of parameters, as accelerate does; and what was unfrozen."""
         found = param_groups.replaced(self.param_groups, self._names, self.state)
         for p, before in found.items():
             self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
-        frozen = [p for p in self._frozen if p in self._placements]
-        self._frozen = dict.fromkeys(p for p in frozen if not p.requires_grad)
-        if found or len(frozen) > len(self._frozen):
-            self._prepare([*found, *(p for p in frozen if p.requires_grad)])
+        if found or any(p.requires_grad for p in self._frozen):
+            self._prepare()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -228,14 +225,20 @@ class SteepestDescent(Optimizer):
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(loaded), prepend=True)
-        own = [(self, name) for name in ("state", "param_groups", "_dtypes")]
-        kept = [(shard, "kept") for shard in self._sharding.shards.values()] if self._sharding else []
-        with param_groups.all_or_nothing(*own, *kept), first, self.register_load_state_dict_pre_hook(checked):
-            super().load_state_dict(state_dict)
+        shards = self._sharding.shards.values() if self._sharding else ()
+        before = [(owner, {**vars(owner)}) for owner in (self, *shards)]  # whose values loading replaces, each whole
+        try:
+            with first, self.register_load_state_dict_pre_hook(checked):
+                super().load_state_dict(state_dict)
+        except BaseException:
+            for owner, values in before:
+                vars(owner).update(values)
+            raise
 
     def _restore(self, loaded: dict[str, Any]) -> None:
         """Take a loaded state as it was saved, before torch has cast it, and store it as `precision` says."""
         self._bounds.clear()  # the state may be of other weights
+        self._dtypes = {}
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
@@ -267,7 +270,8 @@ class SteepestDescent(Optimizer):
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        return {n: k for n, p, _ in self._named() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
+        self._adopt()
+        return {n: k for p, n in self._names.items() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
 
     @torch.no_grad()
     def stability(self, before: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
@@ -280,12 +284,10 @@ class SteepestDescent(Optimizer):
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
             parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
         """
-        parameters = {n: (p, self._placements[p], float(g["lr"]), self.state.get(p, {})) for n, p, g in self._named()}
-        return report(parameters, before or {}, self._bounds, self._vectors, self._sharding)
-
-    def _named(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
         self._adopt()
-        return ((self._names[p], p, group) for group in self.param_groups for p in group["params"])
+        rates = {p: float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        parameters = {n: (p, self._placements[p], rates[p], self.state.get(p, {})) for p, n in self._names.items()}
+        return report(parameters, before or {}, self._bounds, self._vectors, self._sharding)
 
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
@@ -296,5 +298,5 @@ class SteepestDescent(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups if self._sharding is None else ():
-            self._prepare(group["params"])
+        if self._sharding is None:
+            self._prepare()

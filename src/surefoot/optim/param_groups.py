@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -278,18 +276,6 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
             return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
     return ""
-
-
-@contextmanager
-def all_or_nothing(*attributes: tuple[object, str]) -> Iterator[None]:
-    """Let a block work on copies of attributes, by owner and name, which an error that leaves it takes back."""
-    with ExitStack() as undo:
-        for owner, name in attributes:
-            value = getattr(owner, name)
-            undo.callback(setattr, owner, name, value)
-            setattr(owner, name, copy(value))
-        yield
-        undo.pop_all()  # no error: the copies stay
 
 
 def own_memory(state: State) -> State:
