@@ -77,11 +77,8 @@ class Batch:
         """
         lr, own = learning_rate(self.group), rules(self.placement)
         if "upper" in self.states[0]:
-            due = foreign
-            if not (due or device.on_cpu(self.weights[0])):
-                period = min(stabiliser.certificate_period(lr * scale) for _, stabiliser, scale in own)
-                due = self.group.get(STEPS, 0) % period == 0
-            norm = self.placement.role.weight_geometry
+            period = min(stabiliser.certificate_period(lr * scale) for _, stabiliser, scale in own)
+            due, norm = foreign or self.group.get(STEPS, 0) % period == 0, self.placement.role.weight_geometry
             self.states = bounds.revalidate(self.keys, self.weights, self.states, norm, due)
         for i, (role, stabiliser, scale) in enumerate(own):
             w, g, state = self.weights[i], self.gradients[i], self.states[i]

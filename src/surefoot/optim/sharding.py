@@ -107,16 +107,13 @@ class Sharding:
         return shard.kept
 
     def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor:
-        """An entry of a loaded state, a `DTensor` of any mesh or whole, as this process keeps it."""
+        """This process's part of an entry of a loaded state, which is a `DTensor` of any mesh, or whole."""
         like = self.shards[p].kept.get(name) if p in self.shards else None
         laid = [(x.device_mesh, x.placements) for x in (value, like) if isinstance(x, DTensor)]
         if len(laid) == 2 and laid[0] == laid[1]:
-            return value.clone()
+            return value.to_local().clone()  # type: ignore[attr-defined,no-any-return]
         value = whole_of(value).detach().to(p.device, copy=True)
-        if not isinstance(like, DTensor):
-            return value
-        own = slab_of(like).within(Slab.of(value.shape))
-        return _as_dtensor(value[own].clone(), like.device_mesh, like.placements, tuple(like.shape))
+        return value[slab_of(like).within(Slab.of(value.shape))].clone() if isinstance(like, DTensor) else value
 
     def scale_(self, p: Tensor, factor: Tensor) -> None:
         """Multiply a parameter by a factor that is cut like it, or whole."""
