@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.identity import plain_name
+from surefoot.identity import by_plain_name
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
+from surefoot.optim.batching import by_block, stack_blocks
 from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
-from surefoot.views.state import join_blocks, split_by_block
+from surefoot.views.state import join_blocks
 
 if TYPE_CHECKING:
     from surefoot.optim.sharding import Sharding
@@ -67,9 +68,7 @@ def report(
 
 def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights before by the parameters' own names; buffers and frozen parameters may be among them."""
-    plain = {plain_name(name): w for name, w in before.items()} | {**before}
-    names = {name: name if name in plain else plain_name(name) for name in parameters}
-    known = {name: plain[key] for name, key in names.items() if key in plain}
+    known = {name: w for name in parameters if (w := by_plain_name(before, name)) is not None}
     if before and not known:
         raise ValueError(f"before has no parameter of this optimizer, but {', '.join([*before][:3])}")
     for name, w in known.items():
@@ -82,9 +81,8 @@ def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBo
     """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
     cache: State = {name: state[name] for name in ("vectors", "upper") if name in state and p.numel()}
     if "upper" in cache:
-        wide = p.to(torch.promote_types(p.dtype, torch.float32))
-        weights = [block[None] for block in placement.role.view.split(wide)]
-        uppers = [{"upper": x["upper"][None]} for x in split_by_block({"upper": cache["upper"]}, placement.blocks)]
-        uppers = bounds.revalidate([p], weights, uppers, placement.role.weight_geometry, False)
-        cache |= join_blocks([{"upper": x["upper"][0]} for x in uppers])
+        weights = stack_blocks([p.to(torch.promote_types(p.dtype, torch.float32))], placement.role.view)
+        known = by_block([{"upper": cache["upper"]}], placement, {})
+        known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)
+        cache |= join_blocks([{"upper": x["upper"][0]} for x in known])
     return cache
