@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,13 +132,12 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
     Args:
         parameters: `DTensor` -> what writes all of its values to a tensor on the CPU.
     """
-    groups, loads = Groups(), defaultdict[tuple[int, ...], Counter[int]](Counter)
+    groups, loads = Groups(), Counter[Any]()
     cuts = {p: groups.cut(p, "a parameter") for p in parameters}  # which may make groups: before any exchange
     for p, draw_ in parameters.items():
         cut, local = cuts[p], p.to_local().detach()  # type: ignore[attr-defined]
-        load = loads[cut.ranks]
-        owner = min(range(len(cut.slabs)), key=load.__getitem__)
-        load[owner] += p.numel()
+        owner = min(range(len(cut.slabs)), key=lambda i: loads[cut.ranks, i])
+        loads[cut.ranks, owner] += p.numel()
         parts = [local.new_empty(0)] * len(cut.slabs)
         if owner == cut.mine:
             draw_(whole := torch.empty(p.shape, dtype=p.dtype))
