@@ -16,7 +16,7 @@ from surefoot.momentum import State
 from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Leaf, Precision, average
-from surefoot.optim.shard import REPLICAS, Shard, of_any_size
+from surefoot.optim.shard import REPLICAS, Shard, part_of
 from surefoot.plan import Placement
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import move, smooth
@@ -59,7 +59,7 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     placement, shape = shard.placement, shard.placement.shape
     boxes = [Slab.of(shape)]
     if placement.role.view.stacked and "m" in shard.way.sent and shape[0] > 0:
-        placement = Placement(of_any_size(placement), placement.why, (1, *shape[1:]))
+        placement = part_of(placement, (1, *shape[1:]), placement.role.view)
         boxes = [Slab((i, *boxes[0].start[1:]), placement.shape) for i in range(shape[0])]
     numbers = sum(shard.state[name].numel() for name in shard.small) // len(boxes)
     each = sum(cost(*block) for block in placement.blocks)

@@ -23,7 +23,6 @@ from surefoot.optim.batching import Rule, rules
 from surefoot.optim.precision import ADDED, Agreed, Leaf
 from surefoot.optim.rounding import Index
 from surefoot.plan import Placement
-from surefoot.roles import Role
 from surefoot.scaling import Constant
 from surefoot.step import Step, descend, direct, step, turned_by_row
 from surefoot.views import OneBlock, Shape, Stack, Vector, View
@@ -226,16 +225,13 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[W
     role, shape, block = placement.role, placement.shape, placement.blocks[0]
     view, momentum, ball = role.view, role.momentum, role.weight_geometry
 
-    def here(view: View) -> Placement:
-        return Placement(replace(of_any_size(placement), view=view), placement.why, local)
-
     if not cut:
         return HERE, placement
     even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
     if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
-        return HERE, here(Stack())
+        return HERE, part_of(placement, local, Stack())
     if cut == {0} and view.stacked and (block[0] == shape[0] or even):
-        return HERE, here(view)
+        return HERE, part_of(placement, local, view)
     if isinstance(view, OneBlock):
         columns = block[-1] if len(block) == 3 else 1
         first = next((d for d in range(len(shape) + 1) if math.prod(shape[d:]) == columns), len(shape))
@@ -244,9 +240,9 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[W
         if rows and momentum.extent <= (Extent.ROW if table else Extent.ENTRY):
             extent, lines = placement.stabilisers[0].extent, AsRows(columns) if len(block) == 3 else Vector()
             if extent == Extent.ENTRY:
-                return HERE, here(lines)
+                return HERE, part_of(placement, local, lines)
             if extent <= Extent.NORM and -ball.ndim not in ball.couples and block[0] == 1:
-                return ROWS, here(lines)
+                return ROWS, part_of(placement, local, lines)
     if momentum.extent > Extent.ENTRY:
         return ALL, placement
     reads = isinstance(role.geometry, Adaptive) and any("w" in change.reads for change in role.geometry.changes)
@@ -254,10 +250,11 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[W
     return (DIRECTION if entrywise and not reads else WEIGHT), placement
 
 
-def of_any_size(placement: Placement) -> Role:
-    """A placement's role with the scale and the radius that it has there, whatever size a part is."""
-    scale = Constant(placement.lr_scales[0])
-    return replace(placement.role, lr_scale=scale, stabiliser=placement.stabilisers[0], radius_unit=Constant())
+def part_of(placement: Placement, shape: Shape, view: View) -> Placement:
+    """A part of a parameter as one of its own: with the scale and the radius of the whole, whatever its size is."""
+    scale, stabiliser = Constant(placement.lr_scales[0]), placement.stabilisers[0]
+    role = replace(placement.role, view=view, lr_scale=scale, stabiliser=stabiliser, radius_unit=Constant())
+    return Placement(role, placement.why, shape)
 
 
 @dataclass(frozen=True)
