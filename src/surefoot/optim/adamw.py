@@ -77,7 +77,7 @@ def from_adamw(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
     rates = _rates(plan, histories) if options.get("lr") is None else {}
-    _announce_cuts(plan, model)
+    _announce_cuts(plan, trained)
     ours = SteepestDescent(model, plan, **{**options, **({"lr": rates[""]} if rates else {})})
     for group in ours.param_groups:
         group["lr"] = rates.get(group["role"], group["lr"])
@@ -176,13 +176,13 @@ def _reach(beta: float, lookahead: float | None = None) -> float:
     return 1 / math.hypot(ahead * math.sqrt((1 - beta) / (1 + beta)), 1 - ahead)
 
 
-def _announce_cuts(plan: Plan, model: nn.Module) -> None:
+def _announce_cuts(plan: Plan, trained: Mapping[str, Tensor]) -> None:
     """Log, in one line, which weights are longer than the plan's bounds, and the remedy."""
     cut = []
-    for name, p in model.named_parameters():
-        place = plan[name] if p.requires_grad else None
-        bounds = [getattr(stabiliser, "radius", None) or math.inf for stabiliser in place.stabilisers] if place else []
-        if place is not None and min(bounds, default=math.inf) < math.inf:
+    for name, p in trained.items():
+        place = plan[name]
+        bounds = [getattr(stabiliser, "radius", None) or math.inf for stabiliser in place.stabilisers]
+        if min(bounds) < math.inf:
             blocks = place.role.view.split(_long(whole_of(p.detach())))
             norms = [float(place.role.weight_geometry.norm(x).amax()) if x.numel() else 0.0 for x in blocks]
             over = max(zip(norms, bounds, strict=True), key=lambda pair: pair[0] / pair[1])

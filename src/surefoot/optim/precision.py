@@ -217,9 +217,8 @@ class Precision:
         if self.packs(p) or not SCALES.values() & entries.keys():
             return entries
         found = {name: whole(x) for name, x in entries.items()}
-        eight = {name for name, x in found.items() if x.dtype == torch.int8 and name in SCALES}
-        full = {name: average(found, name, torch.float32) for name in eight}
-        return {name: full.get(name, x) for name, x in found.items() if name not in SCALES.values()}
+        full = {name: from_int8(found[name], found[scale]) for name, scale in SCALES.items() if scale in found}
+        return {name: x for name, x in (found | full).items() if name not in SCALES.values()}
 
     def read(self, leaf: Leaf) -> Tensor:
         """The weight that a step starts from."""

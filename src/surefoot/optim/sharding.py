@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -284,8 +283,8 @@ def _as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tupl
 
     As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
     """
-    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(torch.Size(shape), stride, local.dtype))
+    whole = torch.empty(shape, dtype=local.dtype, device="meta")
+    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(whole.shape, whole.stride(), whole.dtype))
     return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
