@@ -192,10 +192,9 @@ class SteepestDescent(Optimizer):
         else:
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
-    def _new_state(self, p: Tensor) -> State:
-        """A state with the dtypes that the parameter's should have."""
-        sharded = self._sharding and self._sharding.shards.get(p)
-        return sharded.kept if sharded else init_state(self._placements[p], p)
+    def _like(self, p: Tensor) -> State:
+        """A state as the parameter's is or will be."""
+        return self.state.get(p) or init_state(self._placements[p], p)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
@@ -220,7 +219,7 @@ class SteepestDescent(Optimizer):
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
             known = {p: (name, self._placements[p]) for p, name in self._names.items()}
-            param_groups.check_saved(hooked, self.param_groups, known, self._new_state)
+            param_groups.check_saved(hooked, self.param_groups, known, self._like)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
@@ -270,7 +269,6 @@ class SteepestDescent(Optimizer):
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        self._adopt()
         return {n: k for p, n in self._names.items() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
 
     @torch.no_grad()
