@@ -30,6 +30,9 @@ from surefoot.views.state import join_blocks
 _KEPT = ("exp_avg", "exp_avg_sq", "step")
 _log = logging.getLogger("surefoot")
 
+Histories = Mapping[str, tuple[State, dict[str, Any]]]
+"""By a parameter's name AdamW's state and group of it."""
+
 
 @singledispatch
 def from_adamw(
@@ -81,7 +84,8 @@ def from_adamw(
     ours = SteepestDescent(model, plan, **{**options, **({"lr": rates[""]} if rates else {})})
     for group in ours.param_groups:
         group["lr"] = rates.get(group["role"], group["lr"])
-    return _take_over(ours, plan, trained, histories)
+    _take_over(ours, plan, trained, histories)
+    return ours
 
 
 @from_adamw.register(Real)
@@ -111,9 +115,7 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
     return groups
 
 
-def _take_over(
-    ours: SteepestDescent, plan: Plan, trained: Mapping[str, Tensor], histories: Mapping[str, tuple[State, Any]]
-) -> SteepestDescent:
+def _take_over(ours: SteepestDescent, plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> None:
     """Load what each role keeps of AdamW's state, beside what is new."""
     saved = ours.state_dict()
     for group in saved["param_groups"]:
@@ -123,7 +125,6 @@ def _take_over(
                 kept = {key: x for key, x in initial.items() if key not in SCALES.values()}
                 saved["state"][index] = kept | _taken(plan[name], *histories[name])
     ours.load_state_dict(saved)
-    return ours
 
 
 def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
@@ -138,7 +139,7 @@ def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
     return {name: x for name, x in kept.items() if name in placement.role.smoothed}
 
 
-def _rates(plan: Plan, histories: Mapping[str, tuple[State, dict[str, Any]]]) -> dict[str, float]:
+def _rates(plan: Plan, histories: Histories) -> dict[str, float]:
     """The rate of each role, by name, at which its steps lead as far as AdamW's; of "", that of all its parameters."""
     logs: dict[str, list[float]] = {}
     for name, history in histories.items():

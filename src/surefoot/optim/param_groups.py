@@ -28,6 +28,9 @@ FORMAT = 3
 Group = dict[str, Any]
 """A parameter group, or another dictionary of what is saved."""
 
+Known = Mapping[Tensor, tuple[str, Placement]]
+"""The name and the placement of each parameter of an optimizer."""
+
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -177,9 +180,7 @@ def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     return placements
 
 
-def check_saved(
-    saved: Group, present: list[Group], known: Mapping[Tensor, tuple[str, Placement]], new: Callable[[Tensor], State]
-) -> None:
+def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[[Tensor], State]) -> None:
     """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
 
     Groups have this format or 2, the same run and plan, parameters have their own state; torch counts the groups.
@@ -219,9 +220,7 @@ def check_saved(
             raise ValueError(f"{known[p][0]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
 
 
-def _other_plans(
-    theirs: Group, ours: Group, known: Mapping[Tensor, tuple[str, Placement]], states: Mapping[Any, Any], where: str
-) -> Iterator[str]:
+def _other_plans(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> Iterator[str]:
     """What is wrong with the plans of a saved group's parameters, and the remedy; another shape is named as that."""
     saved = zip(theirs["params"], theirs.get("plan", ()), strict=False)
     for p, (index, then), now in zip(ours["params"], saved, ours["plan"], strict=False):
