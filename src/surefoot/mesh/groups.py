@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,3 +154,13 @@ def _exchanged(parts: Sequence[Tensor], sizes: list[int], group: dist.ProcessGro
     incoming = parts[0].new_empty(sum(sizes))
     dist.all_to_all_single(incoming, torch.cat(list(parts)), sizes, [len(part) for part in parts], group)
     return torch.split(incoming, sizes)
+
+
+def apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """What lies in a flat tensor one after the other, in these shapes.
+
+    >>> [x.tolist() for x in apart(torch.arange(3), [(1, 2), ()])]
+    [[[0, 1]], 2]
+    """
+    pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
+    return [x.reshape(tuple(shape)) for x, shape in zip(pieces, shapes, strict=True)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from surefoot.mesh.groups import Cut
+from surefoot.mesh.groups import Cut, apart
 from surefoot.mesh.schedule import Bucket, Work
 
 Prepare = Callable[[Any], Sequence[Tensor]]
@@ -92,9 +92,8 @@ class Transport:
         whole = {work: [self._like.new_empty(work.box.size) for _ in range(work.sent)] for work in mine}
         for rank, numbers in enumerate(_arrived(coming) if coming else ()):
             parts = [(x, work.parts[rank], work.box) for work in mine for x in whole[work]]
-            sizes = [part.numel for _, part, _ in parts]
-            for (x, part, box), own in zip(parts, torch.split(numbers, sizes), strict=True):
-                x[part.within(box)] = own.reshape(part.size)
+            for (x, part, box), own in zip(parts, apart(numbers, [part.size for _, part, _ in parts]), strict=True):
+                x[part.within(box)] = own
         return whole
 
     def _finish(self, bucket: Bucket, coming: Coming, finalize: Finalize) -> None:

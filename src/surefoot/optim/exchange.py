@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
+from surefoot.mesh.groups import apart
 from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
 from surefoot.mesh.transport import Transport
@@ -174,8 +175,8 @@ class Exchange:
         """Take what has come home of a job; when the parameter's last part has come, write it back."""
         shard, prepared = job.shard, self._prepared[job.shard]
         places = list(job.entries(shard.small).values())
-        for place, own in zip(places, torch.split(numbers, [place.numel() for place in places]), strict=True):
-            place.copy_(own.reshape(place.shape))
+        for place, own in zip(places, apart(numbers, [place.shape for place in places]), strict=True):
+            place.copy_(own)
         x = dict(zip(shard.back, tensors, strict=True))
         prepared.w[job.region] = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
         self._precision.write_state_(prepared.leaf, x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Extent
 from surefoot.linalg import device
-from surefoot.mesh.groups import Cut
+from surefoot.mesh.groups import Cut, apart
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, is_finite
 from surefoot.optim.batching import Rule, rules
@@ -89,9 +88,7 @@ class Shard:
         if "m" not in self.way.sent or not couples:
             return None
         shapes = [tuple(1 if i - len(block) in couples else n for i, n in enumerate(block)) for block in blocks]
-        ends = zip(itertools.accumulate(map(math.prod, shapes)), shapes, strict=True)
-        numbers = [torch.arange(end - math.prod(shape), end).reshape(shape) for end, shape in ends]
-        return shapes, self._labels(numbers)
+        return shapes, self._labels(apart(torch.arange(sum(map(math.prod, shapes))), shapes))
 
     def _labels(self, of_blocks: Sequence[Tensor]) -> Tensor:
         """Labels of each block's entries as those of the slab's, of size 1 along dimensions where they are equal."""
@@ -166,9 +163,7 @@ class Shard:
         finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
         if self.problems:
-            shapes, _ = self.problems
-            parts = torch.split((seen | (not by_problem)) & finite, [math.prod(shape) for shape in shapes])
-            masks = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+            masks = apart((seen | (not by_problem)) & finite, self.problems[0])
         self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks)
         self.kept["skipped"] += (infinite & there)[0]
 

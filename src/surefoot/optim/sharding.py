@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from surefoot.geometry.base import ChangeBounds, Completed, expand
-from surefoot.mesh.groups import Cut, Groups, gather, slab_of
+from surefoot.mesh.groups import Cut, Groups, apart, gather, slab_of
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.optim.batching import init_state, load, rules, store
@@ -256,8 +256,8 @@ def _step_by_rows(steps: Sequence[Iterator[list[Tensor]]], group: dist.ProcessGr
     if asked := [x for norms in map(next, steps) for x in norms]:
         numbers = torch.cat([x.to(torch.float64).flatten() for x in asked])
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
-        for x, most in zip(asked, torch.split(numbers, [x.numel() for x in asked]), strict=True):
-            x.copy_(most.reshape(x.shape))
+        for x, most in zip(asked, apart(numbers, [x.shape for x in asked]), strict=True):
+            x.copy_(most)
     for step in steps:
         next(step, None)
 
