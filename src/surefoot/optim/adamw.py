@@ -77,15 +77,14 @@ def from_adamw(
     plan = plan or Plan.of(model, run=options.pop("run", None))
     groups = _checked(model, optimizer)
     options = {"maximize": any(group["maximize"] for group in groups.values()), **options}
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
     rates = _rates(plan, histories) if options.get("lr") is None else {}
     _announce_cuts(plan, trained)
     ours = SteepestDescent(model, plan, **{**options, **({"lr": rates[""]} if rates else {})})
     for group in ours.param_groups:
         group["lr"] = rates.get(group["role"], group["lr"])
-    _take_over(ours, plan, trained, histories)
-    return ours
+    return _take_over(ours, plan, trained, histories)
 
 
 @from_adamw.register(Real)
@@ -115,7 +114,7 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
     return groups
 
 
-def _take_over(ours: SteepestDescent, plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> None:
+def _take_over(ours: SteepestDescent, plan: Plan, trained: dict[str, Tensor], histories: Histories) -> SteepestDescent:
     """Load what each role keeps of AdamW's state, beside what is new."""
     saved = ours.state_dict()
     for group in saved["param_groups"]:
@@ -125,6 +124,7 @@ def _take_over(ours: SteepestDescent, plan: Plan, trained: Mapping[str, Tensor],
                 kept = {key: x for key, x in initial.items() if key not in SCALES.values()}
                 saved["state"][index] = kept | _taken(plan[name], *histories[name])
     ours.load_state_dict(saved)
+    return ours
 
 
 def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
