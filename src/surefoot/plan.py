@@ -273,18 +273,17 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
 
 def _merged(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """Those of repeated blocks in one line: their names differ in numbers alone, of which all combinations occur."""
-    groups = defaultdict[tuple[str, ...], list[list[str]]](list)
-    columns: list[str] = []
+    groups = defaultdict[tuple[tuple[str, str], ...], list[list[str]]](list)
     for row in rows:
-        columns, (name, *rest) = list(row), row.values()
-        pieces = re.split(r"\b(\d+)\b", name)
-        groups["*".join(pieces[::2]), *rest].append(pieces)
+        pieces = re.split(r"\b(\d+)\b", row["name"])
+        alike = {**row, "name": "*".join(pieces[::2])}
+        groups[tuple(alike.items())].append(pieces)
     found = []
-    for (_, *rest), names in groups.items():
+    for columns, names in groups.items():
         places = [list(dict.fromkeys(texts)) for texts in zip(*names, strict=True)]
         whole = math.prod(map(len, places)) == len(names)
         shown = ["".join(map(_range, places))] if whole else map("".join, names)
-        found += [dict(zip(columns, [name, *rest], strict=True)) for name in shown]
+        found += [{**dict(columns), "name": name} for name in shown]
     return found
 
 

@@ -96,14 +96,11 @@ def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[int]:
 
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[int]:
     """The last matrix with `width` outputs among those of a module and of its children that have none; its bias."""
-    leaves = [child for child in owner.children() if _is_layer(child)]
-    layers = [owner] if _is_layer(owner) else [owner, *leaves]
+    layers = [owner, *filter(_is_layer, owner.children())]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if id(p) in matrices]
-    if len(layers) == 1 and len(candidates) < 2:
-        return set()  # a single layer is judged in the module that holds it
     writing = [(layer, p) for layer, p in candidates if matrices[id(p)][0] == width]
-    if not writing:
-        return set()
+    if not writing or (len(layers) == 1 and len(candidates) < 2):
+        return set()  # a single layer is judged in the module that holds it
     layer, weight = writing[-1]
     biases = [p for p in own_parameters(layer).values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
     return {id(weight), *map(id, biases)}
