@@ -4,8 +4,6 @@ Without a forward pass nothing but names tells a query's matrix from a value's o
 of them, for the plan, QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,13 +68,8 @@ class Projection:
             "weight": `(heads * head_dim, in)`, and "bias": `(heads * head_dim,)` if the layer has one; whole where they
             are `DTensor`, by a collective.
         """
-        rows = {}
-        for name, attribute in (("weight", self.weight), ("bias", self.bias)):
-            if (x := getattr(self.layer, attribute, None)) is not None:
-                wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-                whole = wide.full_tensor() if hasattr(wide, "full_tensor") else wide
-                rows[name] = self._rows_of(whole)
-        return rows
+        found = {"weight": getattr(self.layer, self.weight), "bias": getattr(self.layer, self.bias, None)}
+        return {name: self._rows_of(_whole(x)) for name, x in found.items() if x is not None}
 
     @property
     def count(self) -> int:
@@ -109,6 +102,12 @@ class Projection:
             view = Vector()
         rows = [rows for block in view.split(x) for rows in block.unbind()]
         return rows[self.part if len(rows) > 1 else 0]
+
+
+def _whole(x: Tensor) -> Tensor:
+    """The values of a weight, at least in float32."""
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    return wide.full_tensor() if hasattr(wide, "full_tensor") else wide
 
 
 def head_dim_of(module: nn.Module) -> int | None:
@@ -175,15 +174,13 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
 
     Returns:
         Layer -> its heads, of 0 rows where that is not known; empty for a module that is no attention layer by its
-        attributes, or one by its type.
+        attributes.
 
     >>> layer = nn.Module()
     >>> layer.query, layer.key, layer.value, layer.head_dim = (*(nn.Linear(8, 8) for _ in "qkv"), 4)
     >>> [(heads.dim, heads.why) for heads in found_heads(layer).values()]
     [(4, 'query by the name `query`'), (4, 'key by the name `key`')]
     """
-    if isinstance(owner, nn.MultiheadAttention):
-        return {}
     known, size, found = parts(owner), head_dim_of(owner), dict[nn.Module, Heads]()
     if not known and (by := attention_by(owner)):
         why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {UNSPLIT}"

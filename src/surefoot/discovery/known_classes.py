@@ -239,16 +239,14 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
     by = f"by the class {type(owner).__name__} and the name" if listed else "by its heads' rows, in order by the name"
     kinds = Kinds()
     for attribute, view in layouts_of(owner).items():
-        layer, found = getattr(owner, attribute, None), Kinds()
-        if view is None:
-            found = {"weight": None, "bias": None}
-        elif is_linear(layer):
-            found |= linear(layer, view)
+        layer, found = getattr(owner, attribute, None), Kinds(weight=None, bias=None)
+        if view:
+            found = {**linear(layer, view)} if is_linear(layer) else {}
         for name, kind in found.items():
             kinds[f"{attribute}.{name}"] = kind and replace(kind, why=f"{kind.why}, {by} `{attribute}`")
     for path, kind in _listed(_KINDS_OF, owner):
         kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
-    for name in class_names(owner):
+    for name in listed:
         if name in _CENTRED.split():
             why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
             kinds["weight"] = Kind("gain", why, initial=Fill(0.0))

@@ -10,8 +10,6 @@ What is added to the rows of such a table, learned positions, token types, takes
 initial values and its unit of radii.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace

@@ -50,15 +50,15 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
     parameters = dict(model.named_parameters())
     if missing := [name for name in plan if name not in parameters]:
         raise ValueError(f"{missing[0]} is missing in the model; make the plan of this model")
-    placements = {id(parameters[name]): plan[name] for name in plan}
+    placements = {parameters[name]: plan[name] for name in plan}
     matrices = [name for name in plan if plan[name].role.weight_geometry.ndim == 2 and parameters[name].requires_grad]
     selected = {name: plan[name] for name in (matrices if names is None else names)}
-    parts = {id(parameters[name]): _part(name, placement, radius) for name, placement in selected.items()}
+    parts = {parameters[name]: _part(name, placement, radius) for name, placement in selected.items()}
     for module in list(model.modules()):
         for attribute, parameter in list(module.named_parameters(recurse=False)):
-            if part := parts.get(id(parameter)):  # a tied one in every module that owns it
+            if part := parts.get(parameter):  # a tied one in every module that owns it
                 register_parametrization(module, attribute, part)
-    return Plan(plan.recipe, {name: placements[id(p)] for name, p in model.named_parameters() if id(p) in placements})
+    return Plan(plan.recipe, {name: placements[p] for name, p in model.named_parameters() if p in placements})
 
 
 def _part(name: str, placement: Placement, radius: float) -> Reparametrised:
