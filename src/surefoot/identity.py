@@ -20,7 +20,7 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 
-Name = Callable[[Any], Any]
+Name = Callable[[Any], Hashable]
 """A class or a function -> what stands for it."""
 
 _LEAVES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -33,8 +33,7 @@ def key(value: Any) -> Hashable:
     >>> key(Spectral()) == key(Spectral()), key(torch.ones(2)) == key(torch.zeros(2))
     (True, False)
     """
-    tree: Hashable = _tree(value, lambda definition: definition, partial(sorted, key=itemgetter(0)))
-    return tree
+    return _tree(value, lambda definition: definition, partial(sorted, key=itemgetter(0)))
 
 
 def digest(value: Any) -> str:
@@ -64,7 +63,7 @@ def label(value: object) -> str:
     return type(value).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
-def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Any:
+def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Hashable:
     """Nested tuples of strings, numbers and names; order arranges the names and trees of an object's fields."""
     visit = partial(_tree, name=name, order=order)
     if isinstance(value, MethodType):
@@ -86,7 +85,7 @@ def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Any:
     return (name(type(value)), *order((field, visit(x)) for field, x in _fields(value)))
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: Any) -> Hashable:
     """A number, a string or a constant; numpy's scalars and arrays as Python's, and 2.0 as 2, to which it is equal."""
     value = value.tolist() if type(value).__module__ == "numpy" else value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -123,7 +122,7 @@ def _public_fields(fields: Iterable[Any]) -> list[Any]:
     return sorted((field for field in fields if not field[0].startswith("_")), key=itemgetter(0)) + private
 
 
-def _public_name(definition: Any) -> Any:
+def _public_name(definition: Any) -> Hashable:
     """The name of a class or function; of private ones what they derive from, define, close over and consist of."""
     if isinstance(definition, type):
         public = next(cls for cls in definition.__mro__ if not cls.__name__.startswith("_"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Source = tuple[str, int]
 """What an entry is: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a product;
@@ -84,7 +84,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     with FakeTensorMode(allow_non_fake_inputs=True):  # a meta model is run as if on a CPU, where its constants are
         fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
     device = next((x.device for x in fake.values()), torch.device("cpu"))
-    given = tree_map(lambda x: x.to(device, copy=True) if isinstance(x, Tensor) else x, inputs)
+    given = tree_map_only(Tensor, lambda x: x.to(device, copy=True), inputs)
     arguments, named = ((), given) if isinstance(given, dict) else (given, {})
     rows = _Rows([fake[id(p)] for p in weights])
     try:
@@ -105,10 +105,8 @@ def _labels(x: Any) -> Labels:
     return labels
 
 
-def _side(x: Any, source: Source, side: int) -> Any:
-    """The first or the last rows of one source in a tensor; anything else as it is."""
-    if not isinstance(x, Tensor):
-        return x
+def _side(x: Tensor, source: Source, side: int) -> Tensor:
+    """The first or the last rows of one source in a tensor."""
     both = _labels(x).get(source)
     return torch.tensor(_NONE[side]).expand(x.shape) if both is None else both[side]
 
@@ -194,7 +192,7 @@ def _moved(func: Any, name: str, args: Any, kwargs: Any) -> list[Labels]:
     for source in dict.fromkeys(source for x in tree_leaves(args) for source in _labels(x)):
         sides = []
         for side in (0, 1):
-            x, *rest = tree_map(partial(_side, source=source, side=side), args)
+            x, *rest = tree_map_only(Tensor, partial(_side, source=source, side=side), args)
             if name == "view_as_complex":
                 sides.append([x.amax(-1) if side else x.amin(-1)])
             elif name == "view_as_real":
