@@ -45,7 +45,7 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
     if use.heads:
         new = replace(new, heads=Heads(dim, parts, what))
         new = new if dim else replace(new, why=f"{new.why}; {what}{', one norm for each' if len(parts) > 1 else ''}")
-    if view in (new.view or Matrix(), new.view):
+    if view == (new.view or Matrix()):
         return {name: new}
     found, (bias, x) = Kinds({name: replace(new, view=view)}), own.get(attribute.replace("weight", "bias"), ("", None))
     inner = view.inner if isinstance(view, Transposed) else view

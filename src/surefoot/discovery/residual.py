@@ -17,8 +17,8 @@ from surefoot.views import Matrix, Stack, View
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
-Matrices = dict[int, tuple[int, int]]
-"""Identity of a parameter -> outputs, those of all matrices, and inputs of its matrices; 0 outputs where they are
+Matrices = dict[nn.Parameter, tuple[int, int]]
+"""Parameter -> outputs, those of all matrices, and inputs of its matrices; 0 outputs where they are
 queries, keys or values, 0 of both where the layout does not fit."""
 
 
@@ -33,18 +33,18 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     """
     model, parameters = search.model, search.parameters
     named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
-    inside = {id(p) for layer, owner in named if layer is not owner for p in layer.parameters()}
+    inside = {p for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
         if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
             blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
-            reads_only = kind.heads and id(p) not in inside  # by a forward pass, or by type
-            matrices[id(p)] = 0 if reads_only else sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
+            reads_only = kind.heads and p not in inside  # by a forward pass, or by type
+            matrices[p] = 0 if reads_only else sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
     counted, unnamed = _counted(model, without), _counted(model, matrices)
     found = dict(kinds)
     for name, kind in kinds.items():
-        count, other = (x.get(id(parameters[name]), 0) for x in (counted, unnamed))
+        count, other = (x.get(parameters[name], 0) for x in (counted, unnamed))
         if kind and (count or other):
             why = f"adds to a residual stream, one of {count} branches" if count else "adds to no residual stream"
             names = "" if count == other else f", by the names of queries, keys and values; without them {other}"
@@ -52,9 +52,9 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
-def _counted(model: nn.Module, matrices: Matrices) -> dict[int, int]:
-    """Identity of a parameter that writes -> number of branches of its stream."""
-    branches: dict[int, int] = {}
+def _counted(model: nn.Module, matrices: Matrices) -> dict[nn.Parameter, int]:
+    """Parameter that writes -> number of branches of its stream."""
+    branches: dict[nn.Parameter, int] = {}
     for blocks, width in _stacks(model, matrices):
         written = [_branches(block, matrices, width) for block in blocks]
         total = sum(map(len, written))
@@ -75,12 +75,12 @@ def _stacks(module: nn.Module, matrices: Matrices) -> Iterator[tuple[list[nn.Mod
 
 def _stream(block: nn.Module, matrices: Matrices) -> int:
     """The width that a block reads first, if it has two matrices or more, one of which writes it; else 0."""
-    sides = [matrices[id(p)] for p in block.parameters() if id(p) in matrices]
+    sides = [matrices[p] for p in block.parameters() if p in matrices]
     width = sides[0][1] if len(sides) > 1 else 0
     return width if width and any(out == width for out, _ in sides) else 0
 
 
-def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[int]]:
+def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
     found = {child: written for child in block.children() if (written := _writers(child, matrices, width))}
     own, first = _last(block, matrices, width), next(iter(found), None)
@@ -89,21 +89,21 @@ def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[int]
     return [*found.values(), own] if own else [*found.values()]
 
 
-def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[int]:
+def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
     """All parameters below a module that write."""
     return {parameter for inner in module.modules() for parameter in _last(inner, matrices, width)}
 
 
-def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[int]:
+def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
     """The last matrix with `width` outputs among those of a module and of its children that have none; its bias."""
     layers = [owner, *filter(_is_layer, owner.children())]
-    candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if id(p) in matrices]
-    writing = [(layer, p) for layer, p in candidates if matrices[id(p)][0] == width]
+    candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if p in matrices]
+    writing = [(layer, p) for layer, p in candidates if matrices[p][0] == width]
     if not writing or (len(layers) == 1 and len(candidates) < 2):
         return set()  # a single layer is judged in the module that holds it
     layer, weight = writing[-1]
     biases = [p for p in own_parameters(layer).values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
-    return {id(weight), *map(id, biases)}
+    return {weight, *biases}
 
 
 def _is_layer(module: nn.Module) -> bool:
