@@ -42,7 +42,7 @@ MUTATIONS = (
     Mutation(
         "sign of msign", "geometry/spectral.py", ".mul_(self.unit(g.shape))", ".mul_(-self.unit(g.shape))", GEOMETRY
     ),
-    Mutation("sign of a row's direction", "geometry/lp_balls.py", "unit = g / torch", "unit = -g / torch", GEOMETRY),
+    Mutation("sign of a row's direction", "geometry/lp_balls.py", "unit = g /", "unit = -g /", GEOMETRY),
     Mutation(
         "fan-in and fan-out swapped, spectral",
         "geometry/spectral.py",
@@ -67,8 +67,8 @@ MUTATIONS = (
     Mutation(
         "momentum normalised in place, rows",
         "geometry/lp_balls.py",
-        "unit = g / torch.where(top == 0, 1, top)",
-        "unit = g.div_(torch.where(top == 0, 1, top))",
+        "unit = g / divisor(max_abs(g, dim))",
+        "unit = g.div_(divisor(max_abs(g, dim)))",
         GEOMETRY,
     ),
     Mutation(
@@ -88,20 +88,18 @@ MUTATIONS = (
     Mutation(
         "eps added to the norm, rows",
         "geometry/lp_balls.py",
-        "unit = g / torch.where(top == 0, 1, top)",
-        "unit = g / (top + 1e-8)",
+        "unit = g / divisor(max_abs(g, dim))",
+        "unit = g / (max_abs(g, dim) + 1e-8)",
         GEOMETRY,
     ),
     Mutation(
         "absent row turned NaN",
         "geometry/lp_balls.py",
-        "unit = g / torch.where(top == 0, 1, top)",
-        "unit = g / top",
+        "unit = g / divisor(max_abs(g, dim))",
+        "unit = g / max_abs(g, dim)",
         GEOMETRY,
     ),
-    Mutation(
-        "zero matrix turned NaN", "linalg/bounds.py", "return torch.where(peak == 0, 1, peak)", "return peak", MSIGN
-    ),
+    Mutation("zero matrix turned NaN", "linalg/bounds.py", "divisor(max_abs(x,", "(max_abs(x,", MSIGN),
     Mutation(
         "clip threshold without the width factor, spectral",
         "geometry/spectral.py",

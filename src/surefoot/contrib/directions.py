@@ -11,6 +11,7 @@ from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import ChangeBounds, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.spectral import Spectral
+from surefoot.linalg.bounds import divisor
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class RadialBrake(Adaptive):
         d, memory = self.inner(w, m, active, memory)
         dims = tuple(range(-self.norm_of.ndim, 0))
         outward = -(d * w).sum(dims, keepdim=True).clamp_max(0)
-        square = w.square().sum(dims, keepdim=True)
-        share = outward / torch.where(square == 0, 1, square)
+        share = outward / divisor(w.square().sum(dims, keepdim=True))
         return torch.addcmul(d, share * (1 - self.keep), w), memory
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
@@ -116,8 +116,7 @@ class UpdateFloor(Adaptive):
         d, memory = self.inner(w, m, active, memory)
         floor = self.ratio * self.norm_of.norm(w)
         if isinstance(self.norm_of, Adaptive):
-            length = self.norm_of.norm(d)
-            floor = floor / torch.where(length == 0, 1, length)
+            floor = floor / divisor(self.norm_of.norm(d))
         return d * expand(floor.clamp_min(1), self.norm_of).to(m.dtype), memory
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.geometry.base import Extent, State
-from surefoot.linalg.bounds import max_abs_or_one
+from surefoot.linalg.bounds import divisor, max_abs_or_one
 from surefoot.linalg.device import full_precision
 from surefoot.momentum.base import Momentum, Smoothing
 
@@ -137,6 +137,5 @@ class Whitened(Momentum):
     def _root(self, factor: Tensor) -> Tensor:
         """The inverse fourth root of a positive matrix, up to its scale."""
         values, vectors = torch.linalg.eigh(factor / max_abs_or_one(factor))
-        top = values[..., -1:]
-        roots = torch.maximum(values, torch.where(top == 0, 1, top) * self.floor) ** -0.25
+        roots = torch.maximum(values, divisor(values[..., -1:]) * self.floor) ** -0.25
         return torch.matmul(vectors * roots[..., None, :], vectors.mT)

@@ -16,7 +16,7 @@ from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
 from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
-from surefoot.linalg.bounds import max_abs, max_abs_or_one
+from surefoot.linalg.bounds import divisor, max_abs, max_abs_or_one
 from surefoot.linalg.power_iteration import streaming_msign
 
 
@@ -114,7 +114,7 @@ class RMSScaled(Adaptive):
         if not dims or not m.numel():
             return d * m.abs(), memory
         peak = max_abs(m, dims)
-        square = (m / torch.where(peak == 0, 1, peak)).square().mean(dims, keepdim=True)
+        square = (m / divisor(peak)).square().mean(dims, keepdim=True)
         return d * (peak * square.sqrt()), memory
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
@@ -165,9 +165,9 @@ class NormalisedRows(Adaptive):
         d, memory = self.inner(w, m, active, memory)
         rate = (1 - self.beta) * active
         history = torch.lerp(memory["row_mean"][..., : m.shape[-2], None], d.square().mean(-1, keepdim=True), rate)
-        even = d / torch.where(history == 0, 1, history).sqrt()
+        even = d / divisor(history).sqrt()
         before, after = (torch.linalg.matrix_norm(x, keepdim=True) for x in (d, even))
-        return even * (before / torch.where(after == 0, 1, after)), {**memory, "row_mean": history[..., 0]}
+        return even * (before / divisor(after)), {**memory, "row_mean": history[..., 0]}
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
         """From the Frobenius norm alone: a row that was short may now have all of it."""
@@ -215,10 +215,8 @@ class Oblique(Adaptive):
 def _tangent(w: Tensor, m: Tensor, dim: int) -> Tensor:
     """`0.2 sqrt(n) t / |t|` for vectors along a dimension of length n."""
     m, w = (x / max_abs_or_one(x) for x in (m, w))
-    square = w.square().sum(dim, keepdim=True)
-    t = m - (m * w).sum(dim, keepdim=True) / torch.where(square == 0, 1, square) * w
-    length = torch.linalg.vector_norm(t, dim=dim, keepdim=True)
-    return t * (0.2 * math.sqrt(w.shape[dim]) / torch.where(length == 0, 1, length))
+    t = m - (m * w).sum(dim, keepdim=True) / divisor(w.square().sum(dim, keepdim=True)) * w
+    return t * (0.2 * math.sqrt(w.shape[dim]) / divisor(torch.linalg.vector_norm(t, dim=dim, keepdim=True)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.linalg.bounds import divisor
+
 ROUNDED = 1 + 1e-5
 """Bound on the norm of a direction in float32."""
 
@@ -128,7 +130,7 @@ def back_to_frobenius(values: Tensor, reach: float) -> Tensor:
         return values.sum(-1)
     values = values.double()
     square, nuclear = values.square().sum(-1), values.sum(-1)
-    unit = torch.where(square == 0, 1, square)
+    unit = divisor(square)
     slope = torch.minimum(_by_blocks(values[..., 0], nuclear, unit), _by_leading_part(values, nuclear, unit))
     inward = 1 - reach * nuclear / unit  # R over the length of w - x is at most the inverse
     inner = torch.where(inward > 0, slope / inward.clamp_min(1e-30), torch.inf)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
-from surefoot.linalg.bounds import max_abs, max_abs_or_one
+from surefoot.linalg.bounds import divisor, max_abs, max_abs_or_one
 
 SAFE = 1e-15
 """Norms between this and its inverse are sums of squares that neither vanish nor overflow in float32."""
@@ -34,11 +34,10 @@ def conjugate(s: float) -> float:
 
 def length(x: Tensor, s: float, dim: int) -> Tensor:
     """`|x|_s` along dim (kept), safe against overflow and underflow of the powers."""
-    if math.isinf(s) or x.shape[dim] == 0:
-        return max_abs(x, dim)
     top = max_abs(x, dim)
-    unit: Tensor = torch.linalg.vector_norm(x / torch.where(top == 0, 1, top), s, dim, keepdim=True)
-    return unit * top
+    if math.isinf(s) or x.shape[dim] == 0:
+        return top
+    return top * torch.linalg.vector_norm(x / divisor(top), s, dim, keepdim=True)
 
 
 def euclidean(x: Tensor, dim: int) -> Tensor:
@@ -65,8 +64,7 @@ def direction(g: Tensor, s: float, dim: int, radius: float = 1.0) -> Tensor:
 
 def _direction(g: Tensor, s: float, dim: int) -> Tensor:
     """At any scale, for radius 1."""
-    top = max_abs(g, dim)
-    unit = g / torch.where(top == 0, 1, top)
+    unit = g / divisor(max_abs(g, dim))
     if s == 1:  # one-hot at the largest entry, ties split
         ties = unit.abs() == 1
         return unit.sign() * ties / ties.sum(dim, keepdim=True).clamp_min(1)
@@ -84,10 +82,8 @@ def tangent(g: Tensor, unit: Tensor, s: float, dim: int, radius: float = 1.0) ->
     """
     if g.numel() == 0:
         return g.clone()
-    top = max_abs(g, dim)
-    g = g / torch.where(top == 0, 1, top)
-    slope = length(unit, conjugate(s), dim)
-    high = 2 * length(g, conjugate(s), dim) / torch.where(slope == 0, 1, slope)
+    g = g / divisor(max_abs(g, dim))
+    high = 2 * length(g, conjugate(s), dim) / divisor(length(unit, conjugate(s), dim))
     low = -high
     for _ in range(40):
         middle = (low + high) / 2

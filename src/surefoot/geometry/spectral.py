@@ -13,7 +13,7 @@ from surefoot.geometry.change_bounds import UNKNOWN, Sizes, clipped_change
 from surefoot.geometry.constraints import Constraint, SameAngles, SameLengths, SameNorm
 from surefoot.geometry.entrywise import RMS
 from surefoot.linalg import device
-from surefoot.linalg.bounds import is_below, upper_bound
+from surefoot.linalg.bounds import divisor, is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
 from surefoot.linalg.device import full_precision
 from surefoot.linalg.polar import msign, require_method
@@ -147,7 +147,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
             return self.direction(m), cache
         v = vectors[..., 0].to(m.dtype)
         with full_precision(w.device):
-            u = (w @ v[..., None])[..., 0] / torch.where(values[..., :1] == 0, 1, values[..., :1]).to(m.dtype)
+            u = (w @ v[..., None])[..., 0] / divisor(values[..., :1]).to(m.dtype)
             d, x = tangent_msign(m, u, v, cache["multiplier"], self.method)
         return d.mul_(self.unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}
 

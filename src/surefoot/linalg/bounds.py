@@ -44,8 +44,16 @@ def max_abs_or_one(x: Tensor) -> Tensor:
     >>> max_abs_or_one(torch.tensor([[[1.0, -3.0]], [[0.0, 0.0]]])).flatten()
     tensor([3., 1.])
     """
-    peak = max_abs(x, (-2, -1))
-    return torch.where(peak == 0, 1, peak)
+    return divisor(max_abs(x, (-2, -1)))
+
+
+def divisor(x: Tensor) -> Tensor:
+    """x with 1 in place of zeros: what is 0 stays 0 when it is divided by its size.
+
+    >>> divisor(torch.tensor([2.0, 0.0]))
+    tensor([2., 1.])
+    """
+    return torch.where(x == 0, 1, x)
 
 
 def near_one(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -117,7 +125,7 @@ def _schatten_bound(b: Tensor, squarings: int) -> Tensor:
         b = _gram(b)
         trace = b.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)[:, None, None].to(b.dtype)
         steps.append((trace.double(), gamma))
-        b = b / torch.where(trace == 0, 1, trace)
+        b = b / divisor(trace)
     # Backwards from sigma(b) <= |b|_F (its last term is the rounding of that sum of squares), for b' = fl(b bᵀ)/trace:
     # sigma(b)² <= trace (sigma(b') + eps |b'|_F) + gamma trace, the division rounding every entry once, |b'|_F <= 1.
     # The division by peak rounded likewise.
@@ -166,8 +174,7 @@ def squared_norm_bound(gram: Tensor, dtype: torch.dtype | None = None) -> Tensor
     """
     frobenius = torch.linalg.matrix_norm(gram, keepdim=True, dtype=dtype)
     row_sum = gram.abs().sum(-1, keepdim=True, dtype=dtype).amax(-2, keepdim=True)
-    bound = torch.minimum(frobenius, row_sum)
-    return torch.where(bound == 0, 1, bound)
+    return divisor(torch.minimum(frobenius, row_sum))
 
 
 def unit_gram(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import max_abs_or_one, plus_diagonal_
+from surefoot.linalg.bounds import divisor, max_abs_or_one, plus_diagonal_
 from surefoot.linalg.device import full_precision
 from surefoot.linalg.small_eigh import small_eigh
 
@@ -185,5 +185,4 @@ def _probe(a: Tensor, rows: Tensor, images: Tensor) -> Tensor:
     outside = torch.linalg.vector_norm(a, dim=-1).square() - images.square().sum(-2)
     index = outside.argmax(-1)[..., None, None]
     probe = torch.take_along_dim(a, index, -2) - torch.take_along_dim(images, index, -1).mT @ rows
-    norm = torch.linalg.vector_norm(probe, dim=-1, keepdim=True)
-    return probe / torch.where(norm == 0, 1, norm)
+    return probe / divisor(torch.linalg.vector_norm(probe, dim=-1, keepdim=True))

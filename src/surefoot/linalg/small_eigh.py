@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device
+from surefoot.linalg.bounds import divisor
 
 SWEEPS = 8
 """How often every pair of indices is rotated: accurate to rounding for up to 18 rows on every spectrum in
@@ -84,7 +85,7 @@ def jacobi(a: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(SWEEPS * max(1, n + odd - 1)):
         first, second = a.diagonal(0, -2, -1).chunk(2, -1)
         cross = a.diagonal(a.shape[-1] // 2, -2, -1)
-        slope = (second - first) / (2 * torch.where(cross == 0, 1, cross))
+        slope = (second - first) / (2 * divisor(cross))
         tangent = torch.where(slope < 0, -1.0, 1.0) / (slope.abs() + (1 + slope.square()).sqrt())
         tangent = torch.where(cross == 0, 0, tangent)[..., None]
         cosine = (1 + tangent.square()).rsqrt()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import max_abs_or_one, upper_bound
+from surefoot.linalg.bounds import divisor, max_abs_or_one, upper_bound
 from surefoot.linalg.device import full_precision, on_cpu
 from surefoot.linalg.polar import msign
 
@@ -70,8 +70,7 @@ def tangent_msign(m: Tensor, u: Tensor, v: Tensor, start: Tensor, method: str = 
     a, pair = m / max_abs_or_one(m), u[..., :, None] * v[..., None, :]
     a = _cleared(a - (u[..., None, :] @ a @ v[..., :, None]) * pair, a, (-2, -1))  # <m, d> does not depend on that part
     size = torch.linalg.matrix_norm(a, keepdim=True)
-    a = a / torch.where(size == 0, 1, size)
-    return _search(a, u, v, torch.where(size[..., 0, 0] == 0, 0, start), method)
+    return _search(a / divisor(size), u, v, torch.where(size[..., 0, 0] == 0, 0, start), method)
 
 
 def _search(a: Tensor, u: Tensor, v: Tensor, x: Tensor, method: str) -> tuple[Tensor, Tensor]:
@@ -198,9 +197,7 @@ def rows_msign(m: Tensor, unit: Tensor, start: Tensor, method: str = "qdwh") -> 
     with full_precision(m.device):
         a = tangent_part(m / max_abs_or_one(m), unit, -1)
         size = torch.linalg.matrix_norm(a, keepdim=True) / math.sqrt(min(a.shape[-2:]))
-        a = a / torch.where(size == 0, 1, size)
-        x = torch.where(size[..., 0] == 0, 0, start)
-        return _reweighted(a, unit, x, method)
+        return _reweighted(a / divisor(size), unit, torch.where(size[..., 0] == 0, 0, start), method)
 
 
 def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor, Tensor]:
@@ -230,8 +227,7 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
 def _mixed(x: Tensor, change: Tensor, last: Tensor, last_change: Tensor) -> Tensor:
     """The next x by Anderson's mixing: the change that an iteration makes, less what two of them have in common."""
     turn = change - last_change
-    square = (turn * turn).sum(-1, keepdim=True)
-    part = (turn * change).sum(-1, keepdim=True) / torch.where(square == 0, 1, square)
+    part = (turn * change).sum(-1, keepdim=True) / divisor((turn * turn).sum(-1, keepdim=True))
     return x + RELAXATION * change - part * (x - last + RELAXATION * turn)
 
 

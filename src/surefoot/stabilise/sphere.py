@@ -14,6 +14,7 @@ from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, N
 from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_other
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.linalg.bounds import divisor
 from surefoot.linalg.small_eigh import finite_only
 from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
 
@@ -60,13 +61,13 @@ class Normalise(Checked):
         both = known.upper + target * ChangeBounds.of(self.norm).direction_norm_bound(ball, tuple(w.shape))
         if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
             values = finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape)
-            share = target / torch.where(now == 0, 1, now)
+            share = target / divisor(now)
             change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
             return change.minimum(both)
         along_w = torch.full_like(now, own)
         if isinstance(self.norm, Frobenius | RMS):  # `<w, d>` is at most the dual norm, which may be less than lengths
             square = _length(w, ball).flatten(-ball.ndim)[..., 0].square()
-            along_w = along_w.minimum(now * reach * ChangeBounds.of(ball).dual(w) / torch.where(square == 0, 1, square))
+            along_w = along_w.minimum(now * reach * ChangeBounds.of(ball).dual(w) / divisor(square))
         return back_to_other(now, own, along_w, target, reach, known.upper).minimum(both)
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
@@ -99,7 +100,7 @@ class Hyperball(Stabiliser):
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step by eta of the weight's length, then rescale."""
-        share = _length(w, ball) / torch.where((size := _length(d, ball)) == 0, 1, size)
+        share = _length(w, ball) / divisor(_length(d, ball))
         stepped = w - eta * (d * share).to(w.dtype)
         return scaled_to(stepped, w, _length(stepped, ball), _length(w, ball)), cache
 
