@@ -84,7 +84,7 @@ class PostClip(Ball):
 
 
 @dataclass(frozen=True)
-class DecayedPostClip(DecoupledWeightDecay):
+class DecayedPostClip(Ball, DecoupledWeightDecay):
     """`clip((1 - lr rate) w - eta d, radius)`: `DecoupledWeightDecay`, then `PostClip`.
 
     Decay only lowers a norm, so that all that `PostClip` proves of it holds.
@@ -104,8 +104,6 @@ class DecayedPostClip(DecoupledWeightDecay):
 
     extent: ClassVar[Extent] = Extent.NORM
     positive: ClassVar[dict[str, int]] = {"rate": 0, "radius": 1}
-
-    radius: float
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """`PostClip`'s."""
@@ -128,11 +126,6 @@ class DecayedPostClip(DecoupledWeightDecay):
     def clip(self) -> PostClip:
         """The bound alone."""
         return PostClip(self.radius)
-
-    @property
-    def bound(self) -> float:
-        """The radius, in natural units."""
-        return self.radius
 
     def certificate_period(self, eta: Eta) -> int:
         """`PostClip`'s."""
