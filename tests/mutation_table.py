@@ -228,7 +228,7 @@ MUTATIONS = (
     ),
     Mutation("turn that stretches", "linalg/tangent.py", "(turn - turn.mT,", "(turn + turn.mT,", MANIFOLDS),
     Mutation("fixed multipliers", "linalg/tangent.py", "[..., None], mixed, x)", "[..., None], x, x)", MANIFOLDS),
-    Mutation("step by noise", "linalg/tangent.py", "amax(dims, keepdim=True) > least", "amax() >= 0", MANIFOLDS),
+    Mutation("step by noise", "linalg/tangent.py", "(part, dims) > least", "(part, dims) >= 0", MANIFOLDS),
     Mutation("Hyperball's own step", "stabilise/sphere.py", "eta * (d * share)", "eta * d", HYPERBALL),
     Mutation(
         "unequal projections by one scale",

@@ -293,4 +293,4 @@ def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
     >>> dual_norm(RMS(), torch.tensor([3.0, 4.0]))  # sqrt(2) * 5
     tensor(7.0711)
     """
-    return ChangeBounds.of(geometry).dual(g.to(torch.promote_types(g.dtype, torch.float32)))
+    return ChangeBounds.of(geometry).dual(device.widened(g))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg.bounds import divisor, max_abs
-from surefoot.linalg.device import full_precision
+from surefoot.linalg.device import full_precision, widened
 from surefoot.linalg.tangent import tangent_part
 
 
@@ -42,7 +42,7 @@ class SameLengths(Constraint):
 
     def unit(self, w: Tensor) -> Tensor:
         """The weight's vectors at length 1, float32 or float64; 0 where they are 0."""
-        w = w.to(torch.promote_types(w.dtype, torch.float32))
+        w = widened(w)
         w = w / divisor(max_abs(w, self.dim))
         length: Tensor = torch.linalg.vector_norm(w, dim=self.dim, keepdim=True)
         return w / length.clamp_min(1)

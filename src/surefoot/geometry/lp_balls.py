@@ -37,7 +37,8 @@ def length(x: Tensor, s: float, dim: int) -> Tensor:
     top = max_abs(x, dim)
     if math.isinf(s) or x.shape[dim] == 0:
         return top
-    return top * torch.linalg.vector_norm(x / divisor(top), s, dim, keepdim=True)
+    unit: Tensor = torch.linalg.vector_norm(x / divisor(top), s, dim, keepdim=True)
+    return unit * top
 
 
 def euclidean(x: Tensor, dim: int) -> Tensor:
@@ -80,8 +81,6 @@ def tangent(g: Tensor, unit: Tensor, s: float, dim: int, radius: float = 1.0) ->
     It is the direction of `g + x u` for the x that minimises `|g + x u|_s'`: `<u, d>` rises with x, and has its root
     where `|x| |u|_s' <= 2 |g|_s'`. Bisection to 1e-12 of that; the ends are mixed, since for s of 1 and inf it jumps.
     """
-    if g.numel() == 0:
-        return g.clone()
     g = g / divisor(max_abs(g, dim))
     high = 2 * length(g, conjugate(s), dim) / divisor(length(unit, conjugate(s), dim))
     low = -high
@@ -101,8 +100,6 @@ def tangent_across(g: Tensor, unit: Tensor, dim: int, across: int) -> Tensor:
     The dual problem, to minimise the sum of the lengths of `g + x u` over x, by 20 rounds of reweighted least squares:
     d is tangent to rounding, `<g, d>` within 2 % of the best on dense g.
     """
-    if g.numel() == 0:
-        return g.clone()
     g = g / max_abs_or_one(g)
     least = SMOOTHING * g.square().mean((-2, -1), keepdim=True).sqrt() * math.sqrt(g.shape[dim])
     tiny, moved = torch.finfo(g.dtype).tiny, g

@@ -40,14 +40,13 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
 
     def norm(self, w: Tensor) -> Tensor:
         """`scale * max_i |w_i|_s`."""
-        w = w.to(torch.promote_types(w.dtype, torch.float32))
-        largest = max_abs(lp_balls.length(w, self.exponent, self.dim), tuple(range(-self.ndim, 0)))
+        lengths = lp_balls.length(device.widened(w), self.exponent, self.dim)
+        largest = max_abs(lengths, tuple(range(-self.ndim, 0)))
         return largest.reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:
         """Each vector's dual direction over scale."""
-        precise = g.to(torch.promote_types(g.dtype, torch.float32))
-        return lp_balls.direction(precise, self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
+        return lp_balls.direction(device.widened(g), self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
         """Vectors of l_s norm `1 / scale`: none of their entries is larger; nothing for an overridden direction."""
@@ -119,7 +118,7 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Each vector onto its ball of radius `radius / scale`."""
-        precise = w.to(torch.promote_types(w.dtype, torch.float32))
+        precise = device.widened(w)
         limit = device.scalar_like(radius, w, precise.dtype) / self.scale(w.shape)
         return lp_balls.project(precise, limit, self.exponent, self.dim).to(w.dtype), cache
 

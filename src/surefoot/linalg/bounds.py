@@ -156,8 +156,6 @@ def is_below(x: Tensor, limit: float | Tensor) -> Tensor:
     >>> is_below(torch.tensor([[3.0, 0.0], [0.0, -4.0]]), 4.1), is_below(torch.tensor([[3.0], [4.0]]), 4.9)
     (tensor(True), tensor(False))
     """
-    if x.numel() == 0:
-        return x.new_ones(x.shape[:-2], dtype=torch.bool)
     _, gram, peak = unit_gram(x)
     return gram_is_below(gram, limit / peak, max(x.shape[-2:]))
 

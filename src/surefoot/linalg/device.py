@@ -1,4 +1,4 @@
-"""What depends on the device and on the process's settings: branching on values, numbers made there, full precision."""
+"""What depends on device, dtype and the process's settings: branching on values, numbers made there, full precision."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +40,15 @@ def is_plain(x: Tensor) -> bool:
     """
     traced = not may_branch(x) or torch._C._functorch.peek_interpreter_stack() is not None
     return not traced and forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32 if it is in half precision, else itself.
+
+    >>> widened(torch.ones(2, dtype=torch.bfloat16)).dtype, widened(torch.ones(2, dtype=torch.float64)).dtype
+    (torch.float32, torch.float64)
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg.bounds import divisor, max_abs_or_one, plus_diagonal_
-from surefoot.linalg.device import full_precision
+from surefoot.linalg.device import full_precision, widened
 from surefoot.linalg.small_eigh import small_eigh
 
 # Thin products are written row by row, `vᵀ xᵀ` and `uᵀ x`: on a CPU `x v` takes 4 times as long for 2 to 12 columns,
@@ -157,7 +157,7 @@ def clip_leading(x: Tensor, v: Tensor, s: Tensor, threshold: float | Tensor) -> 
 
 def _unit_peak(x: Tensor) -> tuple[Tensor, Tensor]:
     """x with largest entry 1 (or 0), in float32 or float64, and the divisor."""
-    a = x.to(torch.promote_types(x.dtype, torch.float32))
+    a = widened(x)
     peak = max_abs_or_one(a)
     return a / peak, peak
 

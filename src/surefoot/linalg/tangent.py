@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.linalg.bounds import divisor, max_abs_or_one, upper_bound
-from surefoot.linalg.device import full_precision, on_cpu
+from surefoot.linalg.bounds import divisor, max_abs, max_abs_or_one, upper_bound
+from surefoot.linalg.device import full_precision, on_cpu, widened
 from surefoot.linalg.polar import msign
 
 TOLERANCE, NEAR, EVALUATIONS = 0.01, 0.995, 10
@@ -143,8 +143,8 @@ def stiefel_msign(m: Tensor, w: Tensor, method: str = "qdwh") -> Tensor:
         return m.clone()
     if m.shape[-2] < m.shape[-1]:
         return stiefel_msign(m.mT, w.mT, method).mT
-    dtype = torch.promote_types(m.dtype, torch.float32)
-    a, w = (m / max_abs_or_one(m)).to(dtype), w.to(dtype)
+    a = widened(m / max_abs_or_one(m))
+    w = w.to(a.dtype)
     with full_precision(m.device):
         basis = None
         if w.shape[-2] > 2 * w.shape[-1]:
@@ -262,7 +262,5 @@ def tangent_part(d: Tensor, unit: Tensor, dim: int) -> Tensor:
 
 def _cleared(part: Tensor, whole: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The part, 0 where it is rounding of the whole."""
-    if not part.numel():
-        return part
-    least = NOISE * torch.finfo(part.dtype).eps * whole.abs().amax(dims, keepdim=True)
-    return torch.where(part.abs().amax(dims, keepdim=True) > least, part, 0)
+    least = NOISE * torch.finfo(part.dtype).eps * max_abs(whole, dims)
+    return torch.where(max_abs(part, dims) > least, part, 0)

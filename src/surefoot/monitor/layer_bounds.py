@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from surefoot.discovery.heads import QK_NORMS, head_dim_of, parts
 from surefoot.geometry import HeadRMS, Spectral
 from surefoot.layers import InNormLinear
+from surefoot.linalg.device import widened
 from surefoot.monitor.maxima import rms
 
 _PACKAGES = ("surefoot", "transformers")
@@ -75,7 +76,7 @@ def linear(layer: object) -> Linear | None:
     if kind not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
         return None
     weight, bias = layer.weight.detach(), layer.bias  # type: ignore[operator]
-    wide = (weight.mT if transposed else weight).to(torch.promote_types(weight.dtype, torch.float32))
+    wide = widened(weight.mT if transposed else weight)
     zeros_or_bias = wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype)  # type: ignore[operator]
     return Linear(wide, zeros_or_bias, kind is InNormLinear)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from surefoot.linalg.device import widened
+
 PAIRED = 2048
 """Vectors or samples, at most, whose pairs are compared."""
 
@@ -23,10 +25,7 @@ def rms(x: Tensor) -> float:
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     2.5
     """
-    if x.numel() == 0:
-        return 0.0
-    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    return float(torch.linalg.vector_norm(wide)) / math.sqrt(x.numel())
+    return float(torch.linalg.vector_norm(widened(x.detach()))) / math.sqrt(max(1, x.numel()))
 
 
 def largest_rms(x: Tensor) -> float:

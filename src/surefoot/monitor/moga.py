@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.geometry import Geometry, MaxNorm, MeanOperator, RowMean, TransposedConvSpectral, dual_norm
+from surefoot.linalg.device import widened
 from surefoot.monitor.maxima import larger
 from surefoot.plan import Plan
 from surefoot.recipes import beyond_mup
@@ -139,7 +140,7 @@ def _blocks(model: nn.Module, plan: Plan, p: float, q: float, gradients: bool) -
         values = parameter.grad if gradients else parameter.detach()
         if values is None:
             continue
-        for block in role.view.split(values.to(torch.promote_types(values.dtype, torch.float32))):
+        for block in role.view.split(widened(values)):
             if block.ndim < 3:
                 yield MaxNorm(), block
             elif role.name in ("embedding", "positions"):

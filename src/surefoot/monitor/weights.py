@@ -67,7 +67,7 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
         no bound on their update: inf. Of a weight that is not finite every number is inf.
     """
     role = placement.role
-    blocks = role.view.split(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    blocks = role.view.split(device.widened(weight.detach()))
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
     caches = split_by_block({**(cache or {}), **(state or {})}, placement.blocks)

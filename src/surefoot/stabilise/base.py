@@ -246,8 +246,8 @@ def where_moved(eta: Eta, dims: tuple[int, ...], new: Tensor, old: Tensor) -> Te
         return new
     moved = device.scalar_like(eta, old) > 0
     if moved.ndim and dims:
-        moved = moved.any(dims, keepdim=True) if new.numel() else moved[..., :0]
-    return torch.where(moved, new, old) if new.numel() else old.clone()
+        moved = moved.any(dims, keepdim=True)
+    return torch.where(moved, new, old)
 
 
 def remaining(eta: Eta, rate: float) -> Tensor | float:

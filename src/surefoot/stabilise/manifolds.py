@@ -11,6 +11,7 @@ from surefoot.geometry import MeanOperator, RowRMS, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, Tangents
 from surefoot.geometry.change_bounds import Sizes
 from surefoot.geometry.constraints import Constraint, SameLengths
+from surefoot.linalg.device import widened
 from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
@@ -188,4 +189,4 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _lengths(w: Tensor, dim: int) -> Tensor:
-    return lp_balls.length(w.to(torch.promote_types(w.dtype, torch.float32)), 2, dim)
+    return lp_balls.length(widened(w), 2, dim)

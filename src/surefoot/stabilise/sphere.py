@@ -15,6 +15,7 @@ from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_ot
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.bounds import divisor
+from surefoot.linalg.device import widened
 from surefoot.linalg.small_eigh import finite_only
 from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
 
@@ -175,6 +176,5 @@ def scaled_to(stepped: Tensor, w: Tensor, after: Tensor, target: Tensor) -> Tens
 
 def _length(x: Tensor, ball: Geometry) -> Tensor:
     """The Euclidean length of each of the ball's problems, which stay as dimensions of size 1."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    whole = lp_balls.length(x.flatten(-ball.ndim), 2, -1)
+    whole = lp_balls.length(widened(x).flatten(-ball.ndim), 2, -1)
     return whole[..., None] if ball.ndim == 2 else whole
