@@ -7,15 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.geometry.adaptive import Adaptive
+from surefoot.geometry.adaptive import Adaptive, Changed
 from surefoot.geometry.base import ChangeBounds, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
-from surefoot.geometry.spectral import Spectral
 from surefoot.linalg.bounds import divisor
 
 
 @dataclass(frozen=True)
-class DualScaled(Adaptive):
+class DualScaled(Changed):
     """The direction times the dual norm of the smoothed gradient: steepest descent with the length that it implies.
 
     `d = |m|_* direction(m)` is the minimiser of `<m, -d> + |d|^2 / 2`: steps shrink with the gradient, and no bound on
@@ -33,8 +32,6 @@ class DualScaled(Adaptive):
 
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
 
-    norm_of: Geometry = Spectral()  # noqa: RUF009
-
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """`<m, d> d`, the attained part of the dual norm."""
         d, memory = self.inner(w, m, active, memory)
@@ -43,7 +40,7 @@ class DualScaled(Adaptive):
 
 
 @dataclass(frozen=True)
-class RadialBrake(Adaptive):
+class RadialBrake(Changed):
     """The direction with less of what only lengthens the weight: `d + (1 - keep) max(0, -<d, w>) w / |w|^2`.
 
     A step is `w - eta d`: where `-<d, w> > 0` it moves outward, along the weight itself; keep multiplies that part.
@@ -60,7 +57,6 @@ class RadialBrake(Adaptive):
     tensor([[0., 0.]])
     """
 
-    norm_of: Geometry = Spectral()  # noqa: RUF009
     keep: float = 0.5
 
     def __post_init__(self) -> None:
@@ -84,7 +80,7 @@ class RadialBrake(Adaptive):
 
 
 @dataclass(frozen=True)
-class UpdateFloor(Adaptive):
+class UpdateFloor(Changed):
     """The direction, longer where the weight is large: its norm is at least `ratio` times the weight's.
 
     A step then changes the weight by `eta ratio` of its norm at least, however large it has grown; the norm of a step
@@ -104,7 +100,6 @@ class UpdateFloor(Adaptive):
     tensor([[4., 4.]])
     """
 
-    norm_of: Geometry = Spectral()  # noqa: RUF009
     ratio: float = 0.1
 
     def __post_init__(self) -> None:
@@ -121,7 +116,7 @@ class UpdateFloor(Adaptive):
 
 
 @dataclass(frozen=True)
-class MeanLookahead(Adaptive):
+class MeanLookahead(Changed):
     """`d + a D` with `D <- b D + (1 - b) (d + a D)`: gradients are taken ahead, along the mean of the steps so far.
 
     With a trajectory x, the weights that the model holds are `w = x - eta a D`, D being the running mean of `(x_t -
@@ -154,7 +149,6 @@ class MeanLookahead(Adaptive):
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
     owned: ClassVar[tuple[str, ...]] = ("drift",)
 
-    norm_of: Geometry = Spectral()  # noqa: RUF009
     ahead: float = 0.3
     memory: float = 0.95
 

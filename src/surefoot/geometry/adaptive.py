@@ -83,7 +83,14 @@ class Adaptive(Around):
 
 
 @dataclass(frozen=True)
-class RMSScaled(Adaptive):
+class Changed(Adaptive):
+    """A norm whose direction is changed, the spectral norm by default."""
+
+    norm_of: Geometry = Spectral()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class RMSScaled(Changed):
     """The direction times the RMS of the smoothed gradient, over each problem (a row, an entry) on its own.
 
     `d = rms(m) direction(m)`. What `RowAdam` and `Adam` give, m over the root of its own history, has an RMS of at most
@@ -102,8 +109,6 @@ class RMSScaled(Adaptive):
 
     extent: ClassVar[Extent] = Extent.ROW
     reads: ClassVar[frozenset[str]] = frozenset({"m"})
-
-    norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction times `rms(m)`, of entries `|m|`; under Euclidean norms of vectors m times a number."""
@@ -128,7 +133,7 @@ class RMSScaled(Adaptive):
 
 
 @dataclass(frozen=True)
-class NormalisedRows(Adaptive):
+class NormalisedRows(Changed):
     """The direction with rows of about equal length: `d_i / sqrt(v_i)`, v_i the running mean of row i's mean square.
 
     All of it is then scaled to the Frobenius norm that the direction has. State: 4 bytes a row, cut over ranks with the
@@ -149,7 +154,6 @@ class NormalisedRows(Adaptive):
     tensor([[1.0000, 1.0000, 1.0000]])
     """
 
-    norm_of: Geometry = Spectral()  # noqa: RUF009
     beta: float = 0.95
 
     def __post_init__(self) -> None:
@@ -176,7 +180,7 @@ class NormalisedRows(Adaptive):
 
 
 @dataclass(frozen=True)
-class Oblique(Adaptive):
+class Oblique(Changed):
     """Columns and rows in turn, without their part along the weight: `0.2 sqrt(n_k) t / |t|_k`, no maximiser of a norm.
 
     At even steps k is the columns, at odd ones the rows; `t = m - <m, w>_k w / |w|_k^2` is tangent to the sphere that a
@@ -192,8 +196,6 @@ class Oblique(Adaptive):
     tensor([[[0.0000, 0.2828],
              [0.2828, 0.0000]]])
     """
-
-    norm_of: Geometry = Spectral()  # noqa: RUF009
 
     def init_memory(self, w: Tensor) -> State:
         """The number of steps taken."""
