@@ -13,7 +13,7 @@ import surefoot as sf
 from surefoot.geometry import spectral
 from surefoot.geometry.base import ChangeBounds
 from surefoot.stabilise import running_bound
-from surefoot.stabilise.running_bound import RunningBound, fingerprint
+from surefoot.stabilise.running_bound import enforce, fingerprint
 
 RADIUS = 1.5
 proven = running_bound._proven
@@ -159,8 +159,8 @@ def test_after_a_step_of_unknown_norm_the_weight_is_certified_at_once(accelerato
     """An orthogonal matrix: by its Frobenius norm, four times the other, it would be scaled down for nothing."""
     w = torch.linalg.qr(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))).Q
     geometry = sf.Spectral()
-    state = RunningBound.init_state(w, geometry)
-    enforced, cache = RunningBound.enforce(w, state, geometry, RADIUS, 0.1, float("inf"), 1)
+    state = sf.PostClip(RADIUS).init_state(w, geometry, geometry)
+    enforced, cache = enforce(w, state, geometry, RADIUS, 0.1, float("inf"), 1)
     assert torch.equal(enforced, w)
     assert 1 <= float(cache["upper"]) < 1.02
 

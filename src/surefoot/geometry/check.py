@@ -58,14 +58,13 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
     d, dims = geometry.direction(g), range(-g.ndim, 0)
     size = d.abs().max()
     problem = tuple(slice(None) if dim in geometry.couples else 0 for dim in dims)
-    outside, laws = torch.ones_like(g, dtype=torch.bool), {"independent": 0.0}
+    outside, laws = torch.ones_like(g, dtype=torch.bool), {"independent": 0.0, "coupled": 0.0}
     outside[problem] = False
     for factor in (-3, -1e3, -1e-3):
         other = g.clone()
         other[problem] = factor * g[problem].flip(tuple(range(g[problem].ndim)))
         change = ((geometry.direction(other) - d).abs() * outside).max() / size
         laws["independent"] = max(laws["independent"], float(change))
-    laws["coupled"] = 0.0
     for dim in geometry.couples:
         start, rest = g.tensor_split(2, dim)
         others = [geometry.direction(torch.cat([factor * start, rest], dim)) for factor in (1e3, 1e-3)]

@@ -15,7 +15,6 @@ from surefoot.geometry.entrywise import RMS
 from surefoot.linalg import device
 from surefoot.linalg.bounds import divisor, is_below, upper_bound
 from surefoot.linalg.clip import mclip, mshrink, spectral_norm
-from surefoot.linalg.device import full_precision
 from surefoot.linalg.polar import msign, require_method
 from surefoot.linalg.power_iteration import clip_leading, power_iteration, random_vectors
 from surefoot.linalg.small_eigh import finite_only
@@ -82,7 +81,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
         """All singular values become `unit`, to rounding: by QDWH or the SVD, and a Newton step."""
         near = msign(w, self._accurate)
         tall = near.shape[-2] > near.shape[-1]
-        with full_precision(w.device):
+        with device.full_precision(w.device):
             cubic = near @ (near.mT @ near) if tall else (near @ near.mT) @ near
         return torch.add(1.5 * near, cubic, alpha=-0.5).mul_(self.unit(w.shape))
 
@@ -146,7 +145,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
         if not w.numel():
             return self.direction(m), cache
         v = vectors[..., 0].to(m.dtype)
-        with full_precision(w.device):
+        with device.full_precision(w.device):
             u = (w @ v[..., None])[..., 0] / divisor(values[..., :1]).to(m.dtype)
             d, x = tangent_msign(m, u, v, cache["multiplier"], self.method)
         return d.mul_(self.unit(w.shape)), {**cache, "vectors": vectors, "multiplier": x}

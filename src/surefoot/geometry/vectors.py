@@ -41,8 +41,7 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
     def norm(self, w: Tensor) -> Tensor:
         """`scale * max_i |w_i|_s`."""
         lengths = lp_balls.length(device.widened(w), self.exponent, self.dim)
-        largest = max_abs(lengths, tuple(range(-self.ndim, 0)))
-        return largest.reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
+        return max_abs(lengths, tuple(range(-self.ndim, 0))).reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:
         """Each vector's dual direction over scale."""

@@ -14,7 +14,7 @@ from surefoot.linalg import device
 from surefoot.scaling import Constant
 from surefoot.stabilise.base import Ball, Known, Limit, Moved, along
 from surefoot.stabilise.decay import DecoupledWeightDecay
-from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, RunningBound
+from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, enforce, margin
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,11 @@ class PostClip(Ball):
     period: int | None = None
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
-        """The running bound, where the weight's norm is costly."""
-        return RunningBound.init_state(w, ball)
+        """The running bound "upper" on a costly norm: at first inf on a CPU, a certificate on an accelerator."""
+        if not ball.costly:
+            return {}
+        unknown = w.new_full(w.shape[: -ball.ndim], inf)
+        return {"upper": unknown if device.on_cpu(w) else NormBounds.of(ball).certificate(w)}
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then project where the bound requires it."""
@@ -59,7 +62,7 @@ class PostClip(Ball):
         if not cache or "upper" not in cache:
             return ball.project(moved, self.radius, cache)
         most = longest(ball) if longest is not None else inf
-        return RunningBound.enforce(moved, cache, ball, self.radius, eta, most, self.period)
+        return enforce(moved, cache, ball, self.radius, eta, most, self.period)
 
     def certificate_period(self, eta: Eta) -> int:
         """`period`, or 16, or as many steps as move the matrix by a quarter of the radius; 1 for a rate on a device."""
@@ -73,12 +76,11 @@ class PostClip(Ball):
         """The step, and where it may leave the ball the way back: with a margin of 16 steps, 15 steps at once."""
         reach = eta * known.longest(ball)
         running, inside = known.upper, torch.tensor(self.radius)
-        if ball.costly:  # the bound at the first step, see `RunningBound.init_state`; it grows by rounding, too
-            first = torch.full_like(running, inf) if device.on_cpu(w) else NormBounds.of(ball).certificate(w)
-            running = known.cache.get("upper", first) * (1 + 1e-5)
+        if ball.costly:  # the bound at the next step: it grows by rounding, too
+            running = {**self.init_state(w, ball, ball), **known.cache}["upper"] * (1 + 1e-5)
             if not device.on_cpu(w):
                 return reach + (running.maximum(NormBounds.of(ball).certificate(w)) + reach - self.radius).clamp_min(0)
-            inside = self.radius - RunningBound.margin(self.radius, reach, self.period)
+            inside = self.radius - margin(self.radius, reach, self.period)
         back = ChangeBounds.of(ball).clip_change_bound((known.upper - inside).clamp_min(0), reach)
         return torch.where((running + reach > self.radius) & (known.upper + reach > inside), back, reach)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from surefoot.geometry.base import Eta, Geometry, NormBounds, State, expand
 from surefoot.linalg import device
-from surefoot.linalg.device import full_precision
 
 log: logging.Logger = logging.getLogger("surefoot")
 
@@ -30,6 +29,54 @@ SLACK = 1e-6
 
 ROW = 1024
 """Entries of a weight that its fingerprint sums together, where rows are shorter."""
+
+
+def enforce(
+    w: Tensor, state: State, geometry: Geometry, radius: float, eta: Eta, longest: float, period: int | None
+) -> tuple[Tensor, State]:
+    """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
+
+    Weights are projected `(period - 1) * eta` inside the ball, so that no projection is needed for as many steps.
+    On an accelerator nothing is read on the host: each weight is multiplied by `min(1, radius / upper)` instead.
+
+    Args:
+        w: weights after their step, `(..., out, in)`.
+        state: with "upper", `(...)`, for the weights before it.
+        geometry: whose norm.
+        radius: in natural units.
+        eta: size of the step, broadcasting against w; where it is 0 the weight stays as it is.
+        longest: upper bound on the norm of the step's direction; inf if unknown.
+        period: of projections; None chooses, at most a quarter of the radius inside.
+
+    Returns:
+        `(weights, state)`.
+    """
+    if not w.numel():
+        return w, state
+    eta = device.scalar_like(eta, w, w.dtype)
+    eta = (eta.amax(tuple(range(-geometry.ndim, 0))) if eta.ndim else eta).expand(w.shape[: -geometry.ndim])
+    reach = eta * longest
+    rounding = math.sqrt(min(w.shape[-geometry.ndim :])) * torch.finfo(w.dtype).eps
+    upper = torch.where(eta > 0, state["upper"] * (1 + 2 * rounding) + reach, state["upper"])
+    if not device.on_cpu(w):
+        bounds = NormBounds.of(geometry)
+        upper = torch.minimum(bounds.quick_bound(w), upper if math.isfinite(longest) else bounds.certificate(w))
+        scaled = w * expand(torch.where(eta > 0, radius / upper.clamp_min(radius), 1), geometry)
+        held = torch.where(upper > radius, radius * (1 + 4 * rounding), upper)
+        return scaled, {**state, "upper": torch.where(eta > 0, held, state["upper"])}
+    outside = (upper > radius) & (eta > 0)
+    if not bool(outside.any()):
+        return w, {**state, "upper": upper}
+    inside = radius - margin(radius, reach, period)
+    w = w.index_put((outside,), geometry.project(w[outside], expand(inside, geometry)[outside])[0])
+    return w, {**state, "upper": torch.where(outside, inside * (1 + 4 * rounding), upper)}
+
+
+def margin(radius: float, reach: Tensor | float, period: int | None) -> Tensor:
+    """How far inside the ball a weight is projected, for steps of norm reach; 0 for steps of unknown length."""
+    steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
+    reach = torch.as_tensor(reach)
+    return torch.where(reach.isfinite(), reach * (steps - 1), 0).clamp(max=most * radius)
 
 
 class RunningBound:
@@ -53,62 +100,6 @@ class RunningBound:
         self._fingerprints: dict[Tensor, Tensor] = {}
         self._versions: dict[Tensor, int] = {}
         self._announced = False
-
-    @staticmethod
-    def init_state(w: Tensor, geometry: Geometry) -> State:
-        """The first "upper" for weights w: inf on a CPU, a certificate on an accelerator; empty for a cheap norm."""
-        if not geometry.costly:
-            return {}
-        unknown = w.new_full(w.shape[: -geometry.ndim], math.inf)
-        return {"upper": unknown if device.on_cpu(w) else NormBounds.of(geometry).certificate(w)}
-
-    @staticmethod
-    def enforce(
-        w: Tensor, state: State, geometry: Geometry, radius: float, eta: Eta, longest: float, period: int | None
-    ) -> tuple[Tensor, State]:
-        """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
-
-        Weights are projected `(period - 1) * eta` inside the ball, so that no projection is needed for as many steps.
-        On an accelerator nothing is read on the host: each weight is multiplied by `min(1, radius / upper)` instead.
-
-        Args:
-            w: weights after their step, `(..., out, in)`.
-            state: with "upper", `(...)`, for the weights before it.
-            geometry: whose norm.
-            radius: in natural units.
-            eta: size of the step, broadcasting against w; where it is 0 the weight stays as it is.
-            longest: upper bound on the norm of the step's direction; inf if unknown.
-            period: of projections; None chooses, at most a quarter of the radius inside.
-
-        Returns:
-            `(weights, state)`.
-        """
-        if not w.numel():
-            return w, state
-        eta = device.scalar_like(eta, w, w.dtype)
-        eta = (eta.amax(tuple(range(-geometry.ndim, 0))) if eta.ndim else eta).expand(w.shape[: -geometry.ndim])
-        reach = eta * longest
-        rounding = math.sqrt(min(w.shape[-geometry.ndim :])) * torch.finfo(w.dtype).eps
-        upper = torch.where(eta > 0, state["upper"] * (1 + 2 * rounding) + reach, state["upper"])
-        if not device.on_cpu(w):
-            bounds = NormBounds.of(geometry)
-            upper = torch.minimum(bounds.quick_bound(w), upper if math.isfinite(longest) else bounds.certificate(w))
-            scaled = w * expand(torch.where(eta > 0, radius / upper.clamp_min(radius), 1), geometry)
-            held = torch.where(upper > radius, radius * (1 + 4 * rounding), upper)
-            return scaled, {**state, "upper": torch.where(eta > 0, held, state["upper"])}
-        outside = (upper > radius) & (eta > 0)
-        if not bool(outside.any()):
-            return w, {**state, "upper": upper}
-        inside = radius - RunningBound.margin(radius, reach, period)
-        w = w.index_put((outside,), geometry.project(w[outside], expand(inside, geometry)[outside])[0])
-        return w, {**state, "upper": torch.where(outside, inside * (1 + 4 * rounding), upper)}
-
-    @staticmethod
-    def margin(radius: float, reach: Tensor | float, period: int | None) -> Tensor:
-        """How far inside the ball a weight is projected, for steps of norm reach; 0 for steps of unknown length."""
-        steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
-        reach = torch.as_tensor(reach)
-        return torch.where(reach.isfinite(), reach * (steps - 1), 0).clamp(max=most * radius)
 
     def revalidate(
         self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], norm: Geometry, due: bool
@@ -193,7 +184,7 @@ def fingerprint(weights: Sequence[Tensor]) -> Tensor:
 def _row_sums(w: Tensor) -> Tensor:
     """Of a table in one layout: another one has another order of summation."""
     if device.on_cpu(w):
-        with full_precision(w.device):
+        with device.full_precision(w.device):
             return torch.mv(w, _column_weights(w.shape[-1], w.dtype))
     bits = w.contiguous().view(torch.int32)  # in float64, two for each column
     return (bits * _hashes(bits.shape[-1], bits.device)).sum(-1)
