@@ -92,9 +92,7 @@ def clipped_change(excess: Tensor, reach: float) -> Tensor:
     return (excess + reach) / 2 + ((excess - reach).square() / 4 + reach**2).sqrt()
 
 
-def back_to_other(
-    now: Tensor, own: float, along_w: Tensor, target: Tensor, reach: Tensor | float, upper: Tensor
-) -> Tensor:
+def back_to_other(now: Tensor, own: float, along_w: Tensor, target: Tensor, reach: float, upper: Tensor) -> Tensor:
     """Bound in the weight's norm on the change by a step of norm reach and a rescaling of another norm to target.
 
     In that norm the weight has now, the step own, its part along the weight along_w; in its own the weight has upper.

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Eta, Geometry, NormBounds, State, expand
+from surefoot.geometry.base import Eta, Geometry, NormBounds, State, Taken, expand
 from surefoot.linalg import device
 
 log: logging.Logger = logging.getLogger("surefoot")
@@ -33,7 +33,7 @@ ROW = 1024
 
 def enforce(
     w: Tensor, state: State, geometry: Geometry, radius: float, eta: Eta, longest: float, period: int | None
-) -> tuple[Tensor, State]:
+) -> Taken:
     """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
 
     Weights are projected `(period - 1) * eta` inside the ball, so that no projection is needed for as many steps.
