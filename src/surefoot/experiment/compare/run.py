@@ -12,8 +12,6 @@ from surefoot.experiment import configs
 from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
-from surefoot.experiment.sweep.executors import Executor
-from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, train_loss, transfer_rate
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 from surefoot.experiment.training.names import parse_at
@@ -25,13 +23,7 @@ TUNING, FINAL = "tuning", "final"
 
 
 def run(
-    comparison: Comparison,
-    question: Question,
-    directory: Path,
-    run_trial: RunTrial,
-    *,
-    executor: Executor | None = None,
-    progress: Callback | None = None,
+    comparison: Comparison, question: Question, directory: Path, run_trial: RunTrial, **sweeping: Any
 ) -> dict[str, Any]:
     """Run what is not yet in the directory, and write the summary: after each stage, unfinished ones too.
 
@@ -40,8 +32,7 @@ def run(
         question: the baseline and the target.
         directory: created if missing; `tuning` and `final` in it are sweeps.
         run_trial: as for `sweep.run`.
-        executor: where the runs are run; by default one process per usable core, of one thread each.
-        progress: called after each run; by default progress is shown on stderr.
+        **sweeping: other arguments of `sweep.run`.
 
     Returns:
         The content of `summary.json`.
@@ -55,12 +46,12 @@ def run(
     question.check(comparison)
     with configs.claimed(directory, "compare", comparison.to_json(), f"{TUNING}/{RESULTS}"):
         _write(comparison, question, directory)
-        sweep.run(comparison.tuning(), directory / TUNING, run_trial, executor=executor, progress=progress)
+        sweep.run(comparison.tuning(), directory / TUNING, run_trial, **sweeping)
         tuned = _write(comparison, question, directory)["recipes"]
         runs = {entry["name"]: entry["tuning_runs"] for entry in tuned if entry["settings"] == "tuned"}
         assert runs == dict.fromkeys(comparison.recipes, comparison.tuning_runs), f"unequal tuning: {runs}"
         if rates := {entry["name"]: entry["log2_lr"] for entry in tuned if entry["log2_lr"] is not None}:
-            sweep.run(comparison.final(rates), directory / FINAL, run_trial, executor=executor, progress=progress)
+            sweep.run(comparison.final(rates), directory / FINAL, run_trial, **sweeping)
         return _write(comparison, question, directory)
 
 

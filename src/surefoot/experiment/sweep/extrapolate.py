@@ -10,8 +10,6 @@ from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import sweep
 from surefoot.experiment.sweep.axis import AXES
 from surefoot.experiment.sweep.config import Extrapolation
-from surefoot.experiment.sweep.executors import Executor
-from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.search import FINEST_OCTAVES, Bracket
 from surefoot.experiment.sweep.summary import Swept, environment, extrapolated
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
@@ -23,9 +21,8 @@ def run(
     run_trial: RunTrial,
     *,
     target: int | None = None,
-    executor: Executor | None = None,
-    progress: Callback | None = None,
     begin: Callable[[int], None] = lambda value: None,
+    **sweeping: Any,
 ) -> dict[str, Any]:
     """Sweep at every value whose sweep is not yet in the directory, and fit the law of the best rates.
 
@@ -36,9 +33,8 @@ def run(
         directory: created if missing; each value's sub-directory in it is a sweep.
         run_trial: as for `sweep.run`.
         target: the value at which the law is read off; None for none.
-        executor: where the runs are run; by default one process per usable core, of one thread each.
-        progress: called after each run; by default progress is shown on stderr.
         begin: called with each value before its sweep.
+        **sweeping: other arguments of `sweep.run`.
 
     Returns:
         The content of `summary.json`.
@@ -59,7 +55,7 @@ def run(
             with suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `configs.claimed` says
                 # A search that has begun stays where it did, also when a run of the value before is made again.
                 centres = configs.read(there / configs.CONFIG)["search"]["centres"]
-            sweep.run(config.sweep(value, centres), there, run_trial, executor=executor, progress=progress)
+            sweep.run(config.sweep(value, centres), there, run_trial, **sweeping)
             summary = _write(config, target, directory)
             centres = {entry["recipe"]: _start(entry, place, centres) for entry in summary["recipes"] if centres}
         return summary

@@ -9,22 +9,13 @@ from surefoot.experiment import configs
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import Ladder, Rung
-from surefoot.experiment.sweep.executors import Executor
 from surefoot.experiment.sweep.law import Floored, floored
-from surefoot.experiment.sweep.progress import Callback
 from surefoot.experiment.sweep.summary import as_json, environment, line, points, train_loss
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 
 
 def run(
-    ladder: Ladder,
-    target: Rung,
-    directory: Path,
-    run_trial: RunTrial,
-    *,
-    train_target: bool = False,
-    executor: Executor | None = None,
-    progress: Callback | None = None,
+    ladder: Ladder, target: Rung, directory: Path, run_trial: RunTrial, train_target: bool = False, **sweeping: Any
 ) -> dict[str, Any]:
     """Run the rungs that are not yet in the directory, the smallest first, and predict the loss of the target.
 
@@ -36,8 +27,7 @@ def run(
         directory: created if missing; `width_N` in it is the sweep of a rung.
         run_trial: as for `sweep.run`.
         train_target: whether the target is run, too, after the rungs.
-        executor: where the runs are run; by default one process per usable core, of one thread each.
-        progress: called after each run; by default progress is shown on stderr.
+        **sweeping: other arguments of `sweep.run`.
 
     Returns:
         The content of `summary.json`.
@@ -56,7 +46,7 @@ def run(
         runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
         for rung, seeds in runs:
             there = directory / f"width_{rung.width}"
-            sweep.run(ladder.sweep(rung, seeds), there, run_trial, executor=executor, progress=progress)
+            sweep.run(ladder.sweep(rung, seeds), there, run_trial, **sweeping)
             summary = _write(config, target, directory)
         return summary
 
