@@ -154,8 +154,7 @@ class Log(contextlib.AbstractContextManager["Log"]):
         self.path = path
         self.records: list[Record]
         self.records, self._size = _parse(path, keys)
-        binary = getattr(os, "O_BINARY", 0)  # on Windows: no translation of line ends
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o644)
+        self._file = path.open("ab", buffering=0)
         self._cut()
 
     def append(self, record: Record) -> None:
@@ -171,8 +170,8 @@ class Log(contextlib.AbstractContextManager["Log"]):
         line = rest = dumps(record).encode() + b"\n"
         try:
             while rest:
-                rest = rest[os.write(self._handle, rest) :]
-            os.fsync(self._handle)
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file)
         except OSError as error:
             self._cut()
             message = f"cannot append to {self.path}: {error.strerror}; its earlier lines are intact"
@@ -182,10 +181,10 @@ class Log(contextlib.AbstractContextManager["Log"]):
 
     def _cut(self) -> None:
         with contextlib.suppress(OSError):  # a device has no length
-            os.ftruncate(self._handle, self._size)
+            self._file.truncate(self._size)
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+        self._file.close()
 
 
 def continued(path: Path, step: int) -> Log:
