@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Any
 
 import torch
 
@@ -38,21 +37,18 @@ def run_trial(trial: Trial) -> TrialResult:
         method=trial.recipe, width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     every = math.ceil(trial.steps / evaluations) if evaluations else 0
-    curve: dict[str, list[Any]] = {}
+    records: list[Record] = []
     not_finite = None
 
     def look(run: Run) -> None:  # at the start and at the end
         nonlocal not_finite
         not_finite = run.not_finite()
         if evaluations and run.step == 0:
-            add({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
+            records.append({"step": 0, "val_loss": run.validate(), "seconds": 0.0})
 
-    def add(record: Record) -> None:
-        if "val_loss" in record:  # one of a run that diverged between two evaluations has none
-            for name in ("step", "val_loss", "seconds"):
-                curve.setdefault(name, []).append(record[name])
-
-    result = train(config, corpus, observe=look, on_step=add, log_every=trial.steps, eval_every=every)
+    result = train(config, corpus, observe=look, on_step=records.append, log_every=trial.steps, eval_every=every)
+    measured = [record for record in records if "val_loss" in record]  # a run that diverged between two has one without
+    curve = {name: [record[name] for record in measured] for name in ("step", "val_loss", "seconds")}
     facts = {"curve": curve} if evaluations else {}
     return TrialResult(result.train_loss, result.val_loss, result.seconds, result.diverged, facts, not_finite)
 
