@@ -30,7 +30,7 @@ def make(tmp_path, monkeypatch):
 
     def executor(name):
         pytest.importorskip({"ray": "ray", "slurm": "submitit"}[name])
-        return Ray(2) if name == "ray" else Slurm(tmp_path / "jobs", 3, cluster="local")
+        return Ray(2) if name == "ray" else Slurm(tmp_path / "jobs", 3, 0, {}, cluster="local")
 
     return executor
 
@@ -193,8 +193,8 @@ def test_runs_that_can_begin_together_are_one_job_array(tmp_path, monkeypatch, m
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ValueError, match="--executor slurm: Unknown argument 'colour' for executor 'slurm'"):
-        Slurm(tmp_path / "jobs", options={"colour": "red"})
-    slurm = Slurm(tmp_path / "jobs", workers=4, gpus_per_run=1, options={"partition": "long", "time": 120})
+        Slurm(tmp_path / "jobs", None, 0, {"colour": "red"})
+    slurm = Slurm(tmp_path / "jobs", 4, 1, {"partition": "long", "time": 120})
     run(grid({}), tmp_path / "run", quick, progress=silent, executor=slurm)
     assert len(read_lines(tmp_path / "run" / "results.jsonl")) == 6
     scripts = (commands / "scripts").read_text()

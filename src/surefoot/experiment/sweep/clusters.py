@@ -117,7 +117,7 @@ class Slurm:
 
     Args:
         folder: for submitit's files and the runs' logs, on a disk that every node sees.
-        workers: runs that slurm is given at a time; 64 by default.
+        workers: runs that slurm is given at a time; None for 64.
         gpus_per_run: GPUs that a run is given.
         options: of slurm, by submitit's names: `partition`, `time` in minutes, `account`, `mem`.
         cluster: "slurm"; with "local" submitit starts the jobs itself, for tests.
@@ -127,18 +127,13 @@ class Slurm:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        workers: int | None = None,
-        gpus_per_run: int = 0,
-        options: Mapping[str, str | int] | None = None,
-        cluster: str = "slurm",
+        self, folder: Path, workers: int | None, gpus_per_run: int, options: Mapping[str, Any], cluster: str = "slurm"
     ) -> None:
         with importing("slurm", "--executor slurm: {error}; it needs:"):
             import submitit
         self.workers: int = workers or 64
         self._errors = submitit.core.utils
-        given = {"time": MINUTES, "array_parallelism": self.workers, **(options or {})}
+        given = {"time": MINUTES, "array_parallelism": self.workers, **options}
         own = {"name": "surefoot", "cpus_per_task": 1, "gpus_per_node": gpus_per_run or None}
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=cluster)
