@@ -147,7 +147,7 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
     run = Run(config, corpus, method)
     tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
     plan = Plan.of(run.model)
-    layers = {name: name for name in owners(run.model) if name not in {"", *lm_heads(run.model, plan)}} | {LOGITS: ""}
+    layers = {name: name for name in owners(run.model) if name not in {"", *lm_heads(run.model, plan)}} | {"": LOGITS}
     routers = [name.rpartition(".")[0] for name, of in plan.placements.items() if of.role.name == "router"]
     begun = time.perf_counter()
     before, first = _outputs(run.model, tokens.to(run.device), layers), copy.deepcopy(run.model)
@@ -164,8 +164,8 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
 
 def _stability(model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, layers: dict[str, str]) -> Record:
     """The quantities of `MEASURED`: layer or parameter -> value, None where it is not finite."""
-    numbers = activations.measure(model, tokens, names=layers.values())
-    dependency = {layer: numbers[name].get("dependency", 0.0) for layer, name in layers.items() if name in numbers}
+    numbers = activations.measure(model, tokens, names=layers)
+    dependency = {layer: numbers[name].get("dependency", 0.0) for name, layer in layers.items() if name in numbers}
     norm, moved = {}, {}
     for name, placement in plan.placements.items():
         weight, old = model.get_parameter(name).detach(), first.get_parameter(name).detach()
@@ -227,14 +227,13 @@ def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) ->
 
 
 def _outputs(model: nn.Module, tokens: Tensor, layers: dict[str, str]) -> dict[str, Tensor]:
-    """Return each layer's output as a vector; of a layer that is called several times, all outputs concatenated."""
-    names = {module: layer for layer, module in layers.items()}
+    """Return each layer's output as a vector, by `layers`, module -> layer; several outputs of one are concatenated."""
     outputs: dict[str, list[Tensor]] = {}
 
     def record(module: str, _: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         if (y := first_output(output)) is not None:
-            outputs.setdefault(names[module], []).append(y.flatten().clone())
+            outputs.setdefault(layers[module], []).append(y.flatten().clone())
 
-    with forward_hooks(model, names, record):
+    with forward_hooks(model, layers, record):
         model(tokens)
     return {layer: torch.cat(parts) for layer, parts in outputs.items()}

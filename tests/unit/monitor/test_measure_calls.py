@@ -100,7 +100,7 @@ def test_indices_are_no_activations():
     values = router(x)[1].detach()
     assert measured["forward"] == pytest.approx(float(values.square().mean(-1).sqrt().max()))
     assert measured["update"] == 0
-    assert torch.equal(_outputs(router, x, {"router": ""})["router"], values.flatten())
+    assert torch.equal(_outputs(router, x, {"": "router"})["router"], values.flatten())
 
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
