@@ -128,27 +128,26 @@ class Floored:
     variance: float | None
     covariance: np.ndarray
 
-    def at(self, size: float, runs: int = 1) -> fit.Estimate:
+    def at(self, size: float) -> fit.Estimate:
         """Read the loss off at a size, measured or not.
 
         Args:
             size: above 0.
-            runs: over whose mean the interval is to be.
 
         Returns:
-            The loss, and the interval that contains the mean of so many runs there, from the covariance of the fit and
-            the scatter of the runs (Student's t). It does not contain that the curve is another beyond what was
-            measured. None where there are but three runs, through which the curve always goes.
+            The loss, and the interval that contains a run there, from the covariance of the fit and the scatter of the
+            runs (Student's t). It does not contain that the curve is another beyond what was measured. None where there
+            are but three runs, through which the curve always goes.
         """
         x = math.log(size / self.largest)
         fall = math.exp(-self.power * x)
         value, interval = self.floor + self.excess * fall, None
         if self.variance is not None:
             slopes = np.array([1.0, fall, -self.excess * x * fall])
-            error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1 / runs))
+            error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1))
             half = float(stdtrit(self.freedom, (1 + fit.CONFIDENCE) / 2)) * error
             interval = value - half, value + half
-        return fit.Estimate(value, interval, runs)
+        return fit.Estimate(value, interval, 1)
 
 
 def floored(sizes: Sequence[float], losses: Sequence[float]) -> Floored | None:

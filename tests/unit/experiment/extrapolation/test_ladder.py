@@ -48,7 +48,7 @@ def measure(directory, wanted=None, target=TARGET, run_trial=fake, **more):
 def test_the_fit_recovers_a_law_without_scatter():
     found = floored([*SIZES, 1e7], [law(size) for size in (*SIZES, 1e7)])
     assert (found.floor, found.power) == pytest.approx((1.2, 0.3), abs=1e-3)
-    assert found.at(1e9, runs=1).value == pytest.approx(law(1e9), abs=1e-3)
+    assert found.at(1e9).value == pytest.approx(law(1e9), abs=1e-3)
 
 
 def test_its_interval_contains_another_run_as_often_as_it_says():
@@ -56,7 +56,7 @@ def test_its_interval_contains_another_run_as_often_as_it_says():
     for _ in range(200):
         sizes = np.repeat(SIZES, 3)
         found = floored(sizes, law(sizes) + generator.normal(0, 0.01, len(sizes)))
-        low, high = found.at(1e7, runs=1).interval
+        low, high = found.at(1e7).interval
         inside += low <= law(1e7) + generator.normal(0, 0.01) <= high
         widths.append(high - low)
     assert 182 <= inside <= 199, "95 % of 200"
@@ -64,7 +64,7 @@ def test_its_interval_contains_another_run_as_often_as_it_says():
 
 
 def test_what_cannot_be_fitted():
-    assert floored(SIZES, [law(size) for size in SIZES]).at(1e7, runs=1).interval is None, "it goes through three runs"
+    assert floored(SIZES, [law(size) for size in SIZES]).at(1e7).interval is None, "it goes through three runs"
     assert floored(SIZES, [1.0, 1.1, 1.2]) is None
     with pytest.raises(ValueError, match=r"--widths, for a curve of three numbers, needs 3 values, got \[32, 64\]"):
         ladder(RUNGS[:2])
