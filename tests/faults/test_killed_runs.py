@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from inline_executor import Inline
+from surefoot.experiment.errors import SweepError
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.executors import Pool, Raised
 from surefoot.experiment.sweep.progress import Progress
 from surefoot.experiment.sweep.search import Grid
-from surefoot.experiment.sweep.sweep import SweepError, run
+from surefoot.experiment.sweep.sweep import run
 
 FATAL = (16, 0.0)
 

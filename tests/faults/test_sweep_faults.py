@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from inline_executor import Inline
-from surefoot.experiment.errors import DirectoryInUse
+from surefoot.experiment.errors import DirectoryInUse, SweepError
 from surefoot.experiment.files import Log, locked, read_lines, write_atomic
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.search import Grid
-from surefoot.experiment.sweep.sweep import SweepError, load, run
+from surefoot.experiment.sweep.sweep import load, run
 
 SWEEP = """
 import os, sys, time

@@ -8,12 +8,13 @@ import pytest
 
 from surefoot.experiment.coordcheck import check
 from surefoot.experiment.data.sources import load
+from surefoot.experiment.errors import SweepError
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
 from surefoot.experiment.sweep.executors import Killed, Raised
 from surefoot.experiment.sweep.search import Grid
-from surefoot.experiment.sweep.sweep import SweepError, run
+from surefoot.experiment.sweep.sweep import run
 from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.config import TrainConfig
 

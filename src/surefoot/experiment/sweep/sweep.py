@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
-from surefoot.experiment.errors import SweepError as SweepError
 from surefoot.experiment.files import Log, Record, read_lines, write_json
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from inline_executor import Inline
-from surefoot.experiment.errors import DirectoryInUse
+from surefoot.experiment.errors import DirectoryInUse, SweepError
 from surefoot.experiment.files import locked, read_lines
 from surefoot.experiment.reports import extrapolate as report
 from surefoot.experiment.reports.report import draw
@@ -16,7 +16,6 @@ from surefoot.experiment.sweep.config import Extrapolation, TrialResult
 from surefoot.experiment.sweep.extrapolate import load, run
 from surefoot.experiment.sweep.search import Bracket, Grid
 from surefoot.experiment.sweep.summary import extrapolated
-from surefoot.experiment.sweep.sweep import SweepError
 from surefoot.experiment.sweep.sweep import load as load_sweep
 from surefoot.experiment.sweep.sweep import run as run_sweep
 
