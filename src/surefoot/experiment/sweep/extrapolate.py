@@ -45,9 +45,9 @@ def run(
         OSError: a file cannot be written.
         SweepError: a run raised, or worker processes cannot start.
     """
-    folder = AXES[config.axis].folder
-    with configs.claimed(directory, "extrapolate", config.to_json(), f"{folder(config.values[0])}/{RESULTS}"):
-        summary = _write(config, target, directory)
+    folder, shared = AXES[config.axis].folder, config.to_json()
+    with configs.claimed(directory, "extrapolate", shared, f"{folder(config.values[0])}/{RESULTS}"):
+        summary = _write(shared, target, directory)
         centres = config.search.centres if isinstance(config.search, Bracket) else {}
         for place, value in enumerate(config.values):
             begin(value)
@@ -56,7 +56,7 @@ def run(
                 # A search that has begun stays where it did, also when a run of the value before is made again.
                 centres = configs.read(there / configs.CONFIG)["search"]["centres"]
             sweep.run(config.sweep(value, centres), there, run_trial, **sweeping)
-            summary = _write(config, target, directory)
+            summary = _write(shared, target, directory)
             centres = {entry["recipe"]: _start(entry, place, centres) for entry in summary["recipes"] if centres}
         return summary
 
@@ -86,9 +86,8 @@ def _swept(config: Record, directory: Path) -> dict[int, Swept]:
     return {value: Swept(sweep.results(one), (one / SUMMARY).exists()) for value, one in folders.items()}
 
 
-def _write(config: Extrapolation, target: int | None, directory: Path) -> dict[str, Any]:
-    summary = extrapolated(config.to_json(), _swept(config.to_json(), directory), target, environment())
-    return write_json(directory / SUMMARY, summary)
+def _write(config: Record, target: int | None, directory: Path) -> Record:
+    return write_json(directory / SUMMARY, extrapolated(config, _swept(config, directory), target, environment()))
 
 
 def _start(entry: Mapping[str, Any], place: int, centres: Mapping[str, float]) -> float:
