@@ -175,7 +175,7 @@ def _stability(model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, l
     return {quantity: {key: finite_or_none(x) for key, x in values.items()} for quantity, values in found}
 
 
-def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
+def evaluate(records: Sequence[Record], band: float = BAND) -> dict[str, Any]:
     """Fit the slopes with their intervals over seeds, and compare them with the band.
 
     A slope is the mean over seeds of least-squares slopes. It is inside if its absolute value is at most `band`. The
@@ -195,7 +195,6 @@ def evaluate(records: Iterable[Record], band: float = BAND) -> dict[str, Any]:
     Raises:
         ValueError: the model has other layers at another width.
     """
-    records = list(records)
     names = list(records[0]["start"])
     for record in records:
         if differing := set(names) ^ set(record["start"]):

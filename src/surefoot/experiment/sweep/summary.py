@@ -61,7 +61,7 @@ def points(records: Iterable[Mapping[str, Any]], recipe: str, width: int) -> lis
     return [fit.Point(r["log2_lr"], r["seed"], None if r["diverged"] else r["val_loss"]) for r in own]
 
 
-def summarise(config: Mapping[str, Any], records: Iterable[Record], environment: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(config: Mapping[str, Any], records: Sequence[Record], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the content of a sweep's `summary.json`.
 
     Args:
@@ -72,7 +72,6 @@ def summarise(config: Mapping[str, Any], records: Iterable[Record], environment:
     Returns:
         JSON values; an entry for each recipe, in `recipes`.
     """
-    records = list(records)
     recipes = [_over_widths(name, config["widths"], records) for name in config["recipes"]]
     return as_json({"recipes": recipes, "config": config, "environment": environment})
 
