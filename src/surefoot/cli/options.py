@@ -140,16 +140,9 @@ def _model(text: str) -> str:
     return name
 
 
-def add_rate(parser: argparse.ArgumentParser) -> None:
-    """Add the learning rate, which a run takes above 0 from the command line."""
-    add(parser, Optimisation, "lr", type=_rate)
-
-
-def _rate(text: str) -> float | str:
+def rate(text: str) -> float | str:
+    """Read a learning rate, which a run takes above 0 from the command line."""
     return text if text == AUTO else positive(text)
-
-
-_rate.__name__ = "rate"
 
 
 def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:

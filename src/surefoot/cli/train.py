@@ -27,7 +27,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     options.add_recipes(parser)
     options.add_model(parser, "width", "depth", "head_dim")
-    options.add_rate(parser)
+    options.add(parser, Optimisation, "lr", type=options.rate)
     options.add(parser, Optimisation, "average")
     options.add(parser, TrainConfig, "seed")
     options.add_training(parser)
