@@ -1,7 +1,6 @@
 """`surefoot transfer`: where does the best learning rate lie at each width, or at other sizes of a run?"""
 
 import argparse
-import sys
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
@@ -101,14 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not isinstance(config, Extrapolation):
             sweep.run(config, arguments.out, run_trial, executor=executor)
             return 0
-        axis = AXES[config.axis]
-
-        def begin(value: int) -> None:
-            place = f"{config.values.index(value) + 1} of {len(config.values)}"
-            print(f"surefoot: {axis.text.format(value)}, width {config.width} ({place})", file=sys.stderr)
-
-        target = getattr(arguments, axis.target)
-        extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor, begin=begin)
+        target = getattr(arguments, AXES[config.axis].target)
+        extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Sweeps over an axis in a run directory: one after the other, each in a sub-directory, then the law; resumable."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,18 @@ from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 
 
 def run(
-    config: Extrapolation,
-    directory: Path,
-    run_trial: RunTrial,
-    *,
-    target: int | None = None,
-    begin: Callable[[int], None] = lambda value: None,
-    **sweeping: Any,
+    config: Extrapolation, directory: Path, run_trial: RunTrial, *, target: int | None = None, **sweeping: Any
 ) -> dict[str, Any]:
     """Sweep at every value whose sweep is not yet in the directory, and fit the law of the best rates.
 
-    The summary is written after each sweep, of unfinished ones too. Another target needs no other runs.
+    The summary is written after each sweep, of unfinished ones too. Another target needs no other runs. Each sweep is
+    announced on stderr.
 
     Args:
         config: what to measure.
         directory: created if missing; each value's sub-directory in it is a sweep.
         run_trial: as for `sweep.run`.
         target: the value at which the law is read off; None for none.
-        begin: called with each value before its sweep.
         **sweeping: other arguments of `sweep.run`.
 
     Returns:
@@ -45,13 +40,14 @@ def run(
         OSError: a file cannot be written.
         SweepError: a run raised, or worker processes cannot start.
     """
-    folder, shared = AXES[config.axis].folder, config.to_json()
-    with configs.claimed(directory, "extrapolate", shared, f"{folder(config.values[0])}/{RESULTS}"):
+    axis, shared = AXES[config.axis], config.to_json()
+    with configs.claimed(directory, "extrapolate", shared, f"{axis.folder(config.values[0])}/{RESULTS}"):
         summary = _write(shared, target, directory)
         centres = config.search.centres if isinstance(config.search, Bracket) else {}
         for place, value in enumerate(config.values):
-            begin(value)
-            there = directory / folder(value)
+            begun = f"{axis.text.format(value)}, width {config.width} ({place + 1} of {len(config.values)})"
+            print(f"surefoot: {begun}", file=sys.stderr)
+            there = directory / axis.folder(value)
             with suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `configs.claimed` says
                 # A search that has begun stays where it did, also when a run of the value before is made again.
                 centres = configs.read(there / configs.CONFIG)["search"]["centres"]

@@ -243,10 +243,11 @@ def test_two_values_have_no_distance_from_the_line(tmp_path):
     assert report.table(summary).rows[0][4] == "not known"
 
 
-def test_one_executor_serves_all_and_each_value_is_announced(tmp_path):
-    executor, begun = Inline(), []
-    run(config(), tmp_path, fake, executor=executor, progress=silent, begin=begun.append)
-    assert begun == [100, 200, 400]
+def test_one_executor_serves_all_and_each_value_is_announced(tmp_path, capsys):
+    executor = Inline()
+    run(config(), tmp_path, fake, executor=executor, progress=silent)
+    begun = [f"surefoot: {steps} steps, width 64 ({place} of 3)" for place, steps in enumerate((100, 200, 400), 1)]
+    assert capsys.readouterr().err.splitlines() == begun
     assert executor.closed == 3
 
 
