@@ -157,7 +157,9 @@ MUTATIONS = (
         LENGTH,
     ),
     Mutation("a resumed run's rate", "cli/training.py", "config.replace(lr=begun)", "config", LENGTH),
-    Mutation("an interval without the run's own scatter", "experiment/sweep/law.py", " + 1 / runs", "", LADDER),
+    Mutation(
+        "an interval without the run's own scatter", "experiment/sweep/law.py", "@ slopes) + 1", "@ slopes)", LADDER
+    ),
     Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, **own", "**own", LADDER),
     Mutation("a target with every seed", "experiment/sweep/ladder.py", "[(target, 1)]", "[(target, 2)]", LADDER),
 )

@@ -74,12 +74,12 @@ def _read_config(name: str) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong
         raise ValueError(f"{path} is no configuration that transformers knows: {_reason(error)}") from None
-    for architecture in (config.architectures or [])[:1]:
-        model_class = getattr(transformers, architecture, None)
-        if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
-            raise ValueError(f"{path} names the architecture {architecture}, which is no model of this transformers")
-        return config, model_class
-    return config, transformers.AutoModelForCausalLM
+    if not config.architectures:
+        return config, transformers.AutoModelForCausalLM
+    model_class = getattr(transformers, architecture := config.architectures[0], None)
+    if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
+        raise ValueError(f"{path} names the architecture {architecture}, which is no model of this transformers")
+    return config, model_class
 
 
 def _reason(error: Exception) -> str:
