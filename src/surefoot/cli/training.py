@@ -124,11 +124,10 @@ def _run_first(
 
 def _measured_before(path: Path, shown: dict[str, Any]) -> dict[str, Any]:
     """What an earlier result of the same steps has and this one, which took none, has not: the time of a step."""
-    try:
-        before = json.loads(path.read_bytes())
+    with suppress(OSError, ValueError, KeyError):
+        before = read(path)
         return {k: x for k, x in before.items() if before["steps"] == shown["steps"] and shown.get(k, x) is None}
-    except (OSError, ValueError, KeyError, AttributeError):
-        return {}
+    return {}
 
 
 def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:
