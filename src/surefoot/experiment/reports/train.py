@@ -187,7 +187,7 @@ def _logged(log: Sequence[Record], title: str, unit: str, what: str, named: Mapp
 def _layers(layers: Mapping[str, Any], lines: Sequence[Record]) -> list[Chart]:
     if not lines:
         return []
-    every = max(1, len(lines) * len(layers) // POINTS + 1)
+    every = len(lines) * len(layers) // POINTS + 1
     kept = [line for i, line in enumerate(lines) if i % every == 0 or i == len(lines) - 1 or "alarms" in line]
     roles = sorted(by_role(layers, kept).items(), key=lambda role: role[0] != "linear")  # of most layers, first
     curves = [(role, name, curve) for role, own in roles for name, curve in own.items()]
