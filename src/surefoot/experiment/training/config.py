@@ -6,7 +6,6 @@ argparse takes them; `number`, the values that are allowed; `flag`, where it is 
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self, final, get_args
 
@@ -159,7 +158,12 @@ class TrainConfig(Settings):
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
-        return cls()._with(lambda part, changes: type(part)(**changes), settings)
+        parts: dict[str, Any] = {
+            name: type(part)(**{key: settings.pop(key) for key in vars(part) if key in settings})
+            for name, part in vars(cls()).items()
+            if isinstance(part, Settings)
+        }
+        return cls(**parts, **settings)
 
     def replace(self, **settings: Any) -> Self:
         """The same configuration with other values of some settings.
@@ -174,16 +178,7 @@ class TrainConfig(Settings):
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
-        return self._with(lambda part, changes: dataclasses.replace(part, **changes), settings)
-
-    def _with(self, make: Callable[[Settings, dict[str, Any]], Settings], settings: dict[str, Any]) -> Self:
-        """The configuration with each part made anew of it and the settings that are its own."""
-        parts: dict[str, Any] = {
-            name: make(part, {key: settings.pop(key) for key in vars(part) if key in settings})
-            for name, part in vars(self).items()
-            if isinstance(part, Settings)
-        }
-        return dataclasses.replace(self, **parts, **settings)
+        return self.of(**{**self.to_json(), **settings})
 
     def to_json(self) -> dict[str, Any]:
         """The settings by their flat names, as `config.json` and checkpoints have them."""
