@@ -25,7 +25,7 @@ from surefoot.experiment.data.sources import evaluation, load
 from surefoot.experiment.distributed.processes import ALONE, Layout, Processes, blocks_of
 from surefoot.experiment.files import Log, continued, write_json
 from surefoot.experiment.sweep.summary import environment
-from surefoot.experiment.training.boards import Board, TensorBoard, Wandb
+from surefoot.experiment.training.boards import Board, tensorboard, wandb
 from surefoot.experiment.training.build import pick_device, require_model
 from surefoot.experiment.training.checkpoint import Checkpoints
 from surefoot.experiment.training.config import TrainConfig
@@ -94,8 +94,8 @@ def _run_first(
 ) -> int:  # fmt: skip
     """Train on the process that writes files and speaks."""
     out: Path = arguments.out
-    boards: list[Board] = [TensorBoard(out / "tensorboard")] if arguments.tensorboard else []
-    boards += [Wandb(out, identity)] if arguments.wandb else []
+    boards: list[Board] = [tensorboard(out / "tensorboard")] if arguments.tensorboard else []
+    boards += [wandb(out, identity)] if arguments.wandb else []
     command = "the same command" if arguments.start == "auto" else "the same command with --resume auto"
     arguments.resume = f"{command} goes on from the newest checkpoint in {out / CHECKPOINTS}, if there is one"
     with claimed(out, "train", identity, LOG):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from surefoot.experiment.training.boards import TensorBoard
+from surefoot.experiment.training.boards import tensorboard
 
 EVENTS = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -16,14 +16,14 @@ def scalars(folder):
 
 
 def write(folder, steps, shift=0.0):
-    with TensorBoard(folder) as board:
+    with tensorboard(folder) as board:
         for step in steps:
             board.losses({"step": step, "loss": step / 4 + shift, "lr": 0.5, "tokens": 7})
             board.norms({"step": step, "lr": 0.5, "norms": {"up": [1.5, None], "odd": [None, None]}})
 
 
 def test_scalars_come_back(tmp_path):
-    with TensorBoard(tmp_path) as board:
+    with tensorboard(tmp_path) as board:
         board.losses({"step": 3, "loss": None, "val_loss": 1.5, "lr": 0.25})
         board.norms({"step": 3, "norms": {"up": [1.5, 2.0]}, "updates": {"up": 0.125}})
     written = scalars(tmp_path)
@@ -38,7 +38,7 @@ def test_a_resumed_run_replaces_the_steps_it_repeats(tmp_path):
 
 
 def test_nothing_is_written_before_there_is_a_record(tmp_path):
-    with TensorBoard(tmp_path / "board"):
+    with tensorboard(tmp_path / "board"):
         pass
     assert not (tmp_path / "board").exists()
 
@@ -48,4 +48,4 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(RuntimeError, match=r"pip install 'surefoot\[tensorboard\]'"):
-        TensorBoard(tmp_path)
+        tensorboard(tmp_path)

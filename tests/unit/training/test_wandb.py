@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from surefoot.experiment.training.boards import Wandb
+from surefoot.experiment.training.boards import wandb
 
 LINE = {"step": 3, "norms": {"up": [1.5, 2.0], "odd": [None, None]}, "updates": {"up": 0.125}}
 
@@ -24,7 +24,7 @@ def sent(monkeypatch):
 
 
 def test_records_and_norms_are_sent_offline(sent, tmp_path):
-    with Wandb(tmp_path / "one", {"width": 16}) as board:
+    with wandb(tmp_path / "one", {"width": 16}) as board:
         assert sent == []
         board.losses({"step": 3, "loss": None, "val_loss": 1.5, "lr": 0.25, "tokens": 7, "tokens_per_second": 9.0})
         board.norms(LINE)
@@ -37,7 +37,7 @@ def test_records_and_norms_are_sent_offline(sent, tmp_path):
 
 def test_the_environment_says_otherwise(sent, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    with Wandb(tmp_path, {}) as board:
+    with wandb(tmp_path, {}) as board:
         board.norms(LINE)
     assert sent[0]["mode"] == "disabled"
 
@@ -45,7 +45,7 @@ def test_the_environment_says_otherwise(sent, tmp_path, monkeypatch):
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RuntimeError, match=r"--wandb: .*pip install 'surefoot\[wandb\]'"):
-        Wandb(tmp_path, {})
+        wandb(tmp_path, {})
 
 
 @pytest.mark.integration
@@ -53,7 +53,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
 def test_the_package_writes_to_the_disk(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with Wandb(tmp_path, {"width": 16}) as board:
+    with wandb(tmp_path, {"width": 16}) as board:
         board.losses({"step": 3, "loss": 1.5, "lr": 0.25})
         board.norms(LINE)
     assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]

@@ -1,8 +1,7 @@
 """Where a run's numbers are drawn while it trains: TensorBoard, Weights & Biases."""
 
 import os
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, final
@@ -12,14 +11,25 @@ from surefoot.experiment.files import Record
 
 _OF_LOSSES = ("loss", "val_loss", "val_loss_average", "lr", "tokens_per_second", "utilisation", "optimizer_share")
 
+Scalars = dict[str, float]
+Write = Callable[[int, Scalars], object]
+End = Callable[[], object]
 
+
+@final
 class Board(AbstractContextManager["Board"]):
     """Draws the numbers of a record of the training log by their names, and `norm/NAME`, `update/NAME`.
 
     Use as a context manager. Nothing is begun before the first record.
+
+    Args:
+        begin: what writes numbers from a step on and what finishes it. The step of what is written is never below an
+            earlier one.
     """
 
-    _begun: Any = None
+    def __init__(self, begin: Callable[[int], tuple[Write, End]]) -> None:
+        self._begin = begin
+        self._begun: tuple[Write, End] | None = None
 
     def losses(self, record: Record) -> None:
         """Draw the losses, the learning rate and the throughput of a record of the training log."""
@@ -32,76 +42,60 @@ class Board(AbstractContextManager["Board"]):
 
     def _draw(self, step: int, scalars: Mapping[str, float | None]) -> None:
         self._begun = self._begun or self._begin(step)
-        self._write(step, {name: value for name, value in scalars.items() if value is not None})
-
-    @abstractmethod
-    def _begin(self, step: int) -> Any:
-        """What numbers are written to, from this step on."""
-
-    @abstractmethod
-    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write numbers of a step, which is never below that of an earlier call."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Finish what was begun."""
+        self._begun[0](step, {name: value for name, value in scalars.items() if value is not None})
 
     def __exit__(self, *_: object) -> None:
         if self._begun is not None:
-            self._end()
+            self._begun[1]()
 
 
-@final
-class TensorBoard(Board):
+def tensorboard(folder: Path) -> Board:
     """Writes scalars to a folder.
 
     Args:
         folder: created at the first record; if a run is resumed, later steps in it are replaced.
 
+    Returns:
+        The board.
+
     Raises:
         RuntimeError: the package tensorboard is missing.
     """
+    with importing("tensorboard", "--tensorboard: {error};", RuntimeError):
+        from torch.utils.tensorboard.writer import SummaryWriter
 
-    def __init__(self, folder: Path) -> None:
-        with importing("tensorboard", "--tensorboard: {error};", RuntimeError):
-            from torch.utils.tensorboard.writer import SummaryWriter
-        self._folder, self._make = folder, SummaryWriter
+    def begin(step: int) -> tuple[Write, End]:
+        writer: Any = SummaryWriter(str(folder), purge_step=step)
 
-    def _begin(self, step: int) -> Any:
-        return self._make(str(self._folder), purge_step=step)
+        def write(step: int, scalars: Scalars) -> None:
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            self._begun.add_scalar(name, value, step)
-        self._begun.flush()
+        return write, writer.close
 
-    def _end(self) -> None:
-        self._begun.close()
+    return Board(begin)
 
 
-@final
-class Wandb(Board):
+def wandb(folder: Path, config: Mapping[str, Any]) -> Board:
     """Logs to a run of Weights & Biases, offline unless WANDB_MODE is set; a resumed training is another run.
 
     Args:
         folder: the run directory, which gives the run its name; files are written to `wandb/` in it.
         config: the settings, shown beside the run.
 
+    Returns:
+        The board.
+
     Raises:
         RuntimeError: the package wandb is missing.
     """
+    with importing("wandb", "--wandb: {error};", RuntimeError):
+        from wandb import init
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        with importing("wandb", "--wandb: {error};", RuntimeError):
-            import wandb
-        self._init, self._folder, self._config = wandb.init, folder, dict(config)
-
-    def _begin(self, step: int) -> Any:
+    def begin(step: int) -> tuple[Write, End]:
         mode = os.environ.get("WANDB_MODE", "offline")
-        return self._init(dir=str(self._folder), name=self._folder.name, config=self._config, mode=mode)
+        run = init(dir=str(folder), name=folder.name, config=dict(config), mode=mode)
+        return lambda step, scalars: run.log(scalars, step=step), run.finish
 
-    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._begun.log(dict(scalars), step=step)
-
-    def _end(self) -> None:
-        self._begun.finish()
+    return Board(begin)
