@@ -1,8 +1,8 @@
 """An average of the weights beside a run: kept in float32, evaluated in the weights' place, never trained on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -64,11 +64,6 @@ class Average:
             yield
         finally:
             torch._foreach_copy_(here, kept)
-
-    def load_(self, weights: Mapping[str, Any]) -> None:
-        """Go on with an average that was saved, in tensors cut like the parameters."""
-        for name, a in self.weights.items():
-            a.copy_(weights[name])
 
     def _here(self) -> list[Tensor]:
         """What this process holds of the weights, with counts of writes of their own."""

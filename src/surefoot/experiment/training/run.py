@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
@@ -86,7 +86,6 @@ class Run:
             for block in blocks_of(model):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         bfloat16 = config.execution.autocast == "bfloat16"
-        self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, bfloat16)
         self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.lr)
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
@@ -180,14 +179,16 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """The state of the run for a checkpoint: tensors, numbers, strings, lists and dictionaries."""
-        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        return {**self.facts(), **self._with_losses(self.model.state_dict(), self.optimizer.state_dict())}
+
+    def _with_losses(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, Any]:
+        """The states of model and optimizer with the run's own tensors: the losses, and the average if there is one."""
         average = {} if self.average is None else {"average": self.average.weights}
-        return {**self.facts(), "losses": self.losses, "model": model, "optimizer": optimizer, **average}
+        return {"losses": self.losses, "model": model, "optimizer": optimizer, **average}
 
     def missing(self, state: Mapping[str, Any]) -> list[str]:
         """What `load_state` needs and a state has not."""
-        needed = [*self.facts(), "losses", "model", "optimizer", *(["average"] if self.average is not None else [])]
-        return [name for name in needed if name not in state]
+        return [name for name in self.state() if name not in state]
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
@@ -198,7 +199,7 @@ class Run:
         Raises:
             ValueError: it is of another configuration or of other data.
         """
-        self.require_same_run(state)
+        self._require_same_run(state)
         ours, saved = self.model.state_dict(), state["optimizer"]
         self.model.load_state_dict({name: cut_like(x, ours.get(name)) for name, x in state["model"].items()})
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -208,17 +209,16 @@ class Run:
         self.optimizer.load_state_dict({**saved, "state": entries})
         self.losses.copy_(state["losses"])
         if self.average is not None:
-            weights = self.average.weights
-            self.average.load_({name: cut_like(x, weights[name]) for name, x in state["average"].items()})
-        self.go_on(state)
+            for name, a in self.average.weights.items():
+                a.copy_(cut_like(state["average"][name], a))
+        self._go_on(state)
 
     def tensors(self) -> dict[str, Any]:
         """The run's tensors by names that are the same on every mesh; the optimizer's state complete."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
         optimizer = get_optimizer_state_dict(self.model, self.optimizer)
-        average = {} if self.average is None else {"average": self.average.weights}
-        return {"model": get_model_state_dict(self.model), "optimizer": optimizer, "losses": self.losses, **average}
+        return self._with_losses(get_model_state_dict(self.model), optimizer)
 
     def load_folder(self, path: Path) -> None:
         """Go on from a checkpoint folder, of any mesh: a collective.
@@ -237,17 +237,14 @@ class Run:
         processes = self.layout.processes
         agree(processes, partial(folders.damage, path, processes.rank, processes.count))
         facts = folders.facts_of(path, self.facts())
-        self.require_same_run(facts)
+        self._require_same_run(facts)
         tensors = self.tensors()
-        folders.load_(path, tensors, processes.group)
+        folders.load_(path, tensors, processes.group)  # the losses and the average are overwritten where they are
         set_model_state_dict(self.model, tensors["model"])
         set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"])
-        self.losses.copy_(tensors["losses"])
-        if self.average is not None:
-            self.average.load_(tensors["average"])
-        self.go_on(facts)
+        self._go_on(facts)
 
-    def require_same_run(self, state: Mapping[str, Any]) -> None:
+    def _require_same_run(self, state: Mapping[str, Any]) -> None:
         """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
         theirs = {**LATER, **state["config"], "corpus": state["corpus"]}
@@ -257,7 +254,7 @@ class Run:
         if differing:
             raise ValueError(f"the checkpoint is of another run: it differs in {', '.join(differing)}")
 
-    def go_on(self, facts: Mapping[str, Any]) -> None:
+    def _go_on(self, facts: Mapping[str, Any]) -> None:
         """Go on after the step of these facts, when all tensors have been restored."""
         self.scheduler.load_state_dict(facts["scheduler"])
         self.step, self.seconds = facts["step"], facts["seconds"]
@@ -272,8 +269,7 @@ class Run:
 
     def wait(self) -> None:
         """Synchronise with the device, so that a time read next includes the work of all steps."""
-        if self.step:
-            float(self.losses[self.step - 1])
+        float(self.losses[-1])
 
     def result(self) -> TrainResult:
         """The outcome if the run ended now; evaluates the validation loss."""
