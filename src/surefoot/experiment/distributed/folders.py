@@ -9,8 +9,8 @@ import json
 import pickle
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -88,7 +88,9 @@ class _Writer(FileSystemWriter):
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def save(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group: Any, background: bool) -> Future[Any]:
+def save(
+    path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group: Any, background: bool
+) -> Callable[[], None]:
     """Write a checkpoint: a collective of all processes of the group. At every moment `path` is absent or complete.
 
     Args:
@@ -99,30 +101,32 @@ def save(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, Any], group
         background: whether to copy the tensors and write while the caller goes on.
 
     Returns:
-        Its result is there when the folder is. An `OSError` in it says that it could not be written.
+        Waits until the folder is there.
+
+    Raises:
+        OSError: it could not be written; in the background, where that is waited for.
     """
     if torch.distributed.get_rank() == 0:
         shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
     torch.distributed.barrier(group)
-    writer, outcome = _Writer(path, facts), Future[Any]()
     write: Any = state_dict_saver.async_save if background else state_dict_saver.save
+    with _writing(path):
+        pending = write(dict(tensors), storage_writer=_Writer(path, facts), process_group=group)
+
+    def wait() -> None:
+        with _writing(path):
+            pending.result()
+
+    return wait if background else lambda: None
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Around what writes a checkpoint: an `OSError` that names it."""
     try:
-        pending = write(dict(tensors), storage_writer=writer, process_group=group)
+        yield
     except (CheckpointException, OSError) as error:
-        _settle(outcome, error, path)
-    else:
-        if background:
-            pending.add_done_callback(lambda done: _settle(outcome, done.exception(), path))
-        else:
-            _settle(outcome, None, path)
-    return outcome
-
-
-def _settle(outcome: Future[Any], error: BaseException | None, path: Path) -> None:
-    if error is None:
-        outcome.set_result(None)
-    else:
-        outcome.set_exception(OSError(f"cannot write {path}: {_first(error)}; what was saved earlier is intact"))
+        raise OSError(f"cannot write {path}: {_first(error)}; what was saved earlier is intact") from error
 
 
 def _first(error: BaseException) -> BaseException:

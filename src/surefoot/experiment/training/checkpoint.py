@@ -9,7 +9,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -30,7 +30,7 @@ RETAINED = 2
 REMEDY = "delete it to resume from an older one, or start again in another folder"
 
 
-def save(path: Path | str, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
+def save(path: Path, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
     """Write a checkpoint. At every moment `path` is the old one or the new one, complete.
 
     The manifest is replaced before the checkpoint and lists the digests of both.
@@ -43,7 +43,6 @@ def save(path: Path | str, payload: Mapping[str, Any], val_loss: float | None = 
     Raises:
         OSError: the disk is full or the folder cannot be written; an older checkpoint at `path` still loads.
     """
-    path = Path(path)
     buffer = io.BytesIO()
     torch.save(dict(payload), buffer)
     data = buffer.getvalue()
@@ -58,7 +57,7 @@ def save(path: Path | str, payload: Mapping[str, Any], val_loss: float | None = 
         raise OSError(error.errno, reason) from error
 
 
-def load(path: Path | str) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint after comparing its digest with the manifest's.
 
     Args:
@@ -72,7 +71,6 @@ def load(path: Path | str) -> dict[str, Any]:
             does, code of a pickle for example, which is not run; the message names the file.
         OSError: it cannot be read.
     """
-    path = Path(path)
     data = path.read_bytes()
     try:
         digests = list(json.loads(_manifest(path).read_bytes())["sha256"])
@@ -122,7 +120,7 @@ class Checkpoints:
     background: bool = False
     start: Path | Literal["auto", "never"] = "auto"
     on_resume: Callable[[Path], None] | None = None
-    _pending: tuple[Future[Any], bool, int] | None = field(default=None, init=False, repr=False)
+    _pending: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _passed: set[Path] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,8 +150,14 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._passed.discard(path := self.folder / _name(run.step))
         facts = {**run.facts(), "val_loss": val_loss}
-        saving = folders.save(path, run.tensors(), facts, processes.group, self.background)
-        self._pending = (saving, processes.first, run.step)
+        wait, step = folders.save(path, run.tensors(), facts, processes.group, self.background), run.step
+
+        def finish() -> None:
+            wait()
+            if processes.first:
+                self._delete_older(step)
+
+        self._pending.callback(finish)
         if not self.background:
             self.close()
 
@@ -163,12 +167,7 @@ class Checkpoints:
         Raises:
             OSError: it cannot be written.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            saving, first, step = pending
-            saving.result()
-            if first:
-                self._delete_older(step)
+        self._pending.close()
 
     def save(self, step: int, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
         """Write the checkpoint of a step as a file, then delete those that need not be kept.
