@@ -11,8 +11,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -23,7 +21,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.storage import WriteResult
 
 from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.errors import CheckpointError
@@ -42,13 +39,6 @@ ALLOWED = {
 """What a `.metadata` may name, by module; besides dtypes."""
 
 
-@dataclass(frozen=True)
-class _ResultWithDigests(WriteResult):
-    """What one process reports of an entry that it wrote, with the digests of all its files."""
-
-    digests: Mapping[str, str]
-
-
 class _Writer(FileSystemWriter):
     """Writes a folder under a temporary name; when all processes have written, adds the manifest and renames it."""
 
@@ -61,23 +51,21 @@ class _Writer(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        """As torch's, and digests of the files."""
+        """As torch's, with digests of the files beside what is told of each entry."""
         written = super().write_data(plan, planner).wait()
         files = {result.storage_data.relative_path for result in written}
-        digests = {name: sha256_of(Path(self.path) / name) for name in sorted(files)}
-        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        done.set_result([_ResultWithDigests(**vars(result), digests=digests) for result in written])
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result((written, {name: sha256_of(Path(self.path) / name) for name in sorted(files)}))
         return done
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: Metadata, results: Any) -> None:
         """As torch's, then the facts, the manifest and the folder's name: called by one process."""
-        super().finish(metadata, results)
+        super().finish(metadata, [written for written, _ in results])
         folder = Path(self.path)
         write_atomic(folder / FACTS, dumps(dict(self._facts)))
         digests = {name: sha256_of(folder / name) for name in (".metadata", FACTS)}
-        for result in chain.from_iterable(results):
-            assert isinstance(result, _ResultWithDigests)
-            digests |= result.digests
+        for _, own in results:
+            digests |= own
         write_atomic(folder / MANIFEST, dumps({"sha256": digests}, indent=1))
         aside = self._final.with_name(self._final.name + ".damaged" + UNFINISHED)
         if self._final.exists():  # it was passed over when the run was resumed
