@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 MANIFEST = ".sha256.json"
 """Suffix of the file beside a checkpoint that lists the digests it may have."""
-RETAINED = 2
-REMEDY = "delete it to resume from an older one, or start again in another folder"
 
 
 def save(path: Path, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
@@ -115,7 +113,7 @@ class Checkpoints:
 
     folder: Path
     every: int = 100
-    keep: int = RETAINED
+    keep: int = 2
     best: bool = False
     background: bool = False
     start: Path | Literal["auto", "never"] = "auto"
@@ -216,7 +214,8 @@ class Checkpoints:
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
-            raise with_remedy(CheckpointError(f"{problem}; {REMEDY}"), OtherDirectory())
+            remedy = "delete it to resume from an older one, or start again in another folder"
+            raise with_remedy(CheckpointError(f"{problem}; {remedy}"), OtherDirectory())
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
