@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from surefoot.experiment.configs import differences
 from surefoot.experiment.data import bpe, token_files
-from surefoot.experiment.data.documents import SEPARATOR, documents
+from surefoot.experiment.data.documents import SEPARATOR, documents, is_held
 from surefoot.experiment.data.token_files import JOURNAL, MANIFEST, TOKEN, TOKENIZER, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
@@ -88,29 +87,33 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
         raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside of it")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        wanted = json.loads(dumps(asdict(conversion)))
+        wanted = asdict(conversion)
         if record := token_files.read(out, MANIFEST):
             _require_conversion(wanted, record, out)
             token_files.require_same(out, record["shards"])
             token_files.require_digest(out / TOKENIZER, record["tokenizer_sha256"])
-            (out / JOURNAL).unlink(missing_ok=True)  # of a process that was killed in between
-            return record
-        journal, tokenizer = _journal(wanted, out), _tokenizer(conversion, out)
-        _write(conversion, out, tokenizer, journal, progress)
-        if not (shards := journal["shards"]):
-            raise DataError(f"{conversion.source} holds no text: give a text file or folder")
-        record = {
-            **journal,
-            "tokens": sum(shard["tokens"] for shard in shards),
-            "vocab": tokenizer.get_vocab_size(),
-            "layout": conversion.layout,
-            "separator": tokenizer.token_to_id(SEPARATOR),
-            "tokenizer_sha256": sha256_of(out / TOKENIZER),
-            "sha256": token_files.digest_of(shards),
-        }
-        write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
-        (out / JOURNAL).unlink(missing_ok=True)
+        else:
+            record = _converted(conversion, out, _journal(wanted, out), progress)
+            write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
+        (out / JOURNAL).unlink(missing_ok=True)  # be it of a process that was killed in between
         return record
+
+
+def _converted(conversion: Conversion, out: Path, journal: Record, progress: Progress | None) -> Record:
+    """Write the files, and return what the manifest says of them."""
+    tokenizer = _tokenizer(conversion, out)
+    _write(conversion, out, tokenizer, journal, progress)
+    if not (shards := journal["shards"]):
+        raise DataError(f"{conversion.source} holds no text: give a text file or folder")
+    return {
+        **journal,
+        "tokens": sum(shard["tokens"] for shard in shards),
+        "vocab": tokenizer.get_vocab_size(),
+        "layout": conversion.layout,
+        "separator": tokenizer.token_to_id(SEPARATOR),
+        "tokenizer_sha256": sha256_of(out / TOKENIZER),
+        "sha256": token_files.digest_of(shards),
+    }
 
 
 def verify(path: Path) -> Record:
@@ -214,8 +217,8 @@ def _write(
     held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
     while batch := [*_until(texts, _BATCH)]:
         for text, tokens in zip(batch, bpe.encode_each(tokenizer, batch), strict=True):
-            number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-            held["val" if number < 2**64 // conversion.validation_one_in else "train"] += [tokens, separator]
+            split = "val" if is_held(text.encode(), conversion.validation_one_in) else "train"
+            held[split] += [tokens, separator]
             read, new = read + 1, new + tokens.size + 1
             if new >= conversion.shard_tokens:
                 _close(conversion.layout, out, held, journal, read)

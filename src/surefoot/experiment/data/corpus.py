@@ -1,8 +1,11 @@
 """Tokens of a text in a fixed split, and the batches that a step reads of them."""
 
+from __future__ import annotations
+
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +15,9 @@ from torch import Tensor
 from surefoot.experiment.data.epochs import Epochs, Positions, at_random
 from surefoot.experiment.data.token_files import Shards
 from surefoot.experiment.errors import DataError
+
+if TYPE_CHECKING:
+    from surefoot.experiment.data.bpe import Tokenizer
 
 Split = Literal["train", "validation"]
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
@@ -34,6 +40,7 @@ class Corpus:
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
         ends: position after each document of the training split; or the token that ends one, which the first batch of
             documents looks for (a second for two gigabytes); default: the split is one document.
+        tokenizer: what made the tokens of a text, or its file; None where there is none.
 
     Attributes:
         epochs_of: the orders of documents that were asked for, by their contexts.
@@ -46,6 +53,7 @@ class Corpus:
     files: int = 1
     vocab: int = 256
     ends: Positions | int | None = None
+    tokenizer: Tokenizer | Path | None = None
     epochs_of: dict[int, Epochs] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -113,7 +121,8 @@ class Corpus:
         self.require(context)
         if order == "documents":
             assert split == "train", "evaluations compare runs on the same windows of many documents"
-            spans = self.epochs(context).batch(seed, step, batch_size, rows)
+            epochs, numbers = self.epochs(context), range(step * batch_size, (step + 1) * batch_size)
+            spans = (epochs.spans(seed, number) for number in numbers[rows])
             parts = ((_windows(text, np.array([start]), length)[0] for start, length in each) for each in spans)
             windows = np.stack([np.concatenate([*each]) for each in parts])
         else:

@@ -1,5 +1,6 @@
 """Documents of text, one after another: files and folders, JSON lines, Parquet, data sets of the Hugging Face hub."""
 
+import hashlib
 import json
 import os
 import re
@@ -45,6 +46,11 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
             raise with_remedy(missing, Locate(path))
         files = sorted(visible(path)) if path.is_dir() else [path]
     yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
+
+
+def is_held(text: bytes, one_in: int) -> bool:
+    """Whether what has this text or name is for validation, one in so many, whatever else there is: by its SHA-256."""
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < 2**64 // one_in
 
 
 def visible(root: Path, excluded: Collection[str] = ()) -> Iterator[Path]:

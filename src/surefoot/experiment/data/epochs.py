@@ -41,11 +41,6 @@ class Epochs:
         self._stride = next(s for s in count(round(0.618 * self._lanes)) if math.gcd(s, self._lanes) == 1)
         self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
 
-    def batch(self, seed: int, step: int, batch_size: int, rows: slice) -> list[list[tuple[int, int]]]:
-        """The spans of some rows of a step's batch, whose windows follow those of the step before."""
-        first = step * batch_size
-        return [self.spans(seed, number) for number in range(first, first + batch_size)[rows]]
-
     def spans(self, seed: int, number: int) -> list[tuple[int, int]]:
         """Where the tokens of a window lie.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from surefoot.experiment.data.corpus import VALIDATION_ONE_IN, Corpus
-from surefoot.experiment.data.token_files import Shards, open_tokens, read_manifest, require_same
+from surefoot.experiment.data.token_files import TOKENIZER, Shards, open_tokens, read_manifest, require_same
 from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 PREFIX = "bin:"
@@ -79,7 +79,8 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = VALIDATI
         whole = train if train.size else validation
         train, validation = whole.cut(whole.size - whole.size // validation_one_in)
     sha256, separator = manifest.get("sha256") or _fingerprint(files), manifest.get("separator", GPT2_SEPARATOR)
-    return Corpus(train, validation, f"{path}, {vocab} tokens", sha256, len(files), vocab, separator)
+    tokenizer = path / TOKENIZER if (path / TOKENIZER).is_file() else None
+    return Corpus(train, validation, f"{path}, {vocab} tokens", sha256, len(files), vocab, separator, tokenizer)
 
 
 def _files(path: Path) -> list[Path]:

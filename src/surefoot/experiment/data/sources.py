@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.experiment.data import bpe, documents, markov, shards
 from surefoot.experiment.data.corpus import VALIDATION_ONE_IN, Corpus, Tokens
-from surefoot.experiment.data.token_files import TOKENIZER, read_manifest
+from surefoot.experiment.data.token_files import read_manifest
 from surefoot.experiment.errors import DataError, Locate, reading, with_remedy
 
 TEXT = "text:"
@@ -89,7 +89,7 @@ def _tokenised(name: str) -> Corpus:
     assert isinstance(text.ends, np.ndarray), "a text is read with its documents"
     inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(text.ends[:-1]) + 1)
     ends = np.append(inner[inner < train.size], train.size)
-    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends)
+    return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends, tokenizer)
 
 
 def _opened(name: str) -> Corpus:
@@ -104,11 +104,6 @@ def _synthetic(name: str) -> Corpus:
 
 
 _READERS = {markov.PREFIX: _synthetic, bpe.PREFIX: _tokenised, shards.PREFIX: _opened}
-
-
-def _in_validation(name: str) -> bool:
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") < 2**64 // VALIDATION_ONE_IN
 
 
 def _load_stdlib(root: Path) -> Corpus:
@@ -139,7 +134,8 @@ def _texts(root: Path, excluded: frozenset[str] = frozenset(), end: str = "") ->
 
 
 def _from_files(texts: dict[str, bytes], name: str) -> Corpus:
-    held = {file: text for file, text in texts.items() if _in_validation(file)}
+    names = {file: file.encode("utf-8", "surrogateescape") for file in texts}
+    held = {file: text for file, text in texts.items() if documents.is_held(names[file], VALIDATION_ONE_IN)}
     read = [text for file, text in texts.items() if file not in held]
     if not read or not held:
         return _from_block(b"".join(texts.values()), name, len(texts))
@@ -170,9 +166,9 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
     """A source whose validation split is in the vocabulary that a model is trained with.
 
     Args:
-        source: as `load` takes it. A text beside BPE data or files of tokens is encoded by their vocabulary: that of
-            `bpe:` is trained once more, that of `bin:` is the folder's `tokenizer.json`. Files of tokens without a
-            manifest have the training's vocabulary, and one whose name says validation is so as a whole.
+        source: as `load` takes it. A text beside BPE data, or files of tokens with a `tokenizer.json`, is encoded by
+            their vocabulary. Files of tokens without a manifest have the training's vocabulary, and one whose name
+            says validation is so as a whole.
         data: the training's source, as `load` took it.
         corpus: what `load` made of it.
 
@@ -185,12 +181,12 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
     """
     data = data or ""
     kind, data_kind = _kind(source), _kind(data)
-    theirs, ours = _tokenizer_of(source), _tokenizer_of(data)
-    encodes = data_kind == bpe.PREFIX or ours is not None
+    encodes = corpus.tokenizer is not None
     if encodes and not kind:
-        return _encoded(load(source), data, ours, corpus)
+        return _encoded(load(source), corpus)
     other = _opened_in(source, corpus.vocab) if kind == data_kind == shards.PREFIX else load(source)
-    differ = theirs is not None and ours is not None and theirs.read_bytes() != ours.read_bytes()
+    files = [one.tokenizer for one in (other, corpus) if isinstance(one.tokenizer, Path)]
+    differ = len({file.read_bytes() for file in files}) > 1
     if kind != data_kind or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
         remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
         raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
@@ -208,25 +204,14 @@ def _opened_in(source: str, vocab: int) -> Corpus:
     return corpus
 
 
-def _encoded(text: Corpus, data: str, tokenizer: Path | None, corpus: Corpus) -> Corpus:
+def _encoded(text: Corpus, corpus: Corpus) -> Corpus:
     """A text's validation split in the tokens of the training's source."""
-    if tokenizer is not None:
-        known = bpe.read(tokenizer)
-    else:
-        vocab, path = bpe.parse(data)
-        known = bpe.train(np.asarray(load(path).train).tobytes(), vocab)
-    validation = bpe.encode(known, np.asarray(text.validation).tobytes())
+    tokenizer = bpe.read(corpus.tokenizer) if isinstance(corpus.tokenizer, Path) else corpus.tokenizer
+    assert tokenizer is not None
+    validation = bpe.encode(tokenizer, np.asarray(text.validation).tobytes())
     return replace(text, validation=validation, vocab=corpus.vocab)
 
 
 def _kind(source: str) -> str:
     """The prefix of a source; empty for a text by its path."""
     return next((prefix for prefix in _READERS if source.startswith(prefix)), "")
-
-
-def _tokenizer_of(source: str) -> Path | None:
-    """The tokenizer beside files of tokens."""
-    if _kind(source) != shards.PREFIX:
-        return None
-    path = shards.parse(source)[1] / TOKENIZER
-    return path if path.is_file() else None
