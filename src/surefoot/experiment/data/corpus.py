@@ -121,10 +121,8 @@ class Corpus:
         self.require(context)
         if order == "documents":
             assert split == "train", "evaluations compare runs on the same windows of many documents"
-            epochs, numbers = self.epochs(context), range(step * batch_size, (step + 1) * batch_size)
-            spans = (epochs.spans(seed, number) for number in numbers[rows])
-            parts = ((_windows(text, np.array([start]), length)[0] for start, length in each) for each in spans)
-            windows = np.stack([np.concatenate([*each]) for each in parts])
+            epochs, numbers = self.epochs(context), range(step * batch_size, (step + 1) * batch_size)[rows]
+            windows = np.stack([_joined(text, epochs.spans(seed, number)) for number in numbers])
         else:
             starts = at_random(seed, SPLITS.index(split), step, batch_size, rows, text.size - context)
             windows = _windows(text, starts, context + 1)
@@ -147,6 +145,10 @@ class Corpus:
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
         return self.train if split == "train" else self.validation
+
+
+def _joined(text: Tokens | Shards, spans: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([_windows(text, np.array([start]), length)[0] for start, length in spans])
 
 
 def _windows(text: Tokens | Shards, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
