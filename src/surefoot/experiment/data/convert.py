@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,6 @@ Progress = Callable[[int, int], None]
 """Called with the number of documents and of tokens so far."""
 
 
-@final
 @dataclass(frozen=True)
 class Conversion:
     """What is written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")  # a split's index is part o
 VALIDATION_ONE_IN = 10  # a tenth of a file's bytes, or of a folder's files, is validation
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """Tokens of a text, by default its bytes, in a fixed training and validation split.

@@ -2,7 +2,6 @@
 
 import math
 from itertools import count
-from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ LANES = 4096
 """At least so many places are read side by side, also where documents are few; docs/data.md has measured fewer."""
 
 
-@final
 class Epochs:
     """Windows of documents: each epoch puts the documents in a random order, one after another, and reads all of it.
 

@@ -12,7 +12,7 @@ import mmap
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -194,7 +194,6 @@ def header(count: int) -> bytes:
     return words.tobytes()
 
 
-@final
 class Shards:
     """The tokens of several files, one after another, as one array that is read where it is needed.
 

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any, Self, final
+from typing import Any, Self
 
 from surefoot.experiment.distributed.processes import Processes
 
@@ -12,7 +12,6 @@ TOGETHER = 1.0
 """Seconds within which signals count as one: `timeout` and terminals send theirs to a process and to its group."""
 
 
-@final
 class Stop:
     """While it is open, the first SIGTERM or Ctrl-C is remembered and acts at its end; a second one acts at once.
 

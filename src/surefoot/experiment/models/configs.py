@@ -1,7 +1,7 @@
 """Configurations of the reference models, and of published models at any width."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 from surefoot.experiment.models.layers import LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import PUBLISHED, Size, published_name
@@ -42,7 +42,6 @@ class DecoderConfig:
             raise ValueError(f"rotary positions need an even head dimension, got {self.size.head_dim}")
 
 
-@final
 @dataclass(frozen=True)
 class GPTConfig(DecoderConfig):
     """Configuration of a GPT-2-like decoder; the defaults are the model of the learning-rate study.
@@ -56,7 +55,6 @@ class GPTConfig(DecoderConfig):
     biases: Biases = "none"
 
 
-@final
 @dataclass(frozen=True)
 class LlamaConfig(DecoderConfig):
     """Configuration of a LLaMA-like decoder: RMSNorm, rotary positions, gated feed-forward layers, no biases.

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Self, final
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -125,7 +125,6 @@ class Decoder(nn.Module, ABC):
         return self.head
 
 
-@final
 class GPT(Decoder):
     """GPT-2-like decoder: LayerNorm (or In-Norm), GELU, feed-forward layers of 4 times the width.
 
@@ -146,7 +145,6 @@ class GPT(Decoder):
         super().__init__(config, config.positions, linear, norm, lambda: MLP(width, 4 * width, linear))
 
 
-@final
 class Llama(Decoder):
     """LLaMA-like decoder: RMSNorm (or In-Norm), rotary positions, gated feed-forward layers, no biases.
 

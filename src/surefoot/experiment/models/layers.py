@@ -1,7 +1,6 @@
 """The layers of the reference decoders that are not public: learned positions, feed-forward, experts, block."""
 
 from dataclasses import dataclass
-from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from surefoot.layers.attention import Attention, MakeLinear
 
 
-@final
 @dataclass(frozen=True)
 class LearnedPositions:
     """Learned positions: one row per position is added to the token's row.
@@ -22,7 +20,6 @@ class LearnedPositions:
     context: int = 1024
 
 
-@final
 class MLP(nn.Module):
     """GPT's feed-forward layer `down(gelu(up(x)))`, with the tanh form of GELU, as in GPT-2.
 
@@ -43,7 +40,6 @@ class MLP(nn.Module):
         return y
 
 
-@final
 class GatedMLP(nn.Module):
     """LLaMA's feed-forward layer `down(silu(gate(x)) * up(x))`.
 
@@ -65,7 +61,6 @@ class GatedMLP(nn.Module):
         return y
 
 
-@final
 @dataclass(frozen=True)
 class Mixture:
     """Number of experts in a feed-forward layer, and how many of them compute each token.
@@ -86,7 +81,6 @@ class Mixture:
             raise ValueError(f"a token takes 1 to {self.experts} of {self.experts} experts, not {self.active}")
 
 
-@final
 class Experts(nn.Module):
     """Stacked gated experts `down(silu(gate(x)) * up(x))`, gate and up in one parameter, in transformers' layout.
 
@@ -118,7 +112,6 @@ class Experts(nn.Module):
         return (y * weights[..., None]).sum(1)
 
 
-@final
 class MixtureOfExperts(nn.Module):
     """A router and its experts: each token takes the experts with the largest logits, weighted by their softmax.
 
@@ -144,7 +137,6 @@ class MixtureOfExperts(nn.Module):
         return y.reshape(x.shape)
 
 
-@final
 class Block(nn.Module):
     """One residual block: `x += attention(norm(x))`, then `x += mlp(norm(x))`.
 

@@ -1,10 +1,8 @@
 """Sizes of decoders, and those of published models by name. Nothing here imports torch."""
 
 from dataclasses import dataclass
-from typing import final
 
 
-@final
 @dataclass(frozen=True)
 class Size:
     """Size of a decoder, from which every shape follows.

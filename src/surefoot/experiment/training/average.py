@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from surefoot.experiment.distributed.processes import local_of
 from surefoot.experiment.training.names import last_part
 
 
-@final
 class Average:
     """The exponential moving average `a <- decay a + (1 - decay) w`, which starts as the weights after the first step.
 

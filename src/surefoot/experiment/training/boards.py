@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from surefoot.experiment.errors import importing
 from surefoot.experiment.files import Record
@@ -16,7 +16,6 @@ Write = Callable[[int, Scalars], object]
 End = Callable[[], object]
 
 
-@final
 class Board(AbstractContextManager["Board"]):
     """Draws the numbers of a record of the training log by their names, and `norm/NAME`, `update/NAME`.
 

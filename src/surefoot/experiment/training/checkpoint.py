@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -90,7 +90,6 @@ def load(path: Path) -> dict[str, Any]:
     return payload
 
 
-@final
 @dataclass
 class Checkpoints:
     """A folder of checkpoints named by step: a file each of one process, a folder each of several.

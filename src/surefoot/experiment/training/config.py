@@ -7,7 +7,7 @@ argparse takes them; `number`, the values that are allowed; `flag`, where it is 
 
 import dataclasses
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self, final, get_args
+from typing import Any, Literal, Self, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
 from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, NATURAL, RATE, Settings, log2_lr
@@ -27,7 +27,6 @@ def _size(name: str, what: str) -> Any:
     return field(default=None, metadata={"help": help, "number": COUNT})
 
 
-@final
 @dataclass(frozen=True)
 class Architecture(Settings):
     """The model: a reference or a published model and its size, or `module:function`, called with the width.
@@ -65,7 +64,6 @@ _AVERAGE = {
 }
 
 
-@final
 @dataclass(frozen=True)
 class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`), its peak learning rate.
@@ -79,7 +77,6 @@ class Optimisation(Settings):
     average: float | str = field(default=0.0, metadata=_AVERAGE)
 
 
-@final
 @dataclass(frozen=True)
 class Batches(Settings):
     """The shape of a batch, sequences and tokens in each, and which of the training split a step reads."""
@@ -96,7 +93,6 @@ class Batches(Settings):
     )
 
 
-@final
 @dataclass(frozen=True)
 class Execution(Settings):
     """Where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass."""
@@ -108,7 +104,6 @@ class Execution(Settings):
     )
 
 
-@final
 @dataclass(frozen=True)
 class TrainConfig(Settings):
     """Everything that determines a run, in parts. Files, checkpoints and `of` have the parts' settings flat.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Self, final, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ class Method(ABC):
         return self
 
 
-@final
 @dataclass(frozen=True)
 class Steepest(Method):
     """Steepest descent: the initial weights and the optimizer of a recipe's plan.
@@ -79,7 +78,6 @@ class Steepest(Method):
         return SteepestDescent(model, self.plan(model), lr=lr)
 
 
-@final
 @dataclass(frozen=True)
 class AdamW(Method):
     """torch's own AdamW, with weight decay on matrices only and gradient clipping.
@@ -120,7 +118,6 @@ class AdamW(Method):
 MUP_EPS = 1e-15
 
 
-@final
 @dataclass(frozen=True)
 class MupAdamW(Method):
     """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`, as `convert` has it.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, final
+from typing import Any
 
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.scaling import LAWS, Run
@@ -126,7 +126,6 @@ LAST = "last:"
 """Before the part of the steps whose weights are averaged."""
 
 
-@final
 @dataclass(frozen=True)
 class Number:
     """A kind of number: how it is read from text, and which values are allowed.

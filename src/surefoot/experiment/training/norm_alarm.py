@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
-from typing import Literal, final
+from typing import Literal
 
 LIMIT = 10.0
 """Upper end of the band of a layer without a bound, in the role's unit: a decade above Theta(1)."""
@@ -23,7 +23,6 @@ Reason = Literal["trend", "limit"]
 _RANK: dict[Reason | None, int] = {None: 0, "trend": 1, "limit": 2}
 
 
-@final
 @dataclass(frozen=True)
 class Layer:
     """The band of a layer's norm, in natural units.
@@ -42,7 +41,6 @@ class Layer:
     limit: float
 
 
-@final
 @dataclass(frozen=True)
 class Alarm:
     """A layer whose norm is above its limit ("limit"), or is predicted to exceed it ("trend").
@@ -71,7 +69,6 @@ class Alarm:
         return f"{self.layer}: its norm, {self.norm:.3g}, {relation} its limit, {self.limit:.3g}"
 
 
-@final
 class Alarms:
     """Raises one alarm per layer that leaves its band, and another if it returns and leaves it again.
 

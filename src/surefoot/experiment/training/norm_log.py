@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import final
 
 from torch import Tensor
 
@@ -24,7 +23,6 @@ DIGITS = 6  # significant digits of a norm in the log and in the alarms: those o
 Numbers = Mapping[str, float]
 
 
-@final
 class Norms:
     """Stability numbers of a run's parameters in natural units, for any optimizer. Measuring changes no training state.
 
@@ -78,7 +76,6 @@ def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
     return Layer(placement.role.name, unit, None, limit * unit * longer)
 
 
-@final
 class NormLog(AbstractContextManager["NormLog"]):
     """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 

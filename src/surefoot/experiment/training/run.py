@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ TAIL = 0.1  # the last fraction of the steps, whose mean loss is `train_loss`
 CHECK_EVERY = 10  # steps between two tests for divergence, each of which synchronises with the device
 
 
-@final
 @dataclass(frozen=True)
 class TrainResult:
     """The outcome of a run. Losses are in nats per token, None if it diverged; `seconds` excludes evaluation.
@@ -54,7 +53,6 @@ class TrainResult:
     optimizer_share: float | None = field(default=None, compare=False)
 
 
-@final
 class Run:
     """A model under training: weights, optimizer, schedule and the losses of the steps taken. Resumes bit for bit.
 

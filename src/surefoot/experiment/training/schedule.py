@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import final
 
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training.names import COUNT, FRACTION, Settings
@@ -17,7 +16,6 @@ _COOLDOWN = {
 _SHAPE = {"help": "how the rate falls: linear, sqrt (1 - sqrt(x)) or power:P ((1 - x)^P)", "metavar": "SHAPE"}
 
 
-@final
 @dataclass(frozen=True)
 class Schedule(Settings):
     """The steps of a run, the learning rate's warm-up and cool-down as fractions of them, and the cool-down's shape.

@@ -3,7 +3,7 @@
 import time
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ PEAKS = (
 """Dense bfloat16 FLOPs per second by a part of the device's name, from NVIDIA's data sheets; the first that fits."""
 
 
-@final
 class Meter:
     """The clock of a run's training, which stands still while it is evaluated, observed and saved.
 
@@ -104,7 +103,6 @@ def _ratio(part: float, whole: float) -> float | None:
     return float(f"{part / whole:.5g}") if part and whole > 0 else None
 
 
-@final
 @dataclass(frozen=True)
 class Compute:
     """What a token costs and what the devices could do.
