@@ -153,5 +153,4 @@ def _joined(text: Tokens | Shards, spans: list[tuple[int, int]]) -> npt.NDArray[
 def _windows(text: Tokens | Shards, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
     if isinstance(text, Shards):
         return text.windows(starts, length)
-    windows: npt.NDArray[np.int64] = text[starts[:, None] + np.arange(length)].astype(np.int64)
-    return windows
+    return np.asarray(text[starts[:, None] + np.arange(length)], dtype=np.int64)

@@ -179,8 +179,7 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
         DataError: another vocabulary, or a source that cannot be read.
         ValueError: a name that is none.
     """
-    data = data or ""
-    kind, data_kind = _kind(source), _kind(data)
+    kind, data_kind = _kind(source), _kind(data or "")
     encodes = corpus.tokenizer is not None
     if encodes and not kind:
         return _encoded(load(source), corpus)
@@ -194,14 +193,12 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
 
 
 def _opened_in(source: str, vocab: int) -> Corpus:
-    """Files of tokens, in this vocabulary where none is stated."""
+    """Files of tokens, in this vocabulary where none is stated; one whose name says validation is so as a whole."""
     stated, path = shards.parse(source)
     if stated is None and read_manifest(path) is None:
-        stated, source = vocab, f"{shards.PREFIX}{vocab}:{path}"
-    corpus = load(source)
-    if path.is_file() and shards.VALIDATION.search(path.stem.lower()):
-        return replace(corpus, validation=shards.load(path, stated, validation_one_in=1).validation)
-    return corpus
+        stated = vocab
+    whole = path.is_file() and shards.VALIDATION.search(path.stem.lower())
+    return shards.load(path, stated, 1 if whole else VALIDATION_ONE_IN)
 
 
 def _encoded(text: Corpus, corpus: Corpus) -> Corpus:

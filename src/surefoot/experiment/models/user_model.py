@@ -2,9 +2,9 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 from torch import nn
 
@@ -35,7 +35,7 @@ def call(target: str, *arguments: int) -> nn.Module:
     return model
 
 
-def _function(target: str) -> Callable[..., object]:
+def _function(target: str) -> Any:
     place, _, name = target.partition(":")
     if not name or not place or place.startswith("."):
         raise ValueError(f"{target!r} is not module:function, as in my_package.model:build")
@@ -49,8 +49,7 @@ def _function(target: str) -> Callable[..., object]:
         raise ValueError(f"{target}: importing {place} from {here} failed: {reason}") from error
     if not hasattr(module, name):
         raise ValueError(f"{target}: module {place!r} has no function {name!r}")
-    function: Callable[..., object] = getattr(module, name)
-    return function
+    return getattr(module, name)
 
 
 def _where(error: Exception) -> str:
