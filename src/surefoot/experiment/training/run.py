@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
@@ -84,6 +84,7 @@ class Run:
             for block in blocks_of(model):
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         bfloat16 = config.execution.autocast == "bfloat16"
+        self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, bfloat16)
         self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.lr)
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
