@@ -11,7 +11,7 @@ another library, and the layout of stacked experts. Wherever they do, the reason
 
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d), else what the user names; a model whose `get_output_embeddings()`
-returns None has none.
+returns None has none. A head that is a table itself, and no other of its shape is there for the inputs, is tied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from surefoot.discovery.kinds import Change, Kind, Kinds, Search, named_own, own
 from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
-from surefoot.discovery.tied import added, tied
+from surefoot.discovery.tied import added, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
 
 
@@ -113,9 +113,15 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
                 found[name] = Kind("router", why)
                 if (bias := search.name(module, "bias")) and not isinstance(module, nn.Linear):
                     found[bias] = Kind("bias", f"bias of {type(module).__name__}")
-    for module, why in _lm_heads(search.model, search.head).items():
-        if table := search.name(module, "weight"):
-            found[table] = Kind("head", why)
+    named = {
+        table: why for m, why in _lm_heads(search.model, search.head).items() if (table := search.name(m, "weight"))
+    }
+    weights = {name: weight for own in search.own.values() for name, weight in own.values()}
+    tables = {name for name, kind in kinds.items() if kind and kind.name == "embedding"}
+    of_inputs = {weights[name].shape for name in tables - named.keys()}
+    for name, why in named.items():
+        twice = name in tables and weights[name].shape not in of_inputs
+        found[name] = tied_kind(search, name, f"{name} as table and as head") if twice else Kind("head", why)
     return found
 
 

@@ -58,16 +58,17 @@ def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
         kind = candidates[0]
         return replace(kind, why=f"{kind.why}; shared by {names}") if kind and len(uses) > 1 else kind
     if {kind.name if kind else None for kind in candidates} == {"embedding", "head"}:
-        return _tied_kind(search.model, names, None if search.said(name) else search.tied)
+        return tied_kind(search, name, names)
     if name in search.changes:
         return None
     described = ", ".join(f"{use}: {kind.name if kind else 'unknown'}" for use, kind in uses.items())
     raise ValueError(f"one parameter has two roles ({described}); give it one with an override")
 
 
-def _tied_kind(model: nn.Module, names: str, policy: str | None) -> Kind:
-    """Kind of a matrix that is embedding and head; `Plan.of` explains the policies."""
-    multiplied = getattr(model, "output_multiplier", None) is not None
+def tied_kind(search: Search, name: str, names: str) -> Kind:
+    """Kind of a matrix that is embedding and head, called `names` in its reason; `Plan.of` explains the policies."""
+    policy = None if search.said(name) else search.tied
+    multiplied = getattr(search.model, "output_multiplier", None) is not None
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
     if policy == "embedding" and not multiplied:

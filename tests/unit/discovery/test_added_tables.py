@@ -127,3 +127,23 @@ def test_overrides_say_what_a_parameter_is():
         assert (placed.role.name, placed.why) == (name, "override 'body.place'")
     own = sf.Role("own", sf.RowRMS(), lr_scale=Constant(3.0))
     assert Plan.of(model, overrides=[("body.place", own)])["body.place"].role == own
+
+
+def test_a_table_named_as_the_head_is_tied_unless_another_of_its_shape_is_for_the_inputs():
+    """`x @ table.weight.T` in `forward` is a head without a module; an output table beside an input table is none."""
+
+    def roles(model, **options):
+        plan = Plan.of(model, **options)
+        return [plan[f"{name}.weight"].role.name for name in ("words", "places")]
+
+    both = {"words": nn.Embedding(V, D), "places": nn.Embedding(9, D)}
+    once = Own(**both, block=block())
+    assert roles(once, head="words") == ["head", "tied_positions"]
+    assert roles(once, head="words", overrides=[("words.weight", "embedding")]) == ["embedding", "embedding"]
+    with pytest.raises(ValueError, match=r"words\.weight as table and as head are one matrix.*untie"):
+        Plan.of(once, head="words", tied="error")
+    once.get_output_embeddings = lambda: once.words
+    assert roles(once) == ["head", "tied_positions"]
+    twice = Own(**both, out=nn.Embedding(V, D), block=block())
+    assert roles(twice, head="out") == ["embedding", "embedding"]
+    assert roles(twice, head=("words", "out")) == ["head", "tied_positions"]
