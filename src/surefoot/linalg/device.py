@@ -1,8 +1,10 @@
 """What depends on device, dtype and the process's settings: branching on values, numbers made there, full precision."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
@@ -116,3 +118,14 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def unguarded(method: F) -> F:
     """A method of torch's without its guard from the compiler, which at the first call imports that, for a second."""
     return cast(F, getattr(method, "__wrapped__", method))
+
+
+def uncompiled(method: F) -> F:
+    """A method that `torch.compile` runs as it is, with all that it calls; the compiler is not imported for that."""
+
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        compiler = sys.modules.get("torch._dynamo")
+        return (compiler.disable(method) if compiler else method)(*args, **kwargs)
+
+    return cast(F, run)

@@ -136,8 +136,9 @@ class SteepestDescent(Optimizer):
             self._prepare()
 
     @torch.no_grad()
+    @device.uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step.
+        """Take one step, as it is where `torch.compile` meets it: `surefoot.compiled()` compiles what pays.
 
         Args:
             closure: re-evaluates the model and returns the loss, as torch's optimizers take it.
@@ -192,10 +193,6 @@ class SteepestDescent(Optimizer):
         else:
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
-    def _like(self, p: Tensor) -> State:
-        """A state as the parameter's is or will be."""
-        return self.state.get(p) or init_state(self._placements[p], p)
-
     def state_dict(self) -> dict[str, Any]:
         """As torch's; tensors that share memory with other parameters' are copied, so that each can be saved alone."""
         self._adopt()
@@ -217,9 +214,12 @@ class SteepestDescent(Optimizer):
         self._adopt()
         loaded: dict[str, Any] = {}
 
+        def like(p: Tensor) -> State:  # as the parameter's is or will be
+            return self.state.get(p) or init_state(self._placements[p], p)
+
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
             known = {p: (name, self._placements[p]) for p, name in self._names.items()}
-            param_groups.check_saved(hooked, self.param_groups, known, self._like)
+            param_groups.check_saved(hooked, self.param_groups, known, like)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 

@@ -137,3 +137,21 @@ def test_inductor():
     """The real compiler; it orders sums otherwise."""
     for a, b in zip(train(recipes.moga_row(), sf.compiled()), train(recipes.moga_row(), step), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps_in", ["step", "train"])
+def test_torch_compile_runs_the_step_as_it_is(steps_in):
+    """`torch.compile` of the step, or of what calls it: the bits of the eager step."""
+
+    def trained(compiled):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 64))
+        optimizer = sf.SteepestDescent(model, lr=0.1)
+        take = {"step": optimizer.step, "train": lambda: [optimizer.step(), optimizer.zero_grad()]}[steps_in]
+        take = torch.compile(take, backend="eager") if compiled else take
+        for _ in range(2):
+            model(torch.arange(64)).square().mean().backward()
+            take()
+        return [*model.parameters()]
+
+    assert all(map(torch.equal, trained(compiled=True), trained(compiled=False)))
