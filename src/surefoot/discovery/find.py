@@ -56,13 +56,16 @@ def find_kinds(
 
     Raises:
         ValueError: two kinds for one trainable parameter and no override, two over one memory, an unclear head, inputs
-            on which the model cannot be run.
+            on which the model cannot be run, a parameter of a lazy module that has no shape yet.
 
     >>> {name: kind.name for name, kind in find_kinds(nn.LayerNorm(4)).items()}
     {'weight': 'gain', 'bias': 'bias'}
     """
     if tied not in (None, "head", "embedding", "error"):
         raise ValueError(f"tied={tied!r}: choose 'head', 'embedding' or 'error'")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.UninitializedParameter):
+            raise ValueError(f"{name} has no shape before the first forward pass: call the model on a batch, then plan")
     placed = {name: p for name, p in model.named_parameters() if p.requires_grad or p.is_floating_point()}
     trainable = {name: p for name, p in placed.items() if p.requires_grad}
     search = Search(model, named_own(model), trainable, head, changes or {}, tied, inputs)

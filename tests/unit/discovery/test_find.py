@@ -101,3 +101,11 @@ def test_the_pages_examples_are_right():
     assert scope["renamed"]["a.weight"].blocks == ((4, 16, 64),)
     assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
     assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))
+
+
+def test_a_lazy_layer_is_refused_until_it_has_a_shape():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ValueError, match=r"0\.weight has no shape before the first forward pass: call the model"):
+        Plan.of(model)
+    model(torch.ones(2, 3))
+    assert Plan.of(model)["0.weight"].role.name == "linear"
