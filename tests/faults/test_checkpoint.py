@@ -202,3 +202,20 @@ def test_a_checkpoint_that_was_passed_over_displaces_no_sound_one(tmp_path):
     folder.save(35, {"step": 35}, 6.0)
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["step-00000015.pt", "step-00000035.pt"]
     assert newest(folder) == {"step": 35}
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_no_new_start(tmp_path):
+    """A link to a disk that is not mounted: a run that began anew would cut its log."""
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(FileNotFoundError, match="checkpoints"):
+        newest(Checkpoints(tmp_path / "checkpoints"))
+
+
+def test_what_a_killed_process_left_is_deleted_when_the_run_is_resumed(tmp_path):
+    folder = Checkpoints(tmp_path)
+    folder.save(5, PAYLOAD)
+    sound = sorted(tmp_path.iterdir())
+    for name in (".step-00000006.pt.77.tmp", ".step-00000006.pt.sha256.json.77.tmp", "step-00000004.pt.sha256.json"):
+        (tmp_path / name).write_bytes(b"half")
+    assert newest(folder)["step"] == 3
+    assert sorted(tmp_path.iterdir()) == sound

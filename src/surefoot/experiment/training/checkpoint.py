@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import warnings
@@ -191,15 +192,15 @@ class Checkpoints:
         Raises:
             CheckpointError: every checkpoint that is there is damaged; or the one to start from is damaged or missing.
             ValueError: they are of another run; or there are some, and there may be none.
+            OSError: the folder is there, and cannot be listed.
         """
         problem, processes = None, run.layout.processes
-        if processes.first and self.folder.is_dir():
-            for path in self.folder.glob(f"step-*{UNFINISHED}"):  # of processes that were killed
-                shutil.rmtree(path, ignore_errors=True)
+        if processes.first:
+            self._clean()
         if isinstance(self.start, Path):
             self._start_from(run, self.start)
             return
-        paths = processes.together(self.paths())[0]  # as the first process sees them
+        paths = processes.together(self.paths() if processes.first else [])[0]
         if paths and self.start == "never":
             message = f"{paths[0]} exists: choose another directory, or go on from there with --resume auto"
             raise with_remedy(ValueError(message), OtherDirectory())
@@ -239,10 +240,17 @@ class Checkpoints:
         if self.on_resume and run.layout.processes.first:
             self.on_resume(path)
 
+    def _clean(self) -> None:
+        """Delete what processes that were killed have left: half of a checkpoint, or the digests of a deleted one."""
+        digests = self.folder.glob(f"step-*{MANIFEST}")
+        alone = [path for path in digests if not path.with_name(path.name.removesuffix(MANIFEST)).exists()]
+        for path in (*self.folder.glob(f"*step-*{UNFINISHED}"), *alone):
+            _delete(path)
+
     def paths(self) -> list[Path]:
-        """Paths of the checkpoints, newest first."""
-        there = self.folder.glob("step-*") if self.folder.is_dir() else ()
-        named = [path for path in there if re.fullmatch(r"step-\d+(\.pt)?", path.name)]
+        """Paths of the checkpoints, newest first. `OSError` where there is a folder that cannot be listed."""
+        there = os.listdir(self.folder) if os.path.lexists(self.folder) else ()  # a link to nowhere is there
+        named = [self.folder / name for name in there if re.fullmatch(r"step-\d+(\.pt)?", name)]
         return sorted(named, key=lambda path: (_step(path), path.suffix), reverse=True)
 
     def _delete_older(self, step: int) -> None:
@@ -255,8 +263,12 @@ class Checkpoints:
             kept.add(min(losses, key=losses.__getitem__))
         for path in paths:
             if path not in kept:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-                _manifest(path).unlink(missing_ok=True)
+                _delete(path)
+                _delete(_manifest(path))
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _state(run: Run, path: Path) -> dict[str, Any]:
