@@ -1,6 +1,7 @@
 """The command line: help, wrong usage, data that cannot be used, output that cannot be written."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -173,3 +174,16 @@ def test_a_reader_that_leaves_early_is_no_error():
     done = subprocess.run(["sh", "-c", f"{shell} | head -n 1"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("name ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("closing", "stdout"), [("2>&-", "{"), (">&-", "")])
+def test_a_closed_stream_is_a_stream_that_nobody_reads(closing, stdout):
+    """Python has no stderr then, and print would write what is for it to stdout."""
+
+    def run(*arguments):
+        line = f"{shlex.join([sys.executable, '-m', 'surefoot', *CONVERT, *arguments])} {closing}"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout[:1]
+
+    assert run("--json") == (0, stdout)
+    assert run("--source", "none") == (2, "")

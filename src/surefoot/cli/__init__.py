@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 
 import surefoot
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     argv = sys.argv[1:] if argv is None else argv
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; what is for stderr would be printed on stdout
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115, for the rest of the process
     try:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
