@@ -25,6 +25,7 @@ FIGURES = [
             "seven seeds | tuned Muon, the next best | {} |": lambda: [
                 at("lengths/3", "muon_tuned", "above steady_law")
             ],
+            "three seeds | Moonlight as published | {} |": lambda: [at("lengths/3", "moonlight", "above steady_law")],
             "Moonlight as published | it is above: {} |": lambda: [pretrained(1, "moonlight", 100)],
             "| 7,700 steps: {} nats above the best": lambda: [
                 at("lengths_rule", "of its length", "mean of both above the lowest")

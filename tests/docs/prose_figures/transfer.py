@@ -128,6 +128,12 @@ FIGURES = [
             "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: [
                 at("lengths/3", each, "above steady_law") for each in ("muon_tuned", "moonlight_tuned")
             ],
+            "as published is behind by {}, AdamW by {} and Scion by {}": lambda: [
+                at("lengths/2", each, "above steady") for each in ("moonlight", "adamw", "scion")
+            ],
+            "of Moonlight as published by {}, of AdamW by {} and of Scion by {}": lambda: [
+                at("lengths/3", each, "above steady_law") for each in ("moonlight", "adamw", "scion")
+            ],
             "The vision transformer ends {} nats lower at": lambda: [
                 at("rates", "digits, vision transformer", "above the lowest")
             ],
