@@ -116,9 +116,8 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
                 found[name] = Kind("router", why)
                 if (bias := search.name(module, "bias")) and not isinstance(module, nn.Linear):
                     found[bias] = Kind("bias", f"bias of {type(module).__name__}")
-    named = {
-        table: why for m, why in _lm_heads(search.model, search.head).items() if (table := search.name(m, "weight"))
-    }
+    lm_heads = _lm_heads(search.model, search.head)
+    named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
     tables = {name for name, kind in kinds.items() if kind and kind.name == "embedding"}
     of_inputs = {weights[name].shape for name in tables - named.keys()}

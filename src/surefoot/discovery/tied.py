@@ -85,9 +85,7 @@ def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise ValueError if two parameters start at the same address."""
     owners: dict[int, str] = {}
     for name, p in parameters.items():
-        address = (
-            p.data_ptr()
-        )  # 0 on the meta device, of an empty one, or of a subclass around another tensor, as DTensor
+        address = p.data_ptr()  # 0 on the meta device, of an empty one, of a subclass around a tensor, as DTensor
         if address and (other := owners.setdefault(address, name)) != name:
             raise ValueError(f"{other} and {name} are two parameters over one memory; to tie them, assign one to both")
 
