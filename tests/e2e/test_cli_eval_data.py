@@ -41,6 +41,13 @@ def test_another_vocabulary_or_none_is_a_data_error(tmp_path, text, capsys, sour
     assert not (tmp_path / "run").exists()
 
 
+def test_a_text_that_is_too_short_is_named_with_its_own_numbers(tmp_path, text, capsys):
+    short = tmp_path / "short.txt"
+    short.write_bytes(text.read_bytes()[:60])
+    said = refused(training(tmp_path / "run", text, "--eval-data", f"{short}"), capsys, code=4)
+    assert f"{short}: 60 bytes are too few; 6 of them are in the validation split" in said
+
+
 def test_a_file_of_tokens_for_validation_has_the_training_s_vocabulary_and_is_validation_as_a_whole(tmp_path, capsys):
     """As nanoGPT writes them: no manifest; the largest token of the second is not that of the first."""
     numbers = np.random.default_rng(0)

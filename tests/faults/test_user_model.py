@@ -33,8 +33,9 @@ def module(tmp_path, monkeypatch):
         ),
         ("from math import tua\n", r"importing broken from .* failed: ImportError: cannot import name 'tua'"),
         ("def build(:\n", r"importing broken from .* failed: SyntaxError: "),
+        ("import sys\n\nsys.exit(0)\n", r"importing broken from .* failed: SystemExit: 0 .*broken\.py, line 3"),
     ],
-    ids=["attribute", "value", "package", "name", "syntax"],
+    ids=["attribute", "value", "package", "name", "syntax", "exit"],
 )
 def test_a_module_that_fails_to_import_is_not_a_missing_function(module, source, message):
     module(source)
@@ -46,15 +47,31 @@ def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
     module("def build():\n    import absent_package\n")
     assert main(["audit", "broken:build"]) == 2
     message = capsys.readouterr().err
-    assert "broken:build: it is called without arguments, and failed: No module named 'absent_package'" in message
+    assert "broken:build: it is called without arguments, and failed: ModuleNotFoundError: No module named" in message
     assert "broken.py, line 2" in message
     assert "pip install" not in message
 
 
 def test_a_function_that_takes_no_width_says_so(module):
     module("def build():\n    return None\n")
-    with pytest.raises(ValueError, match=r"called with 32, and failed: build\(\) takes 0 positional arguments"):
+    with pytest.raises(ValueError, match=r"called with 32, and failed: TypeError: build\(\) takes 0 positional arguments"):
         call("broken:build", 32)
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason", "code"),
+    [
+        ("raise SystemExit(0)", "SystemExit: 0", 1),
+        ("raise RuntimeError('no weights')", "RuntimeError: no weights", 1),
+        ("raise ValueError('odd width')", "ValueError: odd width", 2),
+    ],
+)
+def test_a_function_that_fails_is_named_and_no_success(module, capsys, statement, reason, code):
+    module(f"def build():\n    {statement}\n")
+    assert main(["audit", "broken:build"]) == code
+    message = capsys.readouterr().err
+    assert f"broken:build: it is called without arguments, and failed: {reason}" in message
+    assert "broken.py, line 2" in message
 
 
 @pytest.mark.parametrize(

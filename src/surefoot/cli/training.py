@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     identity = {**config.to_json(), "text": corpus.name, "corpus": corpus.sha256}
     if arguments.eval_data is not None:
         other = evaluation(arguments.eval_data, source, corpus)
+        other.require(arguments.context, ["validation"])
         corpus = replace(corpus, validation=other.validation)
-        corpus.require(arguments.context)
         identity |= {"eval_text": other.name, "eval_corpus": other.sha256}
     require_model(config, corpus)
     with _processes(arguments) as processes:

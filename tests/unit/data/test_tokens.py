@@ -71,6 +71,15 @@ def test_every_document_is_there_once_in_order(source, tmp_path, layout):
     assert convert(conversion(source, layout=layout), out) == manifest  # nothing left to do
 
 
+def test_the_characters_of_a_separator_in_a_document_are_text(tmp_path):
+    source, texts = tmp_path / "in.jsonl", [*DOCUMENTS[:40], "before <|endoftext|> after"]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    manifest = convert(conversion(source), tmp_path / "out")
+    found = decoded(tmp_path / "out")
+    assert sorted(found["train"] + found["val"]) == sorted(texts)
+    assert manifest["documents"] == len(texts)
+
+
 KILLED = """
 import sys
 from surefoot.experiment.data.convert import Conversion, convert

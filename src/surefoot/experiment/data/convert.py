@@ -192,6 +192,7 @@ def _usable(path: Path) -> bpe.Tokenizer:
         raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes: choose a smaller one")
     if tokenizer.token_to_id(SEPARATOR) is None:
         raise DataError(f"{path} has no token {SEPARATOR}, which ends a document: choose a tokenizer that has it")
+    tokenizer.encode_special_tokens = True  # in a document its characters are text, and no end
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,11 +66,11 @@ class Corpus:
         """Name of a token in messages: "byte" or "token"."""
         return "byte" if self.train.dtype == np.uint8 else "token"
 
-    def require(self, context: int) -> None:
-        """Raise DataError unless both splits have at least `context + 1` tokens; ValueError for a context below 1."""
+    def require(self, context: int, splits: Sequence[Split] = SPLITS) -> None:
+        """Raise DataError unless the splits have at least `context + 1` tokens; ValueError for a context below 1."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
-        for split in SPLITS:
+        for split in splits:
             size = self._tokens(split).size
             if size < context + 1:
                 few = f"{size} of them are in the {split} split and a context of {context} needs {context + 1}"

@@ -22,14 +22,17 @@ def call(target: str, *arguments: int) -> nn.Module:
     Raises:
         ValueError: no such module or function, the module cannot be imported, the function does not take these
             arguments or needs a package that is missing, or it returns no nn.Module.
+        RuntimeError: the function fails otherwise.
     """
     function = _function(target)
     try:
         model = function(*arguments)
-    except (TypeError, ImportError) as error:
+    except (Exception, SystemExit) as error:
         how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
-        hint = "" if arguments or isinstance(error, ImportError) else "; --width calls it with one"
-        raise ValueError(f"{target}: it is called {how}, and failed: {error}{_where(error)}{hint}") from error
+        hint = "; --width calls it with one" if isinstance(error, TypeError) and not arguments else ""
+        kind = ValueError if isinstance(error, TypeError | ImportError | ValueError) else RuntimeError
+        reason = f"{type(error).__name__}: {error}{_where(error)}"
+        raise kind(f"{target}: it is called {how}, and failed: {reason}{hint}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
     return model
@@ -44,7 +47,7 @@ def _function(target: str) -> Any:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}{_where(error)}"
         raise ValueError(f"{target}: importing {place} from {here} failed: {reason}") from error
     if not hasattr(module, name):
@@ -52,7 +55,7 @@ def _function(target: str) -> Any:
     return getattr(module, name)
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The line of the user's code that raised; empty if there is none, or if the error names it itself."""
     frames = [f for f in extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename]
     if isinstance(error, SyntaxError) or not frames:
