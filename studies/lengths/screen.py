@@ -8,12 +8,14 @@ pairs of runs to show .01. In a design of Plackett and Burman every run tells of
 another half of the changes, and of any two changes all four combinations equally often. An effect is then the mean of
 half of the runs minus that of the other half, by one seed. The sum is over 481 and 1,926 steps of width 32 on the
 tokens of run.py, and 150 of width 64 on bytes, the mean of both losses each. `together` has the changes whose effect on
-the sum is below the noise, on fresh seeds beside the default, at width 64, too.
+the sum is below the noise, on fresh seeds beside the default, at width 64, too; three other shapes of the decay are
+there one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +30,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from surefoot import Run as Length
 from surefoot import recipes
+from surefoot.contrib import CautiousDecay
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
@@ -40,7 +43,8 @@ from surefoot.momentum import Adam
 from surefoot.recipes.rules import with_decay
 from surefoot.roles import Role
 from surefoot.scaling import Times
-from surefoot.stabilise import DecoupledWeightDecay, WeightDecay
+from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.stabilise.base import Decay
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lengths.run import loss_of
@@ -63,14 +67,22 @@ HIDDEN, TABLES = ("linear", "heads", "conv"), ("embedding", "head")
 
 
 class Falling(DecoupledWeightDecay):
-    """Decay in proportion to the rate once more, as AdamC has it, and as much of it in all."""
+    """Decay that falls over the run, and as much of it in all."""
 
     now = 1.0
 
-    def natural(self, w: Tensor) -> WeightDecay:
+    def natural(self, w: Tensor) -> Decay:
         """The decay of this step."""
         decay = super().natural(w)
-        return replace(decay, rate=1.5 * Falling.now * decay.rate)
+        return replace(decay, rate=Falling.now * decay.rate)
+
+
+class Cautious(DecoupledWeightDecay):
+    """Decay of the entries that the step makes smaller, and of no others."""
+
+    def natural(self, w: Tensor) -> Decay:
+        """The same rate."""
+        return CautiousDecay(super().natural(w).rate)
 
 
 Change = Callable[[Role], Role]
@@ -98,9 +110,11 @@ def longer(role: Role) -> Role:
     return replace(role, momentum=replace(role.momentum, beta2={0.98: 0.99, 0.95: 0.98}[role.momentum.beta2]))
 
 
-def falling(role: Role) -> Role:
-    """Decay that falls with the rate."""
-    return replace(role, stabiliser=Falling(role.stabiliser.rate, role.stabiliser.lr_scale))
+def decaying(kind: type[DecoupledWeightDecay], factor: float = 1.0) -> dict[str, Change]:
+    """Another decay in every role that has one."""
+    return of(
+        (*HIDDEN, *TABLES), lambda r: replace(r, stabiliser=kind(factor * r.stabiliser.rate, r.stabiliser.lr_scale))
+    )
 
 
 SHORTER, FINAL, FASTER = "cool-down in the last half", "final rate a tenth", "rate 1.41 times"
@@ -112,31 +126,43 @@ FACTORS: Mapping[str, Mapping[str, Change]] = {
     "head half": of(("head",), times(0.5)),
     "gains twice": of(("gain",), times(2.0)),
     "decay twice": of((*HIDDEN, *TABLES), lambda r: with_decay(r, 2.0)),
-    "decay falls with the rate": of((*HIDDEN, *TABLES), falling),
+    "decay falls with the rate": decaying(Falling),
     FINAL: {},
     SHORTER: {},
     FASTER: {},
 }
+COSINE = "decay falls by a cosine"
+ALONE: Mapping[str, Mapping[str, Change]] = {
+    COSINE: decaying(Falling),
+    "decay where the step shrinks an entry": decaying(Cautious),
+    "the same, twice": decaying(Cautious, 2.0),
+}
 
 
-def measure(length: str, levels: Sequence[int], seed: int, text: Corpus) -> dict[str, Any]:
-    """Train with the changes whose level is 1."""
-    changed = [name for name, level in zip(FACTORS, levels, strict=True) if level]
+def measure(length: str, levels: Sequence[Any], seed: int, text: Corpus) -> dict[str, Any]:
+    """Train with the changes whose level is 1, or with the one that is named."""
+    changed = levels if levels[0] in ALONE else [n for n, level in zip(FACTORS, levels, strict=True) if level]
     sizes = {**LENGTHS, **WIDER}[length]
     steps, tokens = sizes["steps"], 16 * sizes.get("context", 64)
     recipe = recipes.steady().over(Length(steps, tokens))
     lr = recipe.rate(Length(steps, tokens)) * (2**0.5 if FASTER in changed else 1.0)
     table = dict(recipe.table)
     for name in changed:
-        table |= {kind: change(table[kind]) for kind, change in FACTORS[name].items()}
+        table |= {kind: change(table[kind]) for kind, change in {**FACTORS, **ALONE}[name].items()}
     config = TrainConfig.of(**sizes, lr=lr, seed=seed, decay=0.5 if SHORTER in changed else 0.9)
     run = Run(config, text, Steepest(replace(recipe, table=table, horizon=None)))
     last = 0.1 if FINAL in changed else 0.0
     rise = round(config.schedule.warmup * steps)
 
     def factor(step: int) -> float:
-        Falling.now = config.schedule.factor(step) if step < rise else last + (1 - last) * config.schedule.factor(step)
-        return Falling.now
+        now = config.schedule.factor(step) if step < rise else last + (1 - last) * config.schedule.factor(step)
+        Falling.now = cosine[min(step, steps - 1)] if COSINE in changed else 1.5 * now
+        return now
+
+    rates = [config.schedule.factor(step) for step in range(steps)]
+    cosine = [(1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
+    much = sum(rates) / sum(x * y for x, y in zip(rates, cosine, strict=True))
+    cosine = [much * each for each in cosine]
 
     run.scheduler = LambdaLR(run.optimizer, factor)
     while run.step < steps:
@@ -156,12 +182,12 @@ def records() -> list[dict[str, Any]]:
     return read_lines(RESULTS) if RESULTS.exists() else []
 
 
-def lengths(seed: int, levels: Sequence[int]) -> dict[str, float]:
+def lengths(seed: int, levels: Sequence[Any]) -> dict[str, float]:
     """The mean of both losses of each length that was run."""
     return {r["length"]: loss_of(r) for r in records() if (r["seed"], tuple(r["levels"])) == (seed, tuple(levels))}
 
 
-def run_missing(runs: Iterable[tuple[int, Sequence[int]]], names: Iterable[str], tokens: Corpus, text: Corpus) -> None:
+def run_missing(runs: Iterable[tuple[int, Sequence[Any]]], names: Iterable[str], tokens: Corpus, text: Corpus) -> None:
     """Run what is missing of each at these lengths."""
     for (seed, levels), length in product(runs, names):
         if length not in lengths(seed, levels):
@@ -191,13 +217,14 @@ def together() -> tuple[int, ...]:
 
 
 def table() -> str:
-    """Effects, and the chosen changes together beside the default on fresh seeds."""
+    """Effects, and the chosen changes together, and others alone, beside the default on fresh seeds."""
     rows = [[name, *(f"{np.mean(values):+.3f}" for values in each.values()), ""] for name, each in effects().items()]
-    pairs = [[lengths(seed, levels) for levels in (together(), DESIGN[-1])] for seed in FRESH]
-    of = {name: [x[name] - y[name] for x, y in pairs if name in x.keys() & y.keys()] for name in (*LENGTHS, *WIDER)}
-    whole = [sum(each) for each in zip(*(of[name] for name in LENGTHS), strict=True)]
-    gains = [*(of[name] for name in LENGTHS), whole, *(of[name] for name in WIDER)]
-    rows.append(["together", *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains)])
+    for row, chosen in {"together": together(), **{name: (name,) for name in ALONE}}.items():
+        pairs = [[lengths(seed, levels) for levels in (chosen, DESIGN[-1])] for seed in FRESH]
+        of = {name: [x[name] - y[name] for x, y in pairs if name in x.keys() & y.keys()] for name in (*LENGTHS, *WIDER)}
+        whole = [sum(each) for each in zip(*(of[name] for name in LENGTHS), strict=True)]
+        gains = [*(of[name] for name in LENGTHS), whole, *(of[name] for name in WIDER)]
+        rows.append([row, *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains)])
     return markdown(["change", *LENGTHS, "sum", *WIDER], rows)
 
 
@@ -213,6 +240,7 @@ def main() -> None:
         run_missing([*product(SEEDS, DESIGN)], LENGTHS, *corpora)
         for names in (LENGTHS, WIDER):
             run_missing([*product(FRESH, (together(), DESIGN[-1]))], names, *corpora)
+        run_missing([*product(FRESH, [(name,) for name in ALONE])], LENGTHS, *corpora)
     print(table())
 
 
