@@ -142,6 +142,13 @@ def test_data_without_permission(tmp_path, text, capsys):
     assert f"cannot read {text}: Permission denied" in refused(sweep(tmp_path / "out", text), capsys, code=4)
 
 
+@pytest.mark.parametrize("words", ["train --out", "transfer --out", "report", "tokens --vocab 300 in.txt"])
+def test_an_empty_path_of_a_directory_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "the path is empty" in refused([*words.split(), ""], capsys)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, text, capsys):
     assert "width 24 is not a multiple of the head dimension 16" in refused(
         [*sweep(tmp_path / "out", text), "--widths", "16", "24"], capsys

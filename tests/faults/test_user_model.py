@@ -54,7 +54,7 @@ def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
 
 def test_a_function_that_takes_no_width_says_so(module):
     module("def build():\n    return None\n")
-    with pytest.raises(ValueError, match=r"called with 32, and failed: TypeError: build\(\) takes 0 positional arguments"):
+    with pytest.raises(ValueError, match=r"with 32, and failed: TypeError: build\(\) takes 0 positional arguments"):
         call("broken:build", 32)
 
 

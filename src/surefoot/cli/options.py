@@ -75,6 +75,13 @@ positive: Reader = _reader(POSITIVE)
 exponent: Reader = _reader(LOG2)
 
 
+def path(text: str) -> Path:
+    """Read a path, which is not empty: that of a variable that is not set is not the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def checked(check: Callable[[str], object]) -> Callable[[str], str]:
     """Read text as it is, if a check does not refuse it with a `ValueError`, whose message argparse then shows."""
 
@@ -187,7 +194,7 @@ def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None 
         default: the executor without a choice; None for the command's own process, one run after the other.
     """
     add = parser.add_argument
-    add("--out", type=Path, default=Path(out), help="run directory, resumed if it exists")
+    add("--out", type=path, default=Path(out), help="run directory, resumed if it exists")
     own = "" if default else " (default: this process, one run after the other)"
     help = f"where runs are run: processes of one thread each on this machine, Ray tasks, or slurm jobs{own}"
     add("--executor", choices=("pool", "ray", "slurm"), default=default, help=help)

@@ -31,12 +31,12 @@ def add_to(commands: options.Commands) -> None:
     """Add both commands."""
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
-    runs: Any = {"type": Path, "nargs": "+", "metavar": "RUN"}
+    runs: Any = {"type": options.path, "nargs": "+", "metavar": "RUN"}
     parser.add_argument("directories", help="what transfer, compare, train or coordcheck wrote to", **runs)
     help = "write an interactive page; several runs stand side by side"
     parser.add_argument("--html", action="store_true", help=help)
     help = "where the page is written (default: RUN/report.html, of several runs ./report.html)"
-    parser.add_argument("--out", type=Path, help=help)
+    parser.add_argument("--out", type=options.path, help=help)
     options.add_json(parser)
     help = "show run directories in the browser while runs go on; on this machine only, reads only"
     watching = options.command(commands, "watch", watch, help, _WATCHING)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 
 from surefoot.cli import options
 
@@ -26,7 +25,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     help = "text file or folder, .jsonl, .parquet, or hf:NAME or hf:NAME:CONFIG, a data set of the Hugging Face hub"
     add("source", metavar="IN", nargs="?", help=help)
-    add("out", metavar="OUT", type=Path, help="folder to write, gone on with if it was interrupted")
+    add("out", metavar="OUT", type=options.path, help="folder to write, gone on with if it was interrupted")
     add("--vocab", type=options.count, help="train a byte-level BPE vocabulary of so many tokens")
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, in place of training one")
     help = "header: 256 int32 (magic, version, count) before the tokens; raw: uint16 tokens alone, as nanoGPT has them"

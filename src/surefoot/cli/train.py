@@ -33,7 +33,7 @@ def add_to(commands: options.Commands) -> None:
     options.add_training(parser)
     help = "where validation batches are from: the validation split of another source, as for --data"
     add("--eval-data", metavar="PATH", help=help)
-    add("--out", type=Path, default=Path("runs/train"), help="run directory, resumed if it exists")
+    add("--out", type=options.path, default=Path("runs/train"), help="run directory, resumed if it exists")
     _add_checkpoints(parser)
     add("--log-every", type=options.count, default=10, help="steps between lines of the log")
     add("--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end")
