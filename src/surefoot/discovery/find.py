@@ -156,7 +156,8 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
         seen = "Plan.of(model, inputs=...) sees how a matrix is multiplied; or "
         if ran:
-            seen = "The forward pass does not multiply it, does so from both sides, or it may be the head, 'head': "
+            seen = "The forward pass does not multiply it, does so from both sides, feeds the heads of attention with "
+            seen += "its matrices one by one, or it may be the head, 'head': "
         remedy = (
             f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}; 'positions' for a table "
             "of rows, 'tied_positions' if these are added to those of a table that is the head, too; or a Role"
