@@ -95,8 +95,11 @@ def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[nn.Parame
 
 
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
-    """The last matrix with `width` outputs among those of a module and of its children that have none; its bias."""
-    layers = [owner, *filter(_is_layer, owner.children())]
+    """The last matrix with `width` outputs among those of a module and of its children that are layers; its bias.
+
+    A child without children that has two matrices or more, of which one writes, is judged by itself.
+    """
+    layers = [owner, *(c for c in owner.children() if _is_layer(c) and not _last(c, matrices, width))]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if p in matrices]
     writing = [(layer, p) for layer, p in candidates if matrices[p][0] == width]
     if not writing or (len(layers) == 1 and len(candidates) < 2):

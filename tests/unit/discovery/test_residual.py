@@ -107,6 +107,40 @@ def test_what_is_no_stack_of_blocks_is_left_alone(model):
     assert branches(model, head=()) == {}
 
 
+class Bare(nn.Module):
+    """An MLP whose matrices are parameters of its own."""
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(d, 2 * d)), nn.Parameter(torch.randn(2 * d, d))
+
+    def forward(self, x):
+        return (x @ self.up).relu() @ self.down
+
+
+class Two(nn.Module):
+    """A block with a bare MLP, and another one of layers of its own in front of it."""
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.first, self.last, self.mlp = nn.Linear(d, 3 * d, False), nn.Linear(3 * d, d, False), Bare(d)
+
+    def forward(self, x):
+        x = x + self.last(self.first(x).relu())
+        return x + self.mlp(x)
+
+
+def test_a_module_with_matrices_of_its_own_is_one_branch():
+    model = nn.Sequential(Two(), Two(), Two())
+    found = branches(model, head=(), inputs=torch.zeros(2, 8))
+    assert found == {f"{i}.{name}": 6 for i in range(3) for name in ("last.weight", "mlp.down")}
+
+
+def test_a_recurrent_layer_is_one_branch():
+    blocks = [nn.ModuleDict({"norm": nn.LayerNorm(8), "lstm": nn.LSTM(8, 16, proj_size=8)}) for _ in range(2)]
+    assert branches(nn.ModuleList(blocks), head=())["0.lstm.weight_hr_l0"] == 2
+
+
 def low_rank(layer):
     """A frozen layer and its adapter."""
     a, b = nn.Linear(layer.in_features, 2, bias=False), nn.Linear(2, layer.out_features, bias=False)
