@@ -19,6 +19,7 @@ from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
+from surefoot.views import Matrix
 
 _ARGUMENTS = {
     F.multi_head_attention_forward: tuple(inspect.signature(F.multi_head_attention_forward).parameters),
@@ -137,12 +138,20 @@ class LogitControl:
             Handles whose `remove()` unregisters the hooks.
 
         Raises:
-            ValueError: W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen.
+            ValueError: W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen,
+                or its plan has found their rows elsewhere by a forward pass.
         """
         optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
                 raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
+            for part in (pair.query, pair.key):
+                planned = optimizer._placements[part.parameters["weight"]].role.view.whole
+                if planned not in (part.view, Matrix()):
+                    raise ValueError(
+                        f"the rows of {part.name!r} of {name or 'the model'} are {part.view} by its name, {planned} by "
+                        f"the plan: say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
+                    )
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
             recorder = _LogitRecorder(name, self._record)

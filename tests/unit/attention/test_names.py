@@ -11,9 +11,10 @@ from torch import nn
 import surefoot as sf
 from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_clip import LogitControl
-from surefoot.attention.qk_pairs import find_pairs
+from surefoot.attention.qk_pairs import QueryKey, find_pairs
 from surefoot.discovery import heads
 from surefoot.monitor.layer_bounds import forward_bound
+from surefoot.views import Interleaved
 
 D, SIZE = 16, 4
 NAMES = [
@@ -127,6 +128,38 @@ def test_torchs_function_may_be_called_with_masks_of_either_kind():
     for mask in (blocked, as_numbers, blocked.expand(8, 4, 3)):
         torch.testing.assert_close(multihead_logits(q, k, attn_mask=mask, **given), wanted)
     torch.testing.assert_close(multihead_logits(q, k, key_padding_mask=blocked[:2], **given), wanted)
+
+
+class ByHead(nn.Module):
+    """Megatron's order, under a name that tells another: for each head its query, key and value."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = 4, nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (4, 3 * SIZE)).transpose(1, 2).chunk(3, -1)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_rows_that_a_forward_pass_shows_elsewhere_are_not_clipped_by_their_name():
+    torch.manual_seed(0)
+    model, x = ByHead(), random(2, 6, D)
+    with torch.no_grad():
+        model.qkv.weight.mul_(8)
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, inputs=x, head=()), lr=0.0)
+    with pytest.raises(
+        ValueError, match=r"rows of 'qkv' .* are Fused\(parts=3\) by its name, Interleaved\(heads=4, parts=3\)"
+    ):
+        LogitControl(model, threshold=2.0).hold(optimizer)
+    query, key = (heads.Projection(model.qkv, Interleaved(4, 3), part) for part in (0, 1))
+    control = LogitControl(model, threshold=2.0, pairs={"": QueryKey(query, key, SIZE)})
+    control.hold(optimizer)
+    model(x).square().mean().backward()
+    assert control.largest[""].max() > 4.0
+    optimizer.step()
+    model(x)
+    assert 1.99 < control.largest[""].max() < 2.01
 
 
 def test_the_table_has_these_rows():
