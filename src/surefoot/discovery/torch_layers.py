@@ -157,7 +157,7 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
         Parameter name -> kind; empty if the layout is unknown.
     """
     how = "attributes' names" if layout is None else "class and attributes' names"
-    flags = layout or tuple(vars(module).get(flag) for flag in ("has_gate", "is_transposed", "is_concatenated"))
+    flags = layout or tuple(getattr(module, flag, None) for flag in ("has_gate", "is_transposed", "is_concatenated"))
     if not all(isinstance(flag, bool) for flag in flags):
         return {}
     gated, transposed, concatenated = flags

@@ -49,6 +49,12 @@ def test_the_router_is_a_sibling_of_its_experts(router, kind):
     assert (plan[weight].role.name, plan[bias].role.name) == (kind, "bias")
 
 
+def test_a_layout_may_be_declared_in_the_class():
+    flags = {"has_gate": True, "is_transposed": False, "is_concatenated": True}
+    experts = type("Experts", (Own,), flags)(gate_up_proj=torch.randn(4, 12, 5), down_proj=torch.randn(4, 5, 6))
+    assert set(kinds(Own(experts=experts)).values()) == {"experts"}
+
+
 def test_bare_stacks_are_refused_with_the_word_for_them():
     model = Own(w1=torch.randn(4, 6, 5))
     with pytest.raises(ValueError, match=r"cannot place w1 \(4, 6, 5\) of Own.*\('w1', 'experts'\)"):
