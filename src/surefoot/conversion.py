@@ -1,7 +1,7 @@
 """Learning rate and weight decay of one matrix, converted between the published conventions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from surefoot.scaling import Keller, Moonlight, Natural, Scale
@@ -40,11 +40,15 @@ class Setting:
             raise ValueError(f"a weight decay must be finite and not negative, not {self.weight_decay}")
 
 
-def refuse_settings(given: Mapping[str, object]) -> None:
+SETTINGS = frozenset({"weight_decay", "betas", "momentum", "eps", "nesterov"})
+"""What parameter groups of other optimizers have."""
+
+
+def refuse_settings(given: Collection[str]) -> None:
     """Raise TypeError for settings of other optimizers, and say where they belong here."""
     if given:
         raise TypeError(
-            f"SteepestDescent takes no {', '.join(given)}: decay follows from run=Run(steps, tokens) or is a "
+            f"SteepestDescent takes no {', '.join(sorted(given))}: decay follows from run=Run(steps, tokens) or is a "
             "stabiliser, Plan.of(model, stabiliser=WeightDecay(rate)); momentum is the recipe's, Plan.of(model, recipe)"
         )
 

@@ -102,15 +102,14 @@ class SteepestDescent(Optimizer):
         try:
             names = param_groups.checked_names(group, number, {*self._names.values()}, self._precision)
             placements = placements or param_groups.place(group["params"], role)
-        except ValueError:
+        except (TypeError, ValueError):
             self.param_groups.pop()
             raise
         self._names.update(zip(group["params"], names, strict=True))
         for p, placement in zip(group["params"], placements, strict=True):
             self._placements[p] = placement.with_roles(lambda role: self._roles.setdefault(role, role))
         self._prepare()
-        group |= {"plan": [placement.digest for placement in placements], "format": FORMAT}
-        group.setdefault(STEPS, 0)  # there before the first step, as all that is saved
+        group |= {"plan": [placement.digest for placement in placements], "format": FORMAT, STEPS: group.get(STEPS, 0)}
 
     def _prepare(self) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
@@ -154,8 +153,7 @@ class SteepestDescent(Optimizer):
         param_groups.refuse_late(self._unplaced)
         if self._sharding:
             self._sharding.agree(self.param_groups)
-        leaves = (leaf for group in self.param_groups for leaf in self._leaves(group))
-        for some in batches(leaves, alike):
+        for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):
             advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
             group[STEPS] = group.get(STEPS, 0) + (not all(device.on_cpu(p) for p in group["params"]))
@@ -205,7 +203,8 @@ class SteepestDescent(Optimizer):
         """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
 
         Args:
-            state_dict: what `state_dict` returned. A group entry that it lacks has its default.
+            state_dict: what `state_dict` returned, of parameters in the same order: `torch.distributed.checkpoint`'s
+                `set_optimizer_state_dict` goes by names. A group entry that it lacks has its default.
 
         Raises:
             ValueError: the checkpoint is of another plan, optimizer or version of the format, or an entry is missing or
@@ -240,6 +239,7 @@ class SteepestDescent(Optimizer):
         self._dtypes = {}
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
+            ours |= {"param_names": [self._names[p] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 saved = loaded["state"].get(index, {})
                 for key, value in self._precision.in_full(p, saved, whole_of).items():
@@ -284,7 +284,7 @@ class SteepestDescent(Optimizer):
         """
         self._adopt()
         rates = {p: float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        parameters = {n: (p, self._placements[p], rates[p], self.state.get(p, {})) for p, n in self._names.items()}
+        parameters = {self._names[p]: (p, self._placements[p], x, self.state.get(p, {})) for p, x in rates.items()}
         return report(parameters, before or {}, self._bounds, self._vectors, self._sharding)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.conversion import refuse_settings
+from surefoot.conversion import SETTINGS, refuse_settings
 from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
@@ -42,14 +42,17 @@ def grouped(
 
     Then the names of frozen parameters without a role, which are in no group, and the plan, if there is one.
     """
-    refuse_settings(others)
+    refuse_settings(others.keys())
     if not isinstance(plan, Plan | None):
         raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
     if run is not None and (plan is not None or not isinstance(params, nn.Module)):
         raise ValueError("run=... is for a model without a plan: say it to the plan, Plan.of(model, recipe, run=run)")
     if isinstance(params, nn.Module):
         plan = plan or Plan.of(params, run=run)
-        params = params.named_parameters()
+        every, params = params.named_parameters(remove_duplicate=False), dict(params.named_parameters()).items()
+        first = {p: name for name, p in params}
+        if tied := [name for name, p in every if name != first[p] and name in plan.placements]:
+            raise ValueError(f"{tied[0]} was tied after the plan was made: tie weights first, then Plan.of(model)")
     groups, unplaced = dict[str, Group](), dict[Tensor, str]()
     if plan is None:
         return params, unplaced, None
@@ -113,8 +116,9 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
 def checked_names(group: Group, number: int, taken: Collection[str], precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
-    Raise ValueError for rates, complex parameters and dtypes that no step takes.
+    Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
     """
+    refuse_settings(SETTINGS & group.keys())
     names: list[str] = []
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
@@ -229,7 +233,8 @@ def _other_plans(theirs: Group, ours: Group, known: Known, states: Mapping[Any, 
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
             what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan ({then}, {now})"
-            remedy = _ANEW if shape else f"take its recipe and overrides, or {_THEN}"
+            made = "recipe and overrides, of parameters in that order, after relative_to of those weights"
+            remedy = _ANEW if shape else f"make it as that one was ({made}), or {_THEN}"
             yield f"{name} in {where} {what}: {remedy}"
 
 

@@ -251,6 +251,35 @@ def test_refused_group_leaves_the_optimizer_as_it_was(role):
     assert torch.allclose(w.detach(), torch.full((4,), -0.1))
 
 
+@pytest.mark.parametrize("setting", [{"weight_decay": 0.5}, {"betas": (0.9, 0.95)}, {"momentum": 0.9}])
+def test_settings_of_other_optimizers_in_a_group_are_refused(setting):
+    group = {"params": [nn.Parameter(torch.zeros(4))], "role": "gain", **setting}
+    with pytest.raises(TypeError, match=f"takes no {next(iter(setting))}: decay follows from run="):
+        SteepestDescent([group], lr=0.1)
+    _, optimizer = one("gain", torch.zeros(4))
+    with pytest.raises(TypeError, match="takes no"):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_plan_from_before_weights_were_tied_is_refused():
+    model = nn.ModuleDict({"e": nn.Embedding(50, 16), "h": nn.Linear(16, 50, bias=False)})
+    plan = Plan.of(model)
+    model["h"].weight = model["e"].weight
+    with pytest.raises(ValueError, match=r"h\.weight was tied after the plan was made: tie weights first"):
+        SteepestDescent(model, plan, lr=0.1)
+    assert [group["role"] for group in SteepestDescent(model, lr=0.1).param_groups] == ["head"]
+
+
+def test_a_parameter_that_leaves_its_group_leaves_the_report():
+    model = nn.Sequential(nn.Linear(4, 4, False), nn.Linear(4, 4, False))
+    optimizer = SteepestDescent(model, Plan.of(model, head=()), lr=0.1)
+    del optimizer.param_groups[0]["params"][0]
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert set(optimizer.stability()) == {"1.weight"}
+
+
 def test_add_param_group_does_not_write_to_its_argument():
     group = {"params": [nn.Parameter(torch.zeros(4))], "role": NATURAL["gain"]}
     one("gain", torch.zeros(4))[1].add_param_group(group)

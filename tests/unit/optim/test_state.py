@@ -211,6 +211,18 @@ def test_a_renamed_model_may_load_the_checkpoint():
     assert same(model, wrapped["module"])
 
 
+def test_parameters_keep_their_own_names_whatever_the_checkpoint_calls_them():
+    models = [nn.ModuleDict({name: nn.Linear(4, 4) for name in names}) for names in ("ab", "cd")]
+    saved, loaded = (SteepestDescent(model, Plan.of(model, head=()), lr=0.1) for model in models)
+    before = [group["param_names"] for group in loaded.param_groups]
+    loaded.load_state_dict(saved.state_dict())
+    assert (
+        [group["param_names"] for group in loaded.param_groups]
+        == before
+        == [["c.weight", "d.weight"], ["c.bias", "d.bias"]]
+    )
+
+
 def test_hooks_of_loading_decide_what_is_loaded():
     """torch's pattern for `param_names`: a pre-hook brings state into the order of this optimizer's parameters."""
 
