@@ -96,10 +96,8 @@ def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
-@pytest.mark.parametrize("survives", [0, 1])
-def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, monkeypatch, survives):
-    path = tmp_path / "a.pt"
-    save(path, {"step": 1})
+def crash_after(monkeypatch, survives):
+    """The machine goes down after so many files were replaced."""
     moves = []
 
     def crash(source, target):
@@ -109,9 +107,30 @@ def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, 
         os.rename(source, target)
 
     monkeypatch.setattr(os, "replace", crash)
+
+
+@pytest.mark.parametrize("survives", [0, 1])
+def test_a_crash_between_the_two_moves_leaves_a_checkpoint_that_loads(tmp_path, monkeypatch, survives):
+    path = tmp_path / "a.pt"
+    save(path, {"step": 1})
+    crash_after(monkeypatch, survives)
     with pytest.raises(OSError, match=r"cannot write .*a\.pt"):
         save(path, {"step": 2})
     assert load(path) == {"step": 1}
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["damaged", "no manifest"])
+def test_a_crash_between_the_two_moves_makes_no_damaged_checkpoint_sound(tmp_path, monkeypatch, listed):
+    path = tmp_path / "a.pt"
+    save(path, {"step": 1})
+    path.write_bytes(path.read_bytes().replace(b"step", b"stop"))
+    if not listed:
+        path.with_name(f"{path.name}.sha256.json").unlink()
+    crash_after(monkeypatch, 1)
+    with pytest.raises(OSError, match="cannot write"):
+        save(path, {"step": 2})
+    with pytest.raises(CheckpointError, match="is damaged: its SHA-256"):
+        load(path)
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path, file_size_limit):

@@ -67,10 +67,13 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
     try:
         for path, temporary in temporaries.items():
-            with temporary.open("wb") as file:
-                file.write(contents[path])
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with temporary.open("wb") as file:
+                    file.write(contents[path])
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error
         for path, temporary in temporaries.items():
             os.replace(temporary, path)
         for directory in {path.parent for path in contents}:

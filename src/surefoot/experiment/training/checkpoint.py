@@ -32,7 +32,7 @@ MANIFEST = ".sha256.json"
 def save(path: Path, payload: Mapping[str, Any], val_loss: float | None = None) -> None:
     """Write a checkpoint. At every moment `path` is the old one or the new one, complete.
 
-    The manifest is replaced before the checkpoint and lists the digests of both.
+    The manifest is replaced before the checkpoint and lists the digests of both, of the old one if it was sound.
 
     Args:
         path: the checkpoint's file.
@@ -45,9 +45,9 @@ def save(path: Path, payload: Mapping[str, Any], val_loss: float | None = None) 
     buffer = io.BytesIO()
     torch.save(dict(payload), buffer)
     data = buffer.getvalue()
-    digests = [hashlib.sha256(data).hexdigest()]
-    if path.exists():
-        digests.append(sha256_of(path))
+    digests, listed = [hashlib.sha256(data).hexdigest()], _manifest(path)
+    if path.exists() and listed.exists() and (digest := sha256_of(path)) in listed.read_text(errors="replace"):
+        digests.append(digest)
     manifest = json.dumps({"file": path.name, "sha256": digests, "val_loss": val_loss}).encode()
     try:
         replace_files({_manifest(path): manifest, path: data})
