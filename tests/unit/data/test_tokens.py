@@ -71,6 +71,24 @@ def test_every_document_is_there_once_in_order(source, tmp_path, layout):
     assert convert(conversion(source, layout=layout), out) == manifest  # nothing left to do
 
 
+def test_a_source_that_has_changed_is_not_gone_on_with(source, tmp_path, monkeypatch):
+    def interrupted(documents, tokens):
+        raise KeyboardInterrupt
+
+    out, texts = tmp_path / "out", source.read_text().splitlines(keepends=True)
+    monkeypatch.setattr("surefoot.experiment.data.convert._BATCH", 20_000)
+    with pytest.raises(KeyboardInterrupt):
+        convert(conversion(source), out, interrupted)
+    assert any(out.glob("*.bin"))
+    os.utime(source, ns=(1, 1))  # the same lines, in an order of before: nothing but the time tells
+    with pytest.raises(ValueError, match=r"in\.jsonl has changed since .*out was begun: choose another folder"):
+        convert(conversion(source), out)
+    manifest = convert(conversion(source), tmp_path / "whole")
+    source.write_text("".join(texts[1:]))
+    with pytest.warns(UserWarning, match=r"in\.jsonl has changed since .*whole was written: nothing was"):
+        assert convert(conversion(source), tmp_path / "whole") == manifest
+
+
 def test_the_characters_of_a_separator_in_a_document_are_text(tmp_path):
     source, texts = tmp_path / "in.jsonl", [*DOCUMENTS[:40], "before <|endoftext|> after"]
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

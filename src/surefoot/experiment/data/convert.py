@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from surefoot.experiment.configs import differences
 from surefoot.experiment.data import bpe, token_files
-from surefoot.experiment.data.documents import SEPARATOR, documents, is_held
+from surefoot.experiment.data.documents import SEPARATOR, documents, is_held, state_of
 from surefoot.experiment.data.token_files import JOURNAL, MANIFEST, TOKEN, TOKENIZER, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
@@ -65,7 +66,8 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     """Write a folder of token files, or what is missing of it.
 
     After every `shard_tokens` tokens a file of training tokens and one of validation tokens are complete, and a journal
-    says so: after an interruption the same call leaves out the documents that are in them.
+    says so: after an interruption the same call leaves out the documents that are in them, if the source's files have
+    not changed; of a folder that is complete it warns where they have.
 
     Args:
         conversion: what to write.
@@ -79,7 +81,8 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
         DataError: documents or a tokenizer that cannot be read, or no document at all.
         DirectoryInUse: another process writes to the folder.
         OSError: a file cannot be written; those before it are intact, and the same call goes on.
-        ValueError: the folder holds another conversion or foreign files, or lies in the source; a library is missing.
+        ValueError: the folder holds another conversion or foreign files, or lies in the source, or that has changed
+            since an interruption; a library is missing.
     """
     if out.resolve().is_relative_to(Path(conversion.source).resolve()):
         raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside of it")
@@ -90,6 +93,8 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
             _require_conversion(wanted, record, out)
             token_files.require_same(out, record["shards"])
             token_files.require_digest(out / TOKENIZER, record["tokenizer_sha256"])
+            if _changed(record):
+                warnings.warn(f"{conversion.source} has changed since {out} was written: nothing was", stacklevel=2)
         else:
             record = _converted(conversion, out, _journal(wanted, out), progress)
             write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
@@ -150,6 +155,11 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
         raise with_remedy(ValueError(message), OtherDirectory())
 
 
+def _changed(there: Record) -> bool:
+    """Whether a source's files are others than when a folder was begun; an earlier version has not noted them."""
+    return there.get("files") not in (None, state_of(there["conversion"]["source"]))
+
+
 def _journal(wanted: Record, out: Path) -> Record:
     """How far an earlier call came. One that wrote no tokens yet leaves the folder to any conversion."""
     there = token_files.read(out, JOURNAL)
@@ -161,9 +171,12 @@ def _journal(wanted: Record, out: Path) -> Record:
         half.unlink()
     if there is not None and tokens:
         _require_conversion(wanted, there, out)
+        if _changed(there):
+            message = f"{wanted['source']} has changed since {out} was begun: choose another folder"
+            raise with_remedy(ValueError(message), OtherDirectory())
         _compare(out, there["shards"])
         return there
-    journal = {"conversion": wanted, "documents": 0, "shards": []}
+    journal = {"conversion": wanted, "files": state_of(wanted["source"]), "documents": 0, "shards": []}
     write_atomic(out / JOURNAL, dumps(journal) + "\n")  # before anything else: from now on the folder is ours
     return journal
 

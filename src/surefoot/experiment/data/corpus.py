@@ -64,7 +64,7 @@ class Corpus:
     @property
     def unit(self) -> str:
         """Name of a token in messages: "byte" or "token"."""
-        return "byte" if self.train.dtype == np.uint8 else "token"
+        return "byte" if self.train.dtype == np.uint8 and self.vocab == 256 else "token"
 
     def require(self, context: int, splits: Sequence[Split] = SPLITS) -> None:
         """Raise DataError unless the splits have at least `context + 1` tokens; ValueError for a context below 1."""

@@ -48,6 +48,15 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
     yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
 
 
+def state_of(source: str) -> str:
+    """A digest of the names, sizes and times of a source's files; of a data set of the hub, that of nothing."""
+    path, digest = Path(source), hashlib.sha256()
+    for file in sorted(visible(path)) if path.is_dir() else [path] * path.exists():
+        stat = file.stat()
+        digest.update(f"{file.relative_to(path)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 def is_held(text: bytes, one_in: int) -> bool:
     """Whether what has this text or name is for validation, one in so many, whatever else there is: by its SHA-256."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < 2**64 // one_in
