@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from surefoot.cli import main
+from surefoot.experiment.training.checkpoint import load
 
 from .commands import lines, refused, start, training
 
@@ -195,6 +196,37 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     assert "logits (batch, 16, 256 or more) and returned (1, 16, 8)" in refused([*bad, "own_models:few"], capsys)
     assert "and returned dict" in refused([*bad, "own_models:wrapped"], capsys)
     assert not (tmp_path / "bad").exists()
+
+
+DRAWING = """
+from torch import nn
+
+class Drawing(nn.Sequential):
+    def __init__(self, width):
+        layers = nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Linear(width, width), nn.Dropout(0.5)
+        super().__init__(nn.Embedding(256, width), *layers, nn.Linear(width, 256))
+"""
+
+
+def test_what_a_model_of_ones_own_draws_follows_from_the_seed_and_evaluation_changes_nothing(
+    tmp_path, text, monkeypatch
+):
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("--model", "drawing:Drawing", "--steps", "8", "--checkpoint-every", "4", "--log-every", "1")
+    ways = {"whole": (), "part": (), "often": ("--eval-every", "1"), "other": ("--seed", "1")}
+    for name, more in ways.items():
+        assert main([*training(tmp_path / name, text), *own, *more]) == 0
+    for path in tmp_path.glob("part/**/step-00000008*"):
+        path.unlink()
+    (tmp_path / "part" / "result.json").unlink()
+    assert main([*training(tmp_path / "part", text), *own]) == 0
+    results = {name: untimed(json.loads((tmp_path / name / "result.json").read_text())) for name in ways}
+    assert results["whole"] == results["part"]
+    assert results["often"]["train_loss"] == results["whole"]["train_loss"] != results["other"]["train_loss"]
+    assert results["often"]["val_loss"] == results["whole"]["val_loss"]
+    model = load(tmp_path / "often" / "checkpoints" / "step-00000008.pt")["model"]
+    assert int(model["2.num_batches_tracked"]) == 8
 
 
 def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_path, text, capsys, monkeypatch):

@@ -2,10 +2,14 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 
@@ -61,3 +65,31 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) or not frames:
         return ""
     return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+@contextmanager
+def drawn_by(device: torch.device, *key: int) -> Iterator[None]:
+    """What a forward pass draws, as dropout does, follows from a key alone; torch's generators are restored after it.
+
+    Args:
+        device: of the model.
+        *key: 0 or more each.
+
+    Yields:
+        Nothing.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All modules of a model are in evaluation mode, then each in its own again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

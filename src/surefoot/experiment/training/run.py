@@ -15,11 +15,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.experiment.configs import LATER
-from surefoot.experiment.data.corpus import Corpus
+from surefoot.experiment.data.corpus import SPLITS, Corpus
 from surefoot.experiment.distributed.processes import Layout, agree, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.cross_entropy import cross_entropy
 from surefoot.experiment.models.fast_linear import use_onednn
+from surefoot.experiment.models.sizes import is_user_model
+from surefoot.experiment.models.user_model import drawn_by, evaluating
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
@@ -132,7 +134,9 @@ class Run:
         order = shape.data_order if split == "train" else "random"
         batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows, order)
         tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
+        own = is_user_model(self.config.architecture.model)  # others draw nothing
+        drawn = drawn_by(self.device, seed, SPLITS.index(split), step, rows.start) if own else nullcontext()
+        with drawn, torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
             return cross_entropy(self.model, tokens, targets)
 
     @torch.no_grad()
@@ -140,7 +144,8 @@ class Run:
         """Mean loss of the validation batches, of all processes; None if it is not finite."""
         parts = self.layout.accumulate
         passes = itertools.product(range(VALIDATION_BATCHES), range(parts))
-        mean = torch.stack([self.loss("validation", VALIDATION_SEED, i, part, parts) for i, part in passes]).mean()
+        with evaluating(self.model):
+            mean = torch.stack([self.loss("validation", VALIDATION_SEED, i, part, parts) for i, part in passes]).mean()
         self.layout.processes.average_(mean)
         self.layout.processes.release(self.model)
         return finite_or_none(float(mean))
