@@ -224,7 +224,8 @@ def table() -> str:
         of = {name: [x[name] - y[name] for x, y in pairs if name in x.keys() & y.keys()] for name in (*LENGTHS, *WIDER)}
         whole = [sum(each) for each in zip(*(of[name] for name in LENGTHS), strict=True)]
         gains = [*(of[name] for name in LENGTHS), whole, *(of[name] for name in WIDER)]
-        rows.append([row, *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains)])
+        if any(of.values()):
+            rows.append([row, *(f"{np.mean(g):+.3f}{plus_minus(fit.interval(g), 3)}" if g else "" for g in gains)])
     return markdown(["change", *LENGTHS, "sum", *WIDER], rows)
 
 
