@@ -105,8 +105,9 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
         )
     if late := [name for p, name in names.items() if p.requires_grad and p not in groups]:
         raise ValueError(f"{late[0]} is trainable, and not among the optimizer's: freeze it, or add it to AdamW first")
-    for p in groups:
-        if (state := optimizer.state.get(p)) and (missing := [key for key in _KEPT if key not in state]):
+    for p, group in groups.items():
+        state = optimizer.state.get(p) or dict.fromkeys(_KEPT if "betas" in group else ())  # before a first step
+        if missing := [key for key in _KEPT if key not in state]:
             raise ValueError(
                 f"{type(optimizer).__name__} keeps no {missing[0]!r} of {names[p]}: from_adamw reads torch.optim.AdamW "
                 "or Adam; of another method load the weights alone, SteepestDescent(model, plan, lr=...)"

@@ -195,9 +195,10 @@ def test_what_it_cannot_continue_is_refused_by_name():
     net.late = nn.Linear(6, 6)
     with pytest.raises(ValueError, match=r"late\.weight is trainable"):
         sf.from_adamw(net, adamw)
-    net, sgd = begun(kind=lambda params, lr, betas: torch.optim.SGD(params, lr=lr, momentum=0.9))
-    with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of table\.weight"):
-        sf.from_adamw(net, sgd, plan_of(net))
+    for momentum in (0.9, 0.0):
+        net, sgd = begun(kind=lambda params, lr, betas, momentum=momentum: torch.optim.SGD(params, lr, momentum))
+        with pytest.raises(ValueError, match=r"SGD keeps no 'exp_avg' of table\.weight"):
+            sf.from_adamw(net, sgd, plan_of(net))
     for steps, lr in ((0, 0.01), (2, 0.0)):
         net, adamw = begun(steps=steps, lr=lr)
         with pytest.raises(ValueError, match=r"it has taken none, or its rate is 0 now; give lr="):
