@@ -37,7 +37,7 @@ def _finals(width: int, steps: int) -> str:
     first = LAW if len(records(LAW, width, steps)) >= len(records("steady", width, steps)) else "steady"
     own, rows = {r["seed"]: r for r in records(first, width, steps)}, []
     for recipe in RECIPES:
-        runs = {r["seed"]: r for r in records(recipe, width, steps)}
+        runs = {r["seed"]: r for r in sorted(records(recipe, width, steps), key=loss_of, reverse=True)}  # the lowest
         if not runs:
             continue
         points = {name: dict.fromkeys(f"2^{r[name]:g}" for r in runs.values()) for name in ("log2_lr", "second")}
