@@ -164,6 +164,9 @@ class Own(nn.Module):
 def small(width):
     return Own(width, vocab=100)
 
+def many(width):
+    return Own(width, vocab=1024)
+
 def few(width):
     model = Own(width)
     model.register_forward_hook(lambda module, tokens, logits: logits[..., :8])
@@ -196,15 +199,22 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     assert "logits (batch, 16, 256 or more) and returned (1, 16, 8)" in refused([*bad, "own_models:few"], capsys)
     assert "and returned dict" in refused([*bad, "own_models:wrapped"], capsys)
     assert not (tmp_path / "bad").exists()
+    more = [*training(tmp_path / "more", "markov:16"), "--model", "own_models:many", "--steps", "11", "--lr", "1e-5"]
+    assert main(more) == 0  # its loss begins at log 1024, above what is taken for divergence of 16 symbols
 
 
 DRAWING = """
 from torch import nn
 
-class Drawing(nn.Sequential):
+class Drawing(nn.Module):
     def __init__(self, width):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
         layers = nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Linear(width, width), nn.Dropout(0.5)
-        super().__init__(nn.Embedding(256, width), *layers, nn.Linear(width, 256))
+        self.blocks = nn.ModuleList([nn.Sequential(*layers)])
+
+    def forward(self, tokens):
+        return self.head(self.blocks[0](self.embed(tokens)))
 """
 
 
@@ -214,7 +224,7 @@ def test_what_a_model_of_ones_own_draws_follows_from_the_seed_and_evaluation_cha
     (tmp_path / "drawing.py").write_text(DRAWING)
     monkeypatch.syspath_prepend(tmp_path)
     own = ("--model", "drawing:Drawing", "--steps", "8", "--checkpoint-every", "4", "--log-every", "1")
-    ways = {"whole": (), "part": (), "often": ("--eval-every", "1"), "other": ("--seed", "1")}
+    ways = {"whole": (), "part": (), "often": ("--eval-every", "1", "--recompute"), "other": ("--seed", "1")}
     for name, more in ways.items():
         assert main([*training(tmp_path / name, text), *own, *more]) == 0
     for path in tmp_path.glob("part/**/step-00000008*"):
@@ -226,7 +236,7 @@ def test_what_a_model_of_ones_own_draws_follows_from_the_seed_and_evaluation_cha
     assert results["often"]["train_loss"] == results["whole"]["train_loss"] != results["other"]["train_loss"]
     assert results["often"]["val_loss"] == results["whole"]["val_loss"]
     model = load(tmp_path / "often" / "checkpoints" / "step-00000008.pt")["model"]
-    assert int(model["2.num_batches_tracked"]) == 8
+    assert int(model["blocks.0.1.num_batches_tracked"]) == 8
 
 
 def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_path, text, capsys, monkeypatch):

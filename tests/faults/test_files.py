@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 import surefoot
+from surefoot.experiment.configs import differences
 
 WITHOUT_FCNTL = """
 import os, sys
@@ -46,6 +47,13 @@ def test_run_directories_need_nothing_that_windows_lacks(tmp_path):
     assert "wait for it, stop it, or choose another directory" in done.stdout
     assert (tmp_path / "config.json").exists()
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_the_same_tokens_in_another_vocabulary_are_other_data():
+    there = {"data": "bin:64:/a", "text": "/a, 64 tokens", "corpus": "4b2f"}
+    assert differences(there, {**there, "data": "/b", "text": "/b, 64 tokens"}) == []
+    found = differences(there, {**there, "data": "bin:128:/a", "text": "/a, 128 tokens"})
+    assert found == ['text: there "/a, 64 tokens", now "/a, 128 tokens"']
 
 
 def test_modules_of_the_package_are_there_the_first_time(monkeypatch):

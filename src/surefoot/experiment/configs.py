@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -83,8 +84,9 @@ LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0, "data_or
 """Settings that run directories and checkpoints of earlier versions lack, with the values that they had then."""
 
 
+_VOCABULARY = re.compile(r", \d+ (?:BPE )?tokens$")
 PLACES: Mapping[str, str] = {"data": "corpus", "text": "corpus", "eval_text": "eval_corpus"}
-"""Where data lie and what they are called -> the digest beside it. Where that is equal, the data are."""
+"""Where data lie and what they are called -> the digest beside it: they are equal where it and the vocabulary are."""
 
 
 def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
@@ -111,7 +113,8 @@ def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
         lines = []
         for name in sorted(there.keys() | wanted.keys()):
             dotted, digest = f"{key}.{name}".lstrip("."), PLACES.get(name)
-            if digest in wanted and there.get(digest) == wanted[digest]:
+            vocabularies = [_VOCABULARY.findall(str(config.get(name))) for config in (there, wanted)]
+            if digest in wanted and there.get(digest) == wanted[digest] and vocabularies[0] == vocabularies[1]:
                 continue
             if name in wanted:
                 lines += differences(there.get(name, LATER.get(name, _MISSING)), wanted[name], dotted)

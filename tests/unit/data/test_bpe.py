@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from surefoot.experiment.data import bpe
 from surefoot.experiment.data.sources import absolute, load
@@ -58,6 +59,16 @@ def test_tokens_decode_to_the_text(unseen: bytes) -> None:
 def test_bytes_that_are_no_text_are_replaced() -> None:
     tokenizer = bpe.train(TEXT, 300)
     assert tokenizer.decode(bpe.encode(tokenizer, b"a\xffb").tolist()) == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{i:02d}.txt").write_bytes((f"@@{i:02d} " + "café über straße " * 20 + "end.\n").encode("latin-1"))
+    corpus = load(f"bpe:280:{tmp_path}")
+    assert isinstance(corpus.tokenizer, Tokenizer)
+    starts, ends = [0, *corpus.document_ends[:-1]], corpus.document_ends
+    documents = [corpus.tokenizer.decode(corpus.train[a:b].tolist()) for a, b in zip(starts, ends, strict=True)]
+    assert all(text.startswith("@@") and text.endswith("end.\n") for text in documents)
 
 
 def test_a_text_of_too_few_merges_says_how_many_it_has(file: Path) -> None:

@@ -1,6 +1,7 @@
 """The fit against curves whose optimum is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,19 @@ def test_drift_interval_is_paired():
     assert moved.value == pytest.approx(-0.8, abs=1e-6)
     assert moved.interval == pytest.approx((-0.8, -0.8), abs=1e-6)
     assert narrow.interval[1] - narrow.interval[0] > 1.0
+
+
+def test_drift_is_of_the_seeds_that_both_have():
+    own = {0: -4.0, 1: -3.4, 2: -3.7, 3: -3.0}  # each seed's optimum, the same at both widths
+    rates = [x / 2 for x in range(-12, -2)]
+    narrow, wide = (
+        fit.optimum(Point(x, s, 2 + 0.1 * (x - own[s]) ** 2) for x in rates for s in seeds)
+        for seeds in (range(4), range(3))
+    )
+    assert wide.log2_lr - narrow.log2_lr == pytest.approx(-0.175)
+    moved = fit.drift(narrow, wide)
+    assert (moved.value, moved.seeds) == (pytest.approx(0.0, abs=1e-9), 3)
+    assert fit.drift(narrow, replace(wide, by_seed={7: -3.7})).value == pytest.approx(-0.175)  # none in common
 
 
 def test_drift_is_signed_and_needs_two_interior_optima():

@@ -84,6 +84,7 @@ def test_what_has_no_trend():
     assert extrapolate([(1.0, 0.0), (2.0, 3.0)], 10.0) == 0.0
     assert extrapolate([(1.0, math.inf), (2.0, 3.0)], 10.0) == 0.0
     assert extrapolate([(1.0, 1e-300), (1.001, 9.0)], 10.0) > 10.0  # and no overflow
+    assert extrapolate([(5.0, 3.0), (5.0, 3.5)], 5.0) == 3.5  # as under `power:12`, whose last rates do not count
 
 
 def test_the_start_is_no_part_of_a_trend():

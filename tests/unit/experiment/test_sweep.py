@@ -225,6 +225,20 @@ def test_report_draws_and_prints_what_was_found(finished):
     assert len({len(line) for line in text.splitlines()[:4]}) == 1  # aligned
 
 
+def test_a_run_that_is_taken_out_takes_the_summary_with_it(tmp_path):
+    def interrupted(trial):
+        raise KeyboardInterrupt
+
+    grid = config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,))
+    run(grid, tmp_path, fake, executor=Inline(), progress=silent)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(KeyboardInterrupt):
+        run(grid, tmp_path, interrupted, executor=Inline(), progress=silent)
+    assert not (tmp_path / "summary.json").exists()
+    assert len(load(tmp_path)[1]) == len(lines) - 1
+
+
 def test_report_of_a_recipe_that_only_diverges(tmp_path):
     from surefoot.experiment.reports import report
     from surefoot.experiment.reports import transfer as transfer_report

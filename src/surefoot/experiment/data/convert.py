@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from surefoot.experiment.configs import differences
 from surefoot.experiment.data import bpe, token_files
-from surefoot.experiment.data.documents import SEPARATOR, documents, is_held, state_of
+from surefoot.experiment.data.documents import HUB, SEPARATOR, documents, is_held, state_of
 from surefoot.experiment.data.token_files import JOURNAL, MANIFEST, TOKEN, TOKENIZER, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
@@ -156,8 +156,12 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
 
 
 def _changed(there: Record) -> bool:
-    """Whether a source's files are others than when a folder was begun; an earlier version has not noted them."""
-    return there.get("files") not in (None, state_of(there["conversion"]["source"]))
+    """Whether a source's files are others than when a folder was begun. An earlier version has not noted them.
+
+    It counted empty rows of the hub, too.
+    """
+    source: str = there["conversion"]["source"]
+    return there["files"] != state_of(source) if "files" in there else source.startswith(HUB)
 
 
 def _journal(wanted: Record, out: Path) -> Record:

@@ -37,7 +37,7 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
         ValueError: a library is missing.
     """
     if source.startswith(HUB):
-        yield from _of_hub(source.removeprefix(HUB), field, skip)
+        yield from islice(filter(None, _of_hub(source.removeprefix(HUB), field)), skip, None)
         return
     path = Path(source)
     with reading(path, READABLE):
@@ -111,12 +111,12 @@ def _of_rows(path: Path, field: str) -> Iterator[str]:
         raise DataError(f"{path} is damaged: {error}") from error
 
 
-def _of_hub(name: str, field: str, skip: int) -> Iterator[str]:
+def _of_hub(name: str, field: str) -> Iterator[str]:
     with importing("data", f"{HUB}{name} needs the datasets library:"):
         import datasets
     dataset, _, config = name.partition(":")
     try:
-        for row in datasets.load_dataset(dataset, config or None, split="train", streaming=True).skip(skip):
+        for row in datasets.load_dataset(dataset, config or None, split="train", streaming=True):
             yield _text(row, field, f"{HUB}{name}")
     except (DataError, MemoryError):
         raise

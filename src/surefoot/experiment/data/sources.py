@@ -82,12 +82,15 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
 def _tokenised(name: str) -> Corpus:
     vocab, path = bpe.parse(name)
     text = _read(path)
+    assert isinstance(text.ends, np.ndarray), "a text is read with its documents"
     parts = [np.asarray(part).tobytes() for part in (text.train, text.validation)]
+    spans = zip([0, *text.ends], text.ends, strict=False)
+    recoded = [parts[0][start:end].decode("utf-8", "replace").encode() for start, end in spans]  # as it is encoded
+    parts[0], ends = b"".join(recoded), np.cumsum([len(part) for part in recoded])
     tokenizer = bpe.train(parts[0], vocab)
     train, validation = (bpe.encode(tokenizer, part) for part in parts)
     title = f"{text.name}, {vocab} BPE tokens"
-    assert isinstance(text.ends, np.ndarray), "a text is read with its documents"
-    inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(text.ends[:-1]) + 1)
+    inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(ends[:-1]) + 1)
     ends = np.append(inner[inner < train.size], train.size)
     return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends, tokenizer)
 

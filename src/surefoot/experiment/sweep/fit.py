@@ -228,7 +228,8 @@ def drift(narrow: Optimum, wide: Optimum) -> Estimate:
     """
     if narrow.log2_lr is None or wide.log2_lr is None:
         return UNKNOWN
-    return replace(difference(wide.by_seed, narrow.by_seed), value=wide.log2_lr - narrow.log2_lr)
+    paired, same = difference(wide.by_seed, narrow.by_seed), wide.by_seed.keys() == narrow.by_seed.keys()
+    return replace(paired, value=wide.log2_lr - narrow.log2_lr) if same or paired.value is None else paired
 
 
 def regret(points: Iterable[Point], rate: float) -> Estimate:

@@ -40,7 +40,7 @@ class Law:
     they do not contain that the law bends between the sizes that were measured and the one that is asked for.
 
     Args:
-        mean: through the optima of the mean losses.
+        mean: through the optima of the mean losses, of the seeds that every size has.
         by_seed: seed -> through its own optima; of the seeds that every size has.
         rms_octaves: root mean square of the distances of the optima from `mean`, in octaves; None for two sizes, which
             a line always goes through.
@@ -90,8 +90,10 @@ def power_law(optima: Mapping[int, fit.Optimum]) -> Law | None:
     means = {size: optimum.log2_lr for size, optimum in optima.items() if optimum.log2_lr is not None}
     if len(optima) < 2 or len(means) < len(optima):
         return None
+    each = [set(optimum.by_seed) for optimum in optima.values()]
+    if (seeds := set.intersection(*each)) and seeds != set.union(*each):  # or line and interval are of other seeds
+        means = {size: sum(optima[size].by_seed[seed] for seed in seeds) / len(seeds) for size in optima}
     mean = _line(means)
-    seeds = set.intersection(*(set(optimum.by_seed) for optimum in optima.values()))
     by_seed = {seed: _line({size: optimum.by_seed[seed] for size, optimum in optima.items()}) for seed in sorted(seeds)}
     squares = [(rate - mean.at(size)) ** 2 for size, rate in means.items()]
     return Law(mean, by_seed, math.sqrt(sum(squares) / len(squares)) if len(squares) > 2 else None)

@@ -62,6 +62,8 @@ def run(
         with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
                 search = _Search(config, log)
+                if search.missing():  # an earlier summary is of runs that were taken out
+                    (directory / SUMMARY).unlink(missing_ok=True)
                 for trial, end in outcomes(place, run_trial, search.missing):
                     show(search.add(_to_record(trial, end), place.workers))
             summary = summarise(config.to_json(), log.records, {**this_environment(), **(environment or {})})

@@ -130,7 +130,7 @@ def extrapolate(past: Sequence[tuple[float, float]], end: float) -> float:
         end: the last time to extrapolate to.
 
     Returns:
-        The predicted norm; 0 if a norm is 0 or not finite.
+        The predicted norm; 0 if a norm is 0 or not finite, the last one where all times are equal.
 
     >>> round(extrapolate([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], end=10.0), 6)
     5.0
@@ -138,6 +138,8 @@ def extrapolate(past: Sequence[tuple[float, float]], end: float) -> float:
     if not all(0 < norm < math.inf for _, norm in past):
         return 0.0
     (first, _), (last, norm) = past[0], past[-1]
+    if first == last:  # the rate is so small that time stands still
+        return norm
     power = linear_regression(*zip(*((math.log2(t), math.log2(y)) for t, y in past), strict=True)).slope
     octaves = power * math.log2(min(2 * last - first, end) / last)
     return math.exp2(min(math.log2(norm) + octaves, 1000.0))  # the range of a float

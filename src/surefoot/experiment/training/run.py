@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
@@ -83,7 +84,8 @@ class Run:
         self.method.initialise_(model, config.seed)
         use_onednn(model)
         if self.layout.recompute:
-            for block in blocks_of(model):
+            plain = (each for each in blocks_of(model) if not any(isinstance(x, _BatchNorm) for x in each.modules()))
+            for block in plain:  # the others' statistics would move twice
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         bfloat16 = config.execution.autocast == "bfloat16"
         self.model: nn.Module
@@ -162,6 +164,8 @@ class Run:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
         recent = self.losses[max(0, self.step - CHECK_EVERY) : self.step]
         uniform = math.log(classes(self.config, self.corpus.vocab))
+        if is_user_model(self.config.architecture.model):  # it may have more logits, and begins at their logarithm
+            uniform = max(uniform, float(self.losses[0]))
         return self.step > 0 and not float(recent.mean()) <= 2 * uniform + 1
 
     def not_finite(self) -> str | None:

@@ -109,7 +109,9 @@ def test_few_seeds_have_no_interval_and_only_common_ones_count():
     assert (law.power.interval, law.at(1600).interval, law.at(1600).seeds) == (None, None, 2)
     found = optima(noisy(seeds=4))
     del found[200].by_seed[0], found[400].by_seed[3]
-    assert sorted(power_law(found).by_seed) == [1, 2]
+    law = power_law(found)
+    assert sorted(law.by_seed) == [1, 2]
+    assert law.power.value == pytest.approx((law.by_seed[1].power + law.by_seed[2].power) / 2)
 
 
 def test_without_every_optimum_there_is_no_law():
