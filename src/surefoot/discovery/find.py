@@ -98,7 +98,7 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
             found["bias"] = Kind("bias", f"bias of {type(module).__name__}")
         for attribute, (name, parameter) in own.items():
             if name not in kinds:
-                kinds[name] = found.get(attribute) or kind_by_shape(module, parameter)
+                kinds[name] = found.get(attribute) or kind_by_shape(module, attribute, parameter)
     return kinds
 
 

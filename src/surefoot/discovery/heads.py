@@ -117,6 +117,8 @@ def head_dim_of(module: nn.Module) -> int | None:
         return size
     if not (count := number(module, COUNTS)) or not {"query", "key"} <= (known := parts(module)).keys():
         return None
+    if any(known[what].layer._parameters.get("weight") is None for what in ("query", "key")):
+        return None  # a wrapper around the layer
     size, rest = divmod(known["query"].count, count)
     keys = number(module, KEY_COUNTS)
     return None if rest or (keys and known["key"].count != keys * size) else size

@@ -5,7 +5,8 @@ attention layer's output projection or an MLP's projection down, writes into the
 branch. `Recipe.depth` gives those that write a rate and initial values that fall with L.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -26,10 +27,12 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with the number of branches of those that write into a residual stream: weights and their biases.
 
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
-    block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what its
-    first matrix reads. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
-    or values, alone or in a wrapper. A branch is a child of a block in which a matrix writes. No addition can be seen
-    in a tree of modules, so that an override, `DepthRule().of(branches)` or a role's name, has the last word.
+    block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what
+    most of its children with two matrices or more read first and write last, else what its first matrix reads. A list
+    of as many modules as a layer before it has outputs, of the same d, holds experts and is none. In each module of a
+    block, the last matrix with d outputs writes, unless it gives queries, keys or values, alone or in a wrapper. A
+    branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so that an
+    override, `DepthRule().of(branches)` or a role's name, has the last word.
     """
     model, parameters = search.model, search.parameters
     named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
@@ -39,7 +42,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
         if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
             blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
             reads_only = kind.heads and p not in inside  # by a forward pass, or by type
-            matrices[p] = 0 if reads_only else sum(block[-2] for block in blocks), blocks[0][-1] if blocks else 0
+            rows = sum((block[0] if p.ndim == 2 else 1) * block[-2] for block in blocks)
+            matrices[p] = 0 if reads_only else rows, blocks[0][-1] if blocks else 0
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
     counted, unnamed = _counted(model, without), _counted(model, matrices)
     found = dict(kinds)
@@ -62,21 +66,28 @@ def _counted(model: nn.Module, matrices: Matrices) -> dict[nn.Parameter, int]:
     return branches
 
 
-def _stacks(module: nn.Module, matrices: Matrices) -> Iterator[tuple[list[nn.Module], int]]:
-    """The outermost stacks below a module: their blocks, and the width of their stream."""
+def _stacks(
+    module: nn.Module, matrices: Matrices, before: Sequence[nn.Module] = ()
+) -> Iterator[tuple[list[nn.Module], int]]:
+    """The outermost stacks below a module behind others of its owner: their blocks, and the width of their stream."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
         blocks = {child: width for child in module.children() if (width := _stream(child, matrices))}
         if len(blocks) > 1 and len(set(blocks.values())) == 1:
-            yield list(blocks), next(iter(blocks.values()))
+            width = next(iter(blocks.values()))
+            sides = [(x.out_features, x.in_features) for x in before if isinstance(x, nn.Linear)]
+            if (len(blocks), width) not in sides:  # a router's, else
+                yield list(blocks), width
             return
-    for child in module.children():
-        yield from _stacks(child, matrices)
+    children = [*module.children()]
+    for i, child in enumerate(children):
+        yield from _stacks(child, matrices, children[:i])
 
 
 def _stream(block: nn.Module, matrices: Matrices) -> int:
-    """The width that a block reads first, if it has two matrices or more, one of which writes it; else 0."""
-    sides = [matrices[p] for p in block.parameters() if p in matrices]
-    width = sides[0][1] if len(sides) > 1 else 0
+    """The width of a block's stream, if it has two matrices or more, one of which writes it; else 0."""
+    sides, *inner = ([matrices[p] for p in x.parameters() if p in matrices] for x in (block, *block.children()))
+    back = Counter(own[0][1] for own in inner if len(own) > 1 and own[0][1] == own[-1][0])
+    width = 0 if len(sides) < 2 else max(back, key=back.__getitem__, default=sides[0][1])
     return width if width and any(out == width for out, _ in sides) else 0
 
 

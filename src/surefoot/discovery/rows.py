@@ -86,7 +86,8 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     device = next((x.device for x in fake.values()), torch.device("cpu"))
     given = tree_map_only(Tensor, lambda x: x.to(device, copy=True), inputs)
     arguments, named = ((), given) if isinstance(given, dict) else (given, {})
-    rows = _Rows([fake[id(p)] for p in weights])
+    rows, fast = _Rows([fake[id(p)] for p in weights]), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it is one operation, with the projections inside
     try:
         run = copy.deepcopy(model, {**fake})
         devices = [device] if device.type == "cuda" else []
@@ -97,6 +98,8 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
             f"inputs=...: a forward pass on shapes alone failed ({type(error).__name__}: {error}); give what the model "
             "is called with, a tuple for several arguments, or leave inputs out and say what is missing by overrides"
         ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return {p: use for p, use in zip(weights, rows.uses, strict=True) if use.transposed}
 
 

@@ -68,13 +68,14 @@ def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
 def tied_kind(search: Search, name: str, names: str) -> Kind:
     """Kind of a matrix that is embedding and head, called `names` in its reason; `Plan.of` explains the policies."""
     policy = None if search.said(name) else search.tied
-    multiplied = getattr(search.model, "output_multiplier", None) is not None
+    multiplier, d = getattr(search.model, "output_multiplier", None), search.parameters[name].shape[-1]
+    multiplied = isinstance(multiplier, float | int) and 0.25 <= multiplier * d <= 4
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
     if policy == "embedding" and not multiplied:
         raise ValueError(
-            f"tied='embedding' for {names}: rows of RMS 1 make logits of size d, so the model must multiply them by "
-            "1/d and say so in an attribute output_multiplier; without it say tied='head'"
+            f"tied='embedding' for {names}: rows of RMS 1 make logits of size d = {d}, so the model must multiply "
+            f"them by 1/d and say so in an attribute output_multiplier, here {multiplier}; without it say tied='head'"
         )
     if policy == "embedding" or (policy is None and multiplied):
         return Tied("embedding", f"tied ({names}); output_multiplier gives the head its width factor")

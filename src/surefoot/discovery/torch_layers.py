@@ -1,6 +1,7 @@
 """Kinds of a module's parameters by its type or structure alone: torch's layers, norms, experts, bare parameters."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -170,11 +171,16 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
     return kinds | {key: Kind("bias", f"biases of the {why}", view) for key, view in biases.items()}
 
 
-def kind_by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
+_ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|memor|slot|probe")
+"""Names of tables whose rows are the same for the whole batch: a bare `(1, 1, d)` of another name is no such row."""
+
+
+def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) -> Kind | None:
     """Kind of a parameter that no other rule covers: vectors and channel scales, tables with a leading dimension of 1.
 
     Args:
         module: owner of the parameter.
+        attribute: what it calls the parameter.
         parameter: any of its parameters.
 
     Returns:
@@ -189,7 +195,10 @@ def kind_by_shape(module: nn.Module, parameter: nn.Parameter) -> Kind | None:
         return Kind("scalar", why, low_confidence=True)
     if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
         return Kind("scalar", f"one entry per channel of {owner}", low_confidence=True)
-    if parameter.ndim >= 3 and shape[0] == 1:
+    several = sum(size > 1 for size in shape[1:-1])
+    if parameter.ndim >= 3 and math.prod(shape) == shape[-1] and not _ROWS.search(attribute):
+        return Kind("scalar", f"one entry per feature of {owner}, no rows by its name", low_confidence=True)
+    if parameter.ndim >= 3 and shape[0] == 1 and (several < 2 or _ROWS.search(attribute)):
         why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
         return Kind("positions", why, low_confidence=True)
     return None

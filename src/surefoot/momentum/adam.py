@@ -32,6 +32,13 @@ class _Moments(Smoothing):
         ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
         return max(1.0, (1 - self.beta1) / math.sqrt((1 - self.beta2) * (1 - ratio))) if ratio < 1 else math.inf
 
+    def least(self, count: float) -> float:
+        """What `v / m^2` is at least after so many steps: then `largest` bounds the next ones; 0 if that is inf."""
+        ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
+        if ratio >= 1 or not count:
+            return 0.0
+        return (1 - self.beta2) * (1 - ratio) / ((1 - self.beta1) ** 2 * (1 - ratio**count))
+
     def init_state(self, w: Tensor) -> State:
         """Zero averages and a step count, one per leading index of w."""
         count = torch.zeros((), dtype=torch.float32, device=w.device)

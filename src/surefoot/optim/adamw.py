@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.conversion import Setting, convert
-from surefoot.momentum import State
+from surefoot.momentum import Adam, RowAdam, State
 from surefoot.optim.batching import advance, init_state
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import whole_of
@@ -129,13 +129,19 @@ def _take_over(ours: SteepestDescent, plan: Plan, trained: dict[str, Tensor], hi
 
 
 def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
-    """What a role keeps of AdamW's means and count, with the bias that its own correction takes away."""
+    """What a role keeps of AdamW's means and count, with the bias that its own correction takes away.
+
+    Squares that AdamW has forgotten more slowly than the role does are raised to where its own bound on a step holds.
+    """
     momentum, count = getattr(placement.role.momentum, "of", placement.role.momentum), float(old["step"])
     kept = {"step": old["step"].clone()}
     for name, ours, theirs in zip(_KEPT, ("beta1", "beta2"), group["betas"], strict=False):
         bias = 1 - getattr(momentum, ours, 0.0) ** count  # 1 for Momentum, which corrects nothing
         kept[name] = _long(old[name]) * (bias / (1 - float(theirs) ** count))
-    rows = [{"row_sq": x.mean(-1)} for x in placement.role.view.split(whole_of(kept["exp_avg_sq"]))]
+    least = kept["exp_avg"].square() * (momentum.least(count) if isinstance(momentum, Adam | RowAdam) else 0.0)
+    squares = (placement.role.view.split(whole_of(x)) for x in (kept["exp_avg_sq"], least))
+    rows = [{"row_sq": x.mean(-1).maximum(y.mean(-1))} for x, y in zip(*squares, strict=True)]
+    kept["exp_avg_sq"] = kept["exp_avg_sq"].maximum(least)
     kept |= {"momentum": kept["exp_avg"]} | join_blocks(rows, placement.role.owned)
     return {name: x for name, x in kept.items() if name in placement.role.smoothed}
 

@@ -64,6 +64,7 @@ class Tied(nn.Module):
         (1 / 8, None, "embedding"),
         (1 / 8, "embedding", "embedding"),
         (1 / 8, "head", "head"),
+        (1.0, None, "head"),  # a switch that is off: rows of RMS 1 would make logits of size d
     ],
 )
 def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
@@ -75,6 +76,7 @@ def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
     [
         (Tied(), "embedding", r"tied='embedding' for table\.weight, out\.weight.*1/d.*output_multiplier"),
         (Tied(), "error", r"table\.weight, out\.weight are one matrix"),
+        (Tied(1.0), "embedding", r"size d = 8, .* output_multiplier, here 1\.0; without it"),
         (Tied(1 / 8), "error", "are one matrix"),
     ],
 )

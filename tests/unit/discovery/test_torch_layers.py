@@ -63,21 +63,28 @@ def test_what_is_no_norm_stays_a_vector(module):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
+    ("name", "shape", "kind"),
     [
-        ((1, 1, 8), "positions"),
-        ((1, 17, 8), "positions"),
-        ((1, 4, 4, 8), "positions"),
-        ((8, 1, 1), "scalar"),
-        ((1, 8, 1, 1), "scalar"),
-        ((8,), "scalar"),
+        ("cls_token", (1, 1, 8), "positions"),
+        ("pos_embed", (1, 17, 8), "positions"),
+        ("p", (1, 17, 8), "positions"),
+        ("pos_embed", (1, 4, 4, 8), "positions"),
+        ("gamma", (1, 1, 8), "scalar"),
+        ("time_mix_k", (1, 1, 1, 8), "scalar"),
+        ("p", (8, 1, 1), "scalar"),
+        ("p", (1, 8, 1, 1), "scalar"),
+        ("p", (8,), "scalar"),
     ],
 )
-def test_tokens_and_channel_scales_by_their_shape(shape, kind):
-    model = Own(p=torch.full(shape, 0.5))
-    plan = Plan.of(model)
-    assert plan["p"].role.name == kind
-    assert plan["p"].role.initial == AsBuilt()
+def test_tokens_and_channel_scales_by_their_shape_and_name(name, shape, kind):
+    plan = Plan.of(Own(**{name: torch.full(shape, 0.5)}))
+    assert plan[name].role.name == kind
+    assert plan[name].role.initial == AsBuilt()
+
+
+def test_a_kernel_behind_a_leading_one_is_no_table():
+    with pytest.raises(ValueError, match=r"cannot place weight \(1, 8, 8, 3, 3\)"):
+        Plan.of(Own(weight=torch.randn(1, 8, 8, 3, 3)))  # StyleGAN2's
 
 
 @pytest.mark.parametrize("make", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])

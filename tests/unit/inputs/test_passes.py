@@ -45,6 +45,57 @@ def test_rows_in_any_order(case):
     assert bool(found.unsplit) == (view == Matrix())
 
 
+def test_a_name_that_tells_another_order_is_said_to():
+    class Named(Attends):
+        def __init__(self):
+            super().__init__(96, CUTS["by head"][1])
+            self.num_heads, self.qkv_proj, self.out = 4, self.w, nn.Linear(32, 32)
+            del self.w
+
+        def forward(self, x):
+            return self.out(F.scaled_dot_product_attention(*self.cut(self.qkv_proj(x))).transpose(1, 2).flatten(2))
+
+    why = Plan.of(Named(), inputs=torch.randn(2, 5, 32), head=())["qkv_proj.weight"].why
+    assert "by the name `qkv_proj`, whose rows are in another order than its name says; query, key, value by" in why
+
+
+def test_layers_before_torchs_attention_are_the_same_in_training_and_in_evaluation():
+    """Its fast path is one operation on what lies before the projections."""
+
+    class Before(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.att = nn.Linear(8, 32), nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x):
+            y = self.inp(x)
+            return self.att(y, y, y, need_weights=False)[0]
+
+    plans = [Plan.of(Before().train(mode), inputs=torch.zeros(1, 5, 8), head=()) for mode in (True, False)]
+    assert plans[0]["inp.weight"] == plans[1]["inp.weight"]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("stored", [(16, 8), (8, 16)], ids=["(out, in)", "(in, out)"])
+def test_the_bias_beside_a_bare_matrix_is_a_bias(stored):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(stored)), nn.Parameter(torch.randn(16))
+
+        def forward(self, x):
+            return (x @ self.weight if stored == (8, 16) else F.linear(x, self.weight)) + self.bias
+
+    plan = Plan.of(Bare(), inputs=torch.zeros(2, 8), head=())
+    assert [plan[name].role.name for name in ("weight", "bias")] == ["linear", "bias"]
+
+
+def test_queries_in_wrappers_are_placed_though_their_heads_are_not_known():
+    model = nn.ModuleDict({f"to_{x}": nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)) for x in "qkv"})
+    model.heads = 4
+    assert "adds" not in Plan.of(model, head=())["to_q.0.weight"].why
+
+
 class Apart(nn.Module):
     """Layers of names that say nothing; keys come first, the softmax is along the first side of the product."""
 

@@ -69,6 +69,22 @@ def test_momentum_is_the_mean_without_its_bias_and_tables_keep_their_rows_histor
         assert new["step"] == 4
 
 
+@pytest.mark.parametrize("recipe", [sf.recipes.steady, sf.recipes.muon])
+def test_squares_that_adamw_forgot_more_slowly_break_no_bound_of_a_step(recipe):
+    """A gradient that grew a thousandfold: with its .999, m is 7 times the root of v, where the recipe promises 1.7."""
+    table = nn.Embedding(4, 8)
+    adamw = torch.optim.AdamW(table.parameters(), lr=1e-3)
+    for step in range(2000):
+        table.weight.grad = torch.full((4, 8), 1e-3 if step < 1995 else 1.0)
+        adamw.step()
+    ours = sf.from_adamw(table, adamw, sf.Plan.of(table, recipe(), head=()), lr=2**-4)
+    for _ in range(3):
+        before, bound = table.weight.detach().clone(), ours.stability()["weight"]["update_upper"]
+        table.weight.grad = torch.full((4, 8), 0.3)
+        ours.step()
+        assert ours.stability({"weight": before})["weight"]["update_measured"] <= bound
+
+
 def test_parts_that_stay_with_adam_keep_all_of_it_and_own_memory():
     net, adamw = begun(betas=(0.9, 0.95))
     plan = plan_of(net, sf.recipes.muon(adam_lr=0.1))

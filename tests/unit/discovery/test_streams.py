@@ -1,0 +1,34 @@
+"""Which width a residual stream has, and what only looks like a stack of blocks."""
+
+import pytest
+from torch import nn
+
+import surefoot as sf
+
+
+def mlp(d):
+    return nn.Sequential(nn.Linear(d, 4 * d, False), nn.GELU(), nn.Linear(4 * d, d, False))
+
+
+def writers(model):
+    """Names of the weights that write into a stream."""
+    plan = sf.Plan.of(model, head=())
+    return {name for name in plan if "adds to a residual stream" in plan[name].why}
+
+
+@pytest.mark.parametrize("context", [4, 3], ids=["of the MLP's inner width", "of another width"])
+def test_a_projection_of_something_else_in_front_is_not_the_stream(context):
+    blocks = [nn.ModuleDict({"ada": nn.Linear(context * 8, 16, False), "mlp": mlp(8)}) for _ in range(3)]
+    assert writers(nn.ModuleList(blocks)) == {f"{i}.mlp.2.weight" for i in range(3)}
+
+
+def test_gates_of_a_recurrent_layer_write_nothing():
+    layers = [nn.LSTM(8, 8) for _ in range(4)]
+    assert writers(nn.ModuleList(layers)) == set()
+
+
+def test_experts_behind_their_router_are_no_stack_and_blocks_before_a_head_are():
+    experts = nn.ModuleDict({"gate": nn.Linear(8, 3), "experts": nn.ModuleList(mlp(8) for _ in range(3))})
+    assert writers(nn.ModuleDict({"inp": nn.Linear(5, 8), "moe": experts})) == set()
+    classes = nn.ModuleDict({"blocks": nn.ModuleList(mlp(8) for _ in range(3)), "classes": nn.Linear(8, 3)})
+    assert writers(classes) == {f"blocks.{i}.2.weight" for i in range(3)}
