@@ -134,16 +134,15 @@ FIGURES = [
             "of Moonlight as published by {}, of AdamW by {} and of Scion by {}": lambda: [
                 at("lengths/3", each, "above steady_law") for each in ("moonlight", "adamw", "scion")
             ],
-            "The vision transformer ends {} nats lower at": lambda: [
-                at("rates", "digits, vision transformer", "above the lowest")
-            ],
-            "It loses {} nats to the lowest, which lies": lambda: [
-                at("lengths_rule", "of its length", "mean of both above the lowest")
-            ],
+            "vision transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
+            "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
             "at more rate and less decay, it ends {} higher": lambda: [at("lengths/3", "steady", "above steady_law")],
-            "ahead of tuned Muon by {} nats and of tuned Moonlight by {}": lambda: [
-                at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
+            "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by a little more, of AdamW by "
+            "{} and of Scion by {}": lambda: [
+                at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned", "adamw", "scion")
             ],
+            "and ends {} above the default an octave": lambda: [at("lengths/4", "moonlight", "above steady")],
+            "rate loses {} nats, one seed": lambda: [at("lengths_widths", "128", "of the law's, 2^-3.89")],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
             "32x, the best rate moves by {} octave, and that of width 32 costs {} nats at": lambda: [
                 at("confirm_wide", "1024", head) for head in ("drift from 32", "regret")
