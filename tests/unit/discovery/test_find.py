@@ -103,6 +103,7 @@ def test_the_pages_examples_are_right():
     assert scope["renamed"]["a.weight"].blocks == ((4, 16, 64),)
     assert scope["plan"]["qkv.weight"].blocks == ((1, 64, 64), (1, 16, 64), (1, 16, 64))
     assert scope["plan"]["qkv.bias"].blocks == ((1, 64), (1, 16), (1, 16))
+    assert scope["smaller"]["tokens.weight"].lr_scales == (2 / 8,)
 
 
 def test_a_lazy_layer_is_refused_until_it_has_a_shape():
