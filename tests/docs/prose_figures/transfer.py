@@ -142,6 +142,8 @@ FIGURES = [
                 at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned", "adamw", "scion")
             ],
             "and ends {} above the default an octave": lambda: [at("lengths/4", "moonlight", "above steady")],
+            "it moves the sum by {}**, as much": lambda: [at("lengths_screen", "decay falls by a cosine", "sum")],
+            "shrinks an entry (Chen et al.) by {}, and": lambda: [at("lengths_screen", "decay where...", "sum")],
             "rate loses {} nats, one seed": lambda: [at("lengths_widths", "128", "of the law's, 2^-3.89")],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
             "32x, the best rate moves by {} octave, and that of width 32 costs {} nats at": lambda: [
