@@ -37,7 +37,7 @@ class _Moments(Smoothing):
         ratio = self.beta1**2 / self.beta2 if self.beta2 else math.inf
         if ratio >= 1 or not count:
             return 0.0
-        return (1 - self.beta2) * (1 - ratio) / ((1 - self.beta1) ** 2 * (1 - ratio**count))
+        return float((1 - self.beta2) * (1 - ratio) / ((1 - self.beta1) ** 2 * (1 - ratio**count)))
 
     def init_state(self, w: Tensor) -> State:
         """Zero averages and a step count, one per leading index of w."""
