@@ -84,7 +84,7 @@ class LogitControl:
         if pairs is not None and not pairs:
             raise ValueError("no pairs, nothing to control: omit the argument for those that find_pairs(model) gives")
         self.threshold: float = threshold
-        self._group = group
+        self._group, self._by_names = group, pairs is None
         self.pairs: dict[str, QueryKey] = dict(find_pairs(model, scale) if pairs is None else pairs)
         self._layers = {name: model.get_submodule(name) for name in self.pairs}
         self.largest: dict[str, Tensor] = {}
@@ -145,7 +145,7 @@ class LogitControl:
         for name, pair in self.pairs.items():
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
                 raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
-            for part in (pair.query, pair.key):
+            for part in (pair.query, pair.key) if self._by_names else ():
                 planned = optimizer._placements[part.parameters["weight"]].role.view.whole
                 if planned not in (part.view, Matrix()):
                     raise ValueError(

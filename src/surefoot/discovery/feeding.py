@@ -45,15 +45,9 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
     if use.heads:
         new = replace(new, heads=Heads(dim, parts, what))
         new = new if dim else replace(new, why=f"{new.why}; {what}{', one norm for each' if len(parts) > 1 else ''}")
-    (bias, x), inner = own.get(attribute.replace("weight", "bias"), ("", None)), view
-    if isinstance(view, Transposed):
-        inner = view.inner
-    if (
-        isinstance(inner, Matrix)
-        and not kind
-        and x is not None
-        and x.shape == (use.shape[-1 if view != inner else -2],)
-    ):
+    (bias, x), turned = own.get(attribute.replace("weight", "bias"), ("", None)), isinstance(view, Transposed)
+    inner = view.inner if isinstance(view, Transposed) else view
+    if not kind and inner == Matrix() and x is not None and x.shape == (use.shape[-1 if turned else -2],):
         return {name: replace(new, view=view), bias: Kind("bias", f"bias of {name}")}
     if view == (new.view or Matrix()):
         return {name: new}

@@ -154,6 +154,9 @@ def test_rows_that_a_forward_pass_shows_elsewhere_are_not_clipped_by_their_name(
         LogitControl(model, threshold=2.0).hold(optimizer)
     query, key = (heads.Projection(model.qkv, Interleaved(4, 3), part) for part in (0, 1))
     control = LogitControl(model, threshold=2.0, pairs={"": QueryKey(query, key, SIZE)})
+    by_name = sf.SteepestDescent(model, sf.Plan.of(model, head=()), lr=0.0)
+    for handle in control.hold(by_name):  # who says which rows has the last word
+        handle.remove()
     control.hold(optimizer)
     model(x).square().mean().backward()
     assert control.largest[""].max() > 4.0
