@@ -10,6 +10,7 @@ import pytest
 
 import surefoot
 from surefoot.experiment.configs import differences
+from surefoot.experiment.files import replace_files
 
 WITHOUT_FCNTL = """
 import os, sys
@@ -47,6 +48,11 @@ def test_run_directories_need_nothing_that_windows_lacks(tmp_path):
     assert "wait for it, stop it, or choose another directory" in done.stdout
     assert (tmp_path / "config.json").exists()
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_file_that_cannot_be_written_is_named_and_not_its_temporary(tmp_path):
+    with pytest.raises(OSError, match=r"No such file or directory: '.*/none/page\.html'"):
+        replace_files({tmp_path / "none" / "page.html": b"text"})
 
 
 def test_the_same_tokens_in_another_vocabulary_are_other_data():

@@ -34,6 +34,7 @@ def test_loaded_by_name_with_its_own_vocabulary() -> None:
     assert corpus.vocab == 20
     assert int(x.max()) < 20
     assert corpus.train.size + corpus.validation.size == markov.LENGTH
+    assert corpus.unit == "token"  # in which losses are said to be, and no byte
 
 
 @pytest.mark.parametrize("name", ["markov:", "markov:3", "markov:257", "markov:x"])
