@@ -45,9 +45,9 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
     if use.heads:
         new = replace(new, heads=Heads(dim, parts, what))
         new = new if dim else replace(new, why=f"{new.why}; {what}{', one norm for each' if len(parts) > 1 else ''}")
-    (bias, x), turned = own.get(attribute.replace("weight", "bias"), ("", None)), isinstance(view, Transposed)
+    bias, x = own.get(attribute.replace("weight", "bias"), ("", None))
     inner = view.inner if isinstance(view, Transposed) else view
-    if not kind and inner == Matrix() and x is not None and x.shape == (use.shape[-1 if turned else -2],):
+    if not kind and inner == Matrix() and x is not None and x.shape == (use.shape[-2 if inner is view else -1],):
         return {name: replace(new, view=view), bias: Kind("bias", f"bias of {name}")}
     if view == (new.view or Matrix()):
         return {name: new}

@@ -138,7 +138,7 @@ def extrapolate(past: Sequence[tuple[float, float]], end: float) -> float:
     if not all(0 < norm < math.inf for _, norm in past):
         return 0.0
     (first, _), (last, norm) = past[0], past[-1]
-    if first == last:  # the rate is so small that time stands still
+    if math.log2(first) == math.log2(last):  # the rate is so small that time stands still
         return norm
     power = linear_regression(*zip(*((math.log2(t), math.log2(y)) for t, y in past), strict=True)).slope
     octaves = power * math.log2(min(2 * last - first, end) / last)
