@@ -3,10 +3,11 @@
 import sys
 
 import pytest
+import torch
 from torch import nn
 
 from surefoot.cli import main
-from surefoot.experiment.models.user_model import call
+from surefoot.experiment.models.user_model import call, drawn_by
 
 
 @pytest.fixture
@@ -50,6 +51,18 @@ def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
     assert "broken:build: it is called without arguments, and failed: ModuleNotFoundError: No module named" in message
     assert "broken.py, line 2" in message
     assert "pip install" not in message
+
+
+def test_what_is_drawn_is_of_the_key_alone_and_other_for_every_step():
+    def drawn(*key):
+        with drawn_by(torch.device("cpu"), *key):
+            return torch.rand(4).tolist()
+
+    state, draws = torch.get_rng_state(), [drawn(0, 0, step, 0) for step in range(3)]
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    assert [drawn(0, 0, step, 0) for step in range(3)] == draws
+    assert len({*map(tuple, [*draws, drawn(1, 0, 0, 0), drawn(0, 1, 0, 0), drawn(0, 0, 0, 8)])}) == 6
 
 
 def test_a_function_that_takes_no_width_says_so(module):
