@@ -2,11 +2,13 @@
 
     python studies/lengths/gpu.py pack --data tokens --bytes bytes    # writes runs/lengths_gpu.npz, a part of each text
     python studies/lengths/gpu.py run                                 # what is missing; ten minutes of an H200
+    python studies/lengths/gpu.py fresh                               # runs of run.py that take a CPU half an hour each
     python studies/lengths/gpu.py run --smoke                         # toy sizes on a CPU, to test the command
 
 Every eleventh document of the tokens of run.py, 16 million; of bytes, as `surefoot tokens --vocab 260` writes them,
 every twenty-fifth. One seed; products in TF32; decay times steps as the law has it, and where the rate of one role is
-changed, so is how fast its weights decay. docs/transfer.md has the tables.
+changed, so is how fast its weights decay. `fresh` are fresh seeds at width 128 after 7,680 steps, and the rates of
+widths 128 and 256 after 1,600; products in float32, lines in the files of run.py. docs/transfer.md has the tables.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from surefoot.recipes.rules import with_decay
 
 sys.path.append(str(Path(__file__).parents[1]))
 from captured import Job, train_all
+from lengths import run as cpu
 from lengths.run import SIDES, loss_of
 
 RESULTS = Path(__file__).with_name("gpu.jsonl")
@@ -43,6 +46,7 @@ STEPS, SEED = 1600, 440
 RATES = (-4.5, -5.0, -4.0, -5.5, -3.5, -6.0)
 DECAYED = 32.0
 """Decay times steps."""
+FRESH = "steady", "moonlight_tuned", "muon_tuned"
 Spec = dict[str, Any]
 
 
@@ -138,6 +142,20 @@ def run(smoke: bool) -> None:
                 log.append(record)
 
 
+def fresh(smoke: bool) -> None:
+    """Run what is missing of fresh seeds and of rates over widths, as run.py would."""
+    text = unpack()["tokens"]
+    keys = [(name, 128, 7680, *each) for name in FRESH for each in cpu.final(name, 128, 7680)]
+    keys += [("steady", width, 1600, *each) for width in (128, 256) for each in cpu.widths("steady", width, 1600)]
+    keys.sort(key=lambda key: key[-1])
+    missing = [key for key in keys if not cpu.measured(*key)]
+    if smoke:
+        missing = [(name, 32, 4, *each) for name, _, _, *each in missing[::20]]
+    jobs = (Job(key, *cpu.job(*key, device="cpu" if smoke else "cuda"), text) for key in missing)
+    for done, result in train_all(jobs):
+        print(done.key, result) if smoke else cpu.write(*done.key, result)
+
+
 def curve() -> str:
     """The mean of both losses at each width and rate, and the vertex through the lowest three."""
     plain = {(r["width"], r["log2_lr"]): loss_of(r) for r in records() if r.keys() == spec(0, 0).keys() | {*SIDES}}
@@ -169,7 +187,7 @@ def changes() -> str:
 def main() -> None:
     """Pack, or run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("pack", "run"))
+    parser.add_argument("stage", choices=("pack", "run", "fresh"))
     parser.add_argument("--data", help="folder of tokens")
     parser.add_argument("--bytes", help="folder of bytes")
     parser.add_argument("--smoke", action="store_true")
@@ -177,7 +195,7 @@ def main() -> None:
     if options.stage == "pack":
         pack({"tokens": options.data, "bytes": options.bytes})
     else:
-        run(options.smoke)
+        {"run": run, "fresh": fresh}[options.stage](options.smoke)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,83 +42,27 @@ from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
-from surefoot.experiment.training.methods import Method, Steepest, moonlight_tuned
-from surefoot.recipes import Recipe
-from surefoot.recipes.rules import with_decay
-from surefoot.stabilise import DecoupledWeightDecay
+from surefoot.experiment.training.methods import Method
+from surefoot.experiment.training.run import TrainResult
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "search")]
-from families import FAMILIES  # noqa: E402
-from winners import winner  # noqa: E402
+sys.path.append(str(HERE.parent))
+from lengths.searched import LAW, RECIPES  # noqa: E402
 
-RUNS, SEED, SEEDS, LAW = 16, 800, 810, "steady_law"
+RUNS, SEED, SEEDS = 16, 800, 810
 FIRST = ((0.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (0.0, 2.0), (0.0, -2.0))
 """The runs at which a search starts, octaves from its centre."""
 SIDES = "val_loss", "train_loss"
+Point = tuple[float, float]
 WORST = 9.0  # the loss of a run that diverged, for the search
 
-
-def muon_tuned() -> Recipe:
-    """`moonlight_tuned` with Keller Jordan's factor on matrices in place of Moonlight's."""
-    recipe, scale = moonlight_tuned(), recipes.muon().role("linear").lr_scale
-    linear = replace(recipe.role("linear"), lr_scale=scale, stabiliser=DecoupledWeightDecay(0.085, scale))
-    return replace(recipe, name="muon_tuned", table={**recipe.table, "linear": linear})
-
-
-def _with_decay(recipe: Recipe, decay: float) -> Method:
-    """A recipe with this decay in the place of that of its hidden matrices, the others' in proportion."""
-    factor = decay / recipe.role("linear").stabiliser.rate
-    table = {kind: with_decay(role, factor) for kind, role in recipe.table.items()}
-    return Steepest(replace(recipe, table=table, horizon=None))
-
-
-def _adamw(decay: float) -> Method:
-    return FAMILIES["adamw"].method({**winner("adamw"), "decay": decay})
-
-
-def _scion(factor: float) -> Method:
-    point = winner("scion")
-    radii = {kind: factor * point[kind] for kind in ("radius", "embedding", "head", "gain")}
-    return FAMILIES["scion"].method({**point, **radii})
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A recipe: its method for a decay (Scion: a factor on radii), and where its search starts.
-
-    Args:
-        method: makes it.
-        rate: log2 of the rate at the centre.
-        total: log2 of the total decay there, of the factor for Scion.
-        decays: whether the second number is a total decay.
-    """
-
-    method: Callable[[float], Method]
-    rate: float
-    total: float = 0.0
-    decays: bool = True
-
-    def at(self, log2_lr: float, second: float, steps: int) -> Method:
-        """The method at a point of the search."""
-        return self.method(2.0 ** (second + 1 - log2_lr) / steps if self.decays else 2.0**second)
-
-
-RECIPES: Mapping[str, Searched] = {
-    **dict.fromkeys((LAW, "steady"), Searched(functools.partial(_with_decay, recipes.steady()), -3.5)),
-    "moonlight": Searched(functools.partial(_with_decay, recipes.moonlight()), -4.5),
-    "moonlight_tuned": Searched(functools.partial(_with_decay, moonlight_tuned()), -4.0),
-    "muon_tuned": Searched(functools.partial(_with_decay, muon_tuned()), -4.0),
-    "adamw": Searched(_adamw, -7.0),
-    "scion": Searched(_scion, -12.0, decays=False),
-}
 SEARCHES = tuple(itertools.product((481, 1926), (name for name in RECIPES if name != LAW)))
 FINALS = {(64, 1926): 12, (64, 7702): 8, (128, 7680): 3}
 """Width and steps, and how many fresh seeds from `SEEDS` on."""
 HELD = 32, 7700
 """Width and steps of runs after which nothing was chosen."""
-WIDE, WIDE_STEPS, WIDE_SEEDS = {64: 5, 32: 5, 128: 4}, 1600, (820, 821, 822)
-"""Widths of `widths`, each with its number of rates from 2^-4.5 on, half octaves apart."""
+WIDE, WIDE_STEPS, WIDE_SEEDS = (64, 32, 128, 256), 1600, range(820, 829)
+WIDE_RATES = -4.5, -4.0, -3.5, -3.0, -2.5
 AROUND = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0), (0.5, -1.0))
 """Octaves of rate and of total decay around the law there."""
 
@@ -134,16 +77,30 @@ def _path(recipe: str, width: int, steps: int) -> Path:
     return HERE / f"{width}_{steps}" / f"{recipe}.jsonl"
 
 
-def measure(recipe: str, width: int, steps: int, point: tuple[float, float], seed: int) -> dict[str, Any]:
+def measure(recipe: str, width: int, steps: int, point: Point, seed: int) -> dict[str, Any]:
     """Train one model, and write a line."""
-    log2_lr, second = point
-    for record in records(recipe, width, steps):
-        if (record["log2_lr"], record["second"], record["seed"]) == (log2_lr, second, seed):
-            return record
-    config = TrainConfig.of(width=width, depth=4, batch_size=16, context=128, steps=steps, lr=2.0**log2_lr, seed=seed)
-    result = train(config, corpus(), method=RECIPES[recipe].at(log2_lr, second, steps))
-    losses = {"val_loss": result.val_loss, "train_loss": result.train_loss, "seconds": round(result.seconds, 1)}
-    record = {"log2_lr": log2_lr, "second": second, "seed": seed, **losses}
+    if not (record := measured(recipe, width, steps, point, seed)):
+        config, method = job(recipe, width, steps, point, seed)
+        record = write(recipe, width, steps, point, seed, train(config, corpus(), method=method))
+    return record
+
+
+def measured(recipe: str, width: int, steps: int, point: Point, seed: int) -> dict[str, Any] | None:
+    """The line of a run that there is."""
+    key = {"log2_lr": point[0], "second": point[1], "seed": seed}
+    return next((line for line in records(recipe, width, steps) if key.items() <= line.items()), None)
+
+
+def job(recipe: str, width: int, steps: int, point: Point, seed: int, **more: Any) -> tuple[TrainConfig, Method]:
+    """Settings and method of a run."""
+    sizes = {"width": width, "depth": 4, "batch_size": 16, "context": 128, "steps": steps}
+    return TrainConfig.of(**sizes, lr=2.0 ** point[0], seed=seed, **more), RECIPES[recipe].at(*point, steps)
+
+
+def write(recipe: str, width: int, steps: int, point: Point, seed: int, result: TrainResult) -> dict[str, Any]:
+    """Append the line of a run."""
+    record = {"log2_lr": point[0], "second": point[1], "seed": seed, **{side: getattr(result, side) for side in SIDES}}
+    record["seconds"] = round(result.seconds, 1)
     path = _path(recipe, width, steps)
     path.parent.mkdir(exist_ok=True)
     with Log(path) as log:
@@ -158,8 +115,8 @@ def loss_of(record: Mapping[str, Any]) -> float:
     return WORST if None in losses or not all(map(math.isfinite, losses)) else sum(losses) / 2
 
 
-def search(recipe: str, width: int, steps: int) -> None:
-    """Run what is missing of a search."""
+def search(recipe: str, width: int, steps: int) -> Iterator[tuple[Point, int]]:
+    """What is missing of a search, each point by the runs before it."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -182,17 +139,17 @@ def search(recipe: str, width: int, steps: int) -> None:
             point = tuple(round(4 * asked[name]) / 4 for name in space)
             tried = {(record["log2_lr"], record["second"]) for record in done}
             point = next(p for p in _around(point) if p not in tried)
-        measure(recipe, width, steps, point, SEED)
+        yield point, SEED
 
 
-def _around(point: tuple[float, float]) -> Iterator[tuple[float, float]]:
+def _around(point: Point) -> Iterator[Point]:
     """The points of the quarter octaves, nearest first."""
     for rate, second in sorted(itertools.product(range(-8, 9), repeat=2), key=lambda step: (math.hypot(*step), step)):
         yield point[0] + rate / 4, point[1] + second / 4
 
 
 @functools.cache
-def fitted(recipe: str, steps: int) -> tuple[float, float]:
+def fitted(recipe: str, steps: int) -> Point:
     """Rate and second number at a length, in log2, by one fit to both searches of a recipe; those of its law for `LAW`.
 
     A paraboloid through the runs within .15 nats of each search's lowest, of one curvature at both lengths, whose
@@ -227,27 +184,26 @@ def fitted(recipe: str, steps: int) -> tuple[float, float]:
     return tuple(round(16 * float(fit.x[i] + part * fit.x[i + 2])) / 16 for i in (0, 1))
 
 
-def final(recipe: str, width: int, steps: int) -> None:
-    """Run what is missing of the fresh seeds."""
+def final(recipe: str, width: int, steps: int) -> Iterator[tuple[Point, int]]:
+    """The fresh seeds that are missing at what the searches found."""
     have = {record["seed"] for record in records(recipe, width, steps)}
     for seed in range(SEEDS, SEEDS + FINALS[width, steps]):
         if seed not in have:
-            measure(recipe, width, steps, fitted(recipe, steps), seed)
+            yield fitted(recipe, steps), seed
 
 
-def rule(recipe: str, width: int, steps: int) -> None:
-    """Run what is missing at the law, around it and at what the searches found, one seed."""
+def rule(recipe: str, width: int, steps: int) -> Iterator[tuple[Point, int]]:
+    """The law, around it, and what the searches found; one seed."""
     rate, total = fitted(LAW, steps)
     for point in (*((rate + x, total + y) for x, y in AROUND), fitted(recipe, steps)):
-        measure(recipe, width, steps, point, SEEDS)
+        yield point, SEEDS
 
 
-def widths(recipe: str, width: int, steps: int) -> None:
-    """Run what is missing at a width's rates."""
+def widths(recipe: str, width: int, steps: int) -> Iterator[tuple[Point, int]]:
+    """The rates around the law's, at its decay."""
     decay = recipes.steady().over(Run(steps, 16 * 128)).role("linear").stabiliser.rate
-    for seed, halves in itertools.product(WIDE_SEEDS, range(WIDE[width])):
-        rate = -4.5 + halves / 2
-        measure(recipe, width, steps, (rate, rate + math.log2(decay * steps / 2)), seed)
+    for seed, rate in itertools.product(WIDE_SEEDS, WIDE_RATES):
+        yield (rate, rate + math.log2(decay * steps / 2)), seed
 
 
 @functools.cache
@@ -260,7 +216,7 @@ def work(stage: str, names: list[str], steps: list[int]) -> None:
     """Take one search, or one recipe's fresh seeds, after the other that no other process has taken."""
     torch.set_num_threads(1)
     take, jobs = {
-        "search": (search, [(32, *job) for job in SEARCHES]),
+        "search": (search, [(32, *each) for each in SEARCHES]),
         "final": (final, [(*size, name) for size in FINALS for name in RECIPES]),
         "rule": (rule, [(*HELD, "steady")]),
         "widths": (widths, [(width, WIDE_STEPS, "steady") for width in WIDE]),
@@ -271,7 +227,8 @@ def work(stage: str, names: list[str], steps: list[int]) -> None:
             path.parent.mkdir(exist_ok=True)
             try:
                 with filelock.FileLock(path, timeout=0):
-                    take(name, width, length)
+                    for point, seed in take(name, width, length):
+                        measure(name, width, length, point, seed)
             except filelock.Timeout:
                 continue
 
