@@ -61,7 +61,7 @@ FINALS = {(64, 1926): 12, (64, 7702): 8, (128, 7680): 3}
 """Width and steps, and how many fresh seeds from `SEEDS` on."""
 HELD = 32, 7700
 """Width and steps of runs after which nothing was chosen."""
-WIDE, WIDE_STEPS, WIDE_SEEDS = (64, 32, 128, 256), 1600, range(820, 829)
+WIDE, WIDE_STEPS, WIDE_SEEDS = (64, 32, 128, 256), 1600, range(820, 827)
 WIDE_RATES = -4.5, -4.0, -3.5, -3.0, -2.5
 AROUND = ((0.0, 0.0), (0.5, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.0, -1.0), (0.5, -1.0))
 """Octaves of rate and of total decay around the law there."""

@@ -148,6 +148,12 @@ def ends(values: Iterable[Value]) -> list[Value]:
     return [least(values), most(values)]
 
 
+def apart(values: Iterable[Value]) -> Value:
+    """How far the smallest and the largest are apart."""
+    low, high = ends(values)
+    return high - low
+
+
 def halves(mark: str, head: str, row: str = "...") -> list[Value]:
     """Half the intervals of the cells of a column."""
     values = (parse(cell) for cell in cells(mark, row, head))

@@ -1,6 +1,6 @@
 """What a bound costs, how long a step takes, what a GPU and longer runs showed."""
 
-from figures import Value, at, beside, column, ends, halves, least, most, of
+from figures import Value, apart, at, beside, column, ends, halves, least, most, of
 
 TORCH = [f"{name} Muon{kind}" for name in ("torch", "pytorch_optimizer") for kind in ("", ", float32")]
 EXACTER = [f"heavyball Muon{kind}" for kind in ("", ", float32")]
@@ -35,6 +35,11 @@ def on_a_gpu() -> list[Value]:
     models = ("GPT-2 Small, 12 layers", *["LLaMA 1.1B, 22 layers"] * 2, *["d = 128, 24 layers"] * 2)
     kinds = ("", "", ", compiled", "", ", CUDA graph")
     return [at("gpu_steps", f"{m} | surefoot{kind}", "/ torch Muon") for m, kind in zip(models, kinds, strict=True)]
+
+
+def stays() -> Value:
+    """How far the default's best rates over the widths of long runs are apart."""
+    return apart(column("lengths_widths", ("32", "64", "128", "256"), "best lr"))
 
 
 def later_drift() -> Value:

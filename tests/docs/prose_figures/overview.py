@@ -2,7 +2,7 @@
 
 from figures import at, column, ends, least, most, of
 
-from prose_figures.measured import added, later_drift, on_a_gpu, step
+from prose_figures.measured import added, later_drift, on_a_gpu, stays, step
 from prose_figures.transfer import NARROW, OWN, pretrained
 
 FIGURES = [
@@ -33,11 +33,12 @@ FIGURES = [
             "the default takes {} of its steps": lambda: [at("beyond_final", "steady", "steps to its loss")],
             "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "moves by {} octave | width 1024: by {} over 32x, three seeds and one; 1,600 steps: falls by {} from 64 to "
-            "256, at {} nats": lambda: [
+            "256, at {} nats (bytes; tokens of documents read once: within {} octave": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),
                 at("confirm_wide", "1024", "drift from 32"),
                 later_drift(),
                 at("confirm_long", "256", "law"),
+                stays(),
             ],
             "stays | its power {} |": lambda: [at("sizes/2", "steady | 64", "power")],
             "rises as its power {} | predicted at 4x the largest: {} octave": lambda: [

@@ -2,7 +2,10 @@
 
 from figures import Value, at, column, ends, halves, least, losses, most, of, stored
 
+from prose_figures.measured import stays
+
 OWN, NARROW = "its own best rate...", "width 32's best rate..."
+TUNED, LAW = "muon_tuned moonlight_tuned", "above steady_law"
 SEARCHED_TWICE = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 FAMILIES = ("gpt2", "opt", "llama", "qwen3", "gemma", "mixtral")
 OTHERS = ("opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtral")
@@ -17,6 +20,11 @@ def ahead(family: str) -> list[Value]:
     """How far `beyond_mup` is below AdamW at the narrowest and the widest model."""
     first = family == "whisper"
     return [wired(family, "adamw", w) - (Value(0) if first else wired(family, "beyond_mup", w)) for w in (32, 128)]
+
+
+def above(part: int, recipes: str, head: str = "above steady") -> list[Value]:
+    """How far recipes are above the default in a part of the long runs' tables."""
+    return [at(f"lengths/{part}", each, head) for each in recipes.split()]
 
 
 def untied(family: str) -> list[Value]:
@@ -103,48 +111,40 @@ FIGURES = [
             "nowhere more than its interval (at 256: {})": lambda: [
                 at("sources_cost", "bounded_beside_decay | 256", "at the best rates")
             ],
-            "The best rate of the hidden matrices moves by {} octaves over 4x": lambda: [
+            "best rate of the hidden matrices moves by {} octaves": lambda: [
                 at("sources_moonlight", "...", "drift over 4x")
             ],
             "so the same runs say that those would drift by {} in": lambda: [
                 at("sources_moonlight", "...", "drift over 4x") + Value(1)
             ],
-            "By it the best rate moves by {} octaves over 4x width": lambda: [
-                at("sources_graft", "...", "drift over 4x")
-            ],
-            "The best rate falls as heads grow: by {} octaves": lambda: [
-                at("sources_heads", "...", "drift from 8 to 32")
-            ],
-            "rate of heads of 16 at one head costs {} nats": lambda: [
+            "By it the best rate moves by {} octaves": lambda: [at("sources_graft", "...", "drift over 4x")],
+            "falls as heads grow: by {} octaves": lambda: [at("sources_heads", "...", "drift from 8 to 32")],
+            "of heads of 16 at one head costs {} nats": lambda: [
                 at("sources_heads", "...", "regret of 16's rate at 64")
             ],
             "but it costs {} nats against the default": lambda: [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
             ],
-            "ahead of tuned Muon by {} nats, and of tuned Moonlight by {}**, in": lambda: [
-                at("lengths/2", each, "above steady") for each in ("muon_tuned", "moonlight_tuned")
-            ],
-            "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: [
-                at("lengths/3", each, "above steady_law") for each in ("muon_tuned", "moonlight_tuned")
-            ],
-            "as published is behind by {}, AdamW by {} and Scion by {}": lambda: [
-                at("lengths/2", each, "above steady") for each in ("moonlight", "adamw", "scion")
-            ],
-            "of Moonlight as published by {}, of AdamW by {} and of Scion by {}": lambda: [
-                at("lengths/3", each, "above steady_law") for each in ("moonlight", "adamw", "scion")
-            ],
+            "ahead of tuned Muon by {} nats, and of tuned Moonlight by {}**, in": lambda: above(2, TUNED),
+            "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: above(3, TUNED, LAW),
+            "as published is behind by {}, AdamW by {} and Scion by {}": lambda: above(2, "moonlight adamw scion"),
+            "published by {}, of AdamW by {} and of Scion by {}": lambda: above(3, "moonlight adamw scion", LAW),
             "vision transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
             "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
-            "at more rate and less decay, it ends {} higher": lambda: [at("lengths/3", "steady", "above steady_law")],
-            "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by a little more, of AdamW by "
-            "{} and of Scion by {}": lambda: [
-                at("lengths/4", each, "above steady") for each in ("muon_tuned", "moonlight_tuned", "adamw", "scion")
+            "at more rate and less decay, it ends {} higher": lambda: above(3, "steady", LAW),
+            "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by {} and {}": lambda: [
+                *above(4, TUNED),
+                *above(4, TUNED, "above steady, training"),
             ],
-            "and ends {} above the default an octave": lambda: [at("lengths/4", "moonlight", "above steady")],
+            "one seed it is ahead of AdamW by {} and of Scion by {}": lambda: above(4, "adamw scion"),
+            "and ends {} above the default an octave": lambda: above(4, "moonlight"),
             "it moves the sum by {}**, as much": lambda: [at("lengths_screen", "decay falls by a cosine", "sum")],
             "shrinks an entry (Chen et al.) by {}, and": lambda: [at("lengths_screen", "decay where...", "sum")],
-            "rate loses {} nats, one seed": lambda: [at("lengths_widths", "128", "of the law's, 2^-3.89")],
+            "below them and costs {} to {} nats": lambda: ends(
+                column("lengths_widths", ["..."], "of the law's, 2^-3.89")
+            ),
+            "best rates lie within {} octave": lambda: [stays()],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
             "32x, the best rate moves by {} octave, and that of width 32 costs {} nats at": lambda: [
                 at("confirm_wide", "1024", head) for head in ("drift from 32", "regret")
@@ -170,7 +170,7 @@ FIGURES = [
                 at("sizes/0", "steady", head) for head in ("error in octaves", "regret in nats")
             ],
             "rate at 64, to {} octave": lambda: [at("sizes/1", "steady", "error in octaves")],
-            "nothing gains more than {} nats here": lambda: [
+            "nothing gains more than {} nats": lambda: [
                 least(column("beyond_screen", ["steady+..."], "minus its base's"))
             ],
             "lose {} to {}; tables": lambda: ends(
