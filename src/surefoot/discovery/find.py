@@ -10,8 +10,9 @@ attributes decide which layers give queries and keys (`discovery.heads`). They a
 another library, and the layout of stacked experts. Wherever they do, the reason in the plan says so.
 
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
-the only Linear(d, V) beside an Embedding(V, d), else what the user names; a model whose `get_output_embeddings()`
-returns None has none. A head that is a table itself, and no other of its shape is there for the inputs, is tied.
+the only Linear(d, V) beside an Embedding(V, d) whose outputs no Linear in the same module takes, else what the user
+names; a model whose `get_output_embeddings()` returns None has none. A head that is a table itself, and no other of its
+shape is there for the inputs, is tied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -32,6 +34,7 @@ from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.tied import added, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
+from surefoot.identity import by_plain_name
 
 
 def find_kinds(
@@ -166,7 +169,7 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
 
 
 def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
-    """Parameters of which `torch.nn.utils.weight_norm` or `spectral_norm` make another one before each forward pass.
+    """Parameters of which weight norm, spectral norm or pruning makes another one before each forward pass.
 
     Args:
         module: any module.
@@ -183,6 +186,8 @@ def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
             if isinstance(hook, kind):
                 made = maker, f"remove_{maker}(layer, {hook.name!r})"
                 found |= {f"{hook.name}_{end}": made for end in ends.split()}
+        if isinstance(hook, BasePruningMethod):
+            found[f"{hook._tensor_name}_orig"] = "pruning", f"prune.remove(layer, {hook._tensor_name!r})"
     return found
 
 
@@ -191,7 +196,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     modules, declared = dict(model.named_modules()), getattr(model, "get_output_embeddings", None)
     given, why = dict[str, nn.Module | None](), "LM head, as given"
     if head is not None:
-        given = {f"head={name!r}": modules.get(name) for name in ((head,) if isinstance(head, str) else head)}
+        names = (head,) if isinstance(head, str) else head
+        given = {f"head={name!r}": by_plain_name(modules, name) for name in names}
     elif declared and (module := declared()) is not None:
         given, why = {"get_output_embeddings()": module}, "LM head, by get_output_embeddings()"
     for source, module in given.items():
@@ -208,6 +214,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
     candidates = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
+    candidates = [name for name in candidates if not _read_beside(model, name)]
     lists = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
     candidates = [name for name in candidates if not name.startswith(lists)] or candidates  # in no block
     if len(candidates) == 1:
@@ -217,3 +224,10 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
         f"{problem} the LM head; name it with head='path.to.module' (--head on the command line), give the model a "
         "get_output_embeddings() that returns it, or say head=() if this is no language model"
     )
+
+
+def _read_beside(model: nn.Module, name: str) -> bool:
+    """Whether a linear layer stands beside another one that takes as many inputs as it has outputs, as in an MLP."""
+    layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
+    beside = [m for m in owner.children() if isinstance(m, nn.Linear) and m is not layer]
+    return any(m.in_features == layer.out_features != layer.in_features for m in beside)

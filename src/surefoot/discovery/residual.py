@@ -5,6 +5,7 @@ attention layer's output projection or an MLP's projection down, writes into the
 branch. `Recipe.depth` gives those that write a rate and initial values that fall with L.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,9 @@ from surefoot.views import Matrix, Stack, View
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
+_INSIDE = re.compile("gate|^in_")
+"""In names of matrices that write into no stream where another one may: gates, and input projections."""
+
 Matrices = dict[nn.Parameter, tuple[int, int]]
 """Parameter -> outputs, those of all matrices, and inputs of its matrices; 0 outputs where they are
 queries, keys or values, 0 of both where the layout does not fit."""
@@ -28,9 +32,10 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
 
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what
-    most of its children with two matrices or more read first and write last, else what its first matrix reads. A list
-    of as many modules as a layer before it has outputs, of the same d, holds experts and is none. In each module of a
-    block, the last matrix with d outputs writes, unless it gives queries, keys or values, alone or in a wrapper. A
+    most of its children with two matrices or more read first and write last, else that of two norms or more among its
+    children, else what its first matrix reads. A list of as many modules as a layer before it has outputs, of the same
+    d, holds experts and is none. In each module of a block, the last matrix with d outputs writes, unless it gives
+    queries, keys or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A
     branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so that an
     override, `DepthRule().of(branches)` or a role's name, has the last word.
     """
@@ -87,7 +92,9 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
     """The width of a block's stream, if it has two matrices or more, one of which writes it; else 0."""
     sides, *inner = ([matrices[p] for p in x.parameters() if p in matrices] for x in (block, *block.children()))
     back = Counter(own[0][1] for own in inner if len(own) > 1 and own[0][1] == own[-1][0])
-    width = 0 if len(sides) < 2 else max(back, key=back.__getitem__, default=sides[0][1])
+    norms = [x[0].numel() for c in block.children() if (x := [*c.parameters()]) and all(p.ndim == 1 for p in x)]
+    first = norms[0] if len(norms) > 1 and len({*norms}) == 1 else sides[0][1] if sides else 0
+    width = 0 if len(sides) < 2 else max(back, key=back.__getitem__, default=first)
     return width if width and any(out == width for out, _ in sides) else 0
 
 
@@ -110,12 +117,13 @@ def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]
 
     A child without children that has two matrices or more, of which one writes, is judged by itself.
     """
-    layers = [owner, *(c for c in owner.children() if _is_layer(c) and not _last(c, matrices, width))]
+    names = {c: name for name, c in owner.named_children() if _is_layer(c) and not _last(c, matrices, width)}
+    layers = [owner, *names]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if p in matrices]
     writing = [(layer, p) for layer, p in candidates if matrices[p][0] == width]
     if not writing or (len(layers) == 1 and len(candidates) < 2):
         return set()  # a single layer is judged in the module that holds it
-    layer, weight = writing[-1]
+    layer, weight = max(reversed(writing), key=lambda each: not _INSIDE.search(names.get(each[0], "")))
     biases = [p for p in own_parameters(layer).values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
     return {weight, *biases}
 

@@ -120,7 +120,9 @@ def _added_to(model: nn.Module, table: nn.Parameter, candidates: Set[nn.Paramete
     for owner in model.modules():
         if only_tables(owner) and owner is not model:  # what contains it decides
             continue
-        children = [m for m in owner.children() if only_tables(m) and not isinstance(m, nn.Linear | nn.ModuleList)]
+        lists = {m for m in owner.children() if isinstance(m, nn.ModuleList)}
+        apart = {m for m in lists if all(p is not table for p in m.parameters())}  # as a table for each layer
+        children = [m for m in owner.children() if only_tables(m) and m not in apart and not isinstance(m, nn.Linear)]
         together = [*owner.parameters(recurse=False), *(p for m in children for p in m.parameters())]
         if any(p is table for p in together):
             same_width = not adds_projected_tables(owner)

@@ -45,6 +45,14 @@ def bare(table):
     return Own(tokens=table, place=torch.randn(1, 9, D), block=block())
 
 
+def listed(table):
+    return Own(tokens=nn.ModuleList([table]), place=nn.Embedding(9, D), block=block())
+
+
+def codebooks(table):
+    return Own(tables=nn.ModuleList([table, nn.Embedding(9, D)]), block=block())
+
+
 def frozen_beside(table):
     fixed = nn.Embedding(9, D).requires_grad_(False)
     return Own(embed=Own(tokens=table, fixed=fixed, places=nn.Embedding(9, D)), block=block())
@@ -58,6 +66,8 @@ def frozen_beside(table):
         (wrapped, {"body.places.inner.weight"}),
         (pure, {"body.embed.places.place"}),
         (bare, {"body.place"}),
+        (listed, {"body.place.weight"}),
+        (codebooks, {"body.tables.1.weight"}),
         (frozen_beside, {"body.embed.places.weight", "body.embed.fixed.weight"}),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

@@ -112,3 +112,19 @@ def test_a_lazy_layer_is_refused_until_it_has_a_shape():
         Plan.of(model)
     model(torch.ones(2, 3))
     assert Plan.of(model)["0.weight"].role.name == "linear"
+
+
+MLP = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize("layer", [nn.TransformerEncoderLayer(8, 2, 32), MLP], ids=["encoder", "mlp"])
+def test_the_first_layer_of_an_mlp_with_as_many_outputs_as_there_are_words_is_no_head(layer):
+    body = {"table": nn.Embedding(32, 8), "body": nn.ModuleList([layer])}
+    with pytest.raises(ValueError, match="no Linear"):
+        Plan.of(nn.ModuleDict(body))
+    assert kinds(nn.ModuleDict({**body, "out": nn.Linear(8, 32)}))["out.weight"] == "head"
+
+
+def test_a_head_of_a_compiled_model_has_its_plain_name():
+    model = nn.ModuleDict({"table": nn.Embedding(9, 4), "out": nn.Linear(4, 7)})
+    assert kinds(nn.ModuleDict({"_orig_mod": model}), head="out")["_orig_mod.out.weight"] == "head"

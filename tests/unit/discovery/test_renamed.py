@@ -117,6 +117,17 @@ def test_a_number_of_heads_shows_an_attention_layer_whose_queries_no_name_tells(
     )
 
 
+def test_a_configuration_that_raises_because_layers_differ_knows_no_number_of_heads():
+    class Config:
+        @property
+        def num_attention_heads(self):
+            raise RuntimeError("a per-layer attribute")
+
+    layer = linears("query", "key", "value", "out")
+    layer.config = Config()
+    assert "but no attribute (head_dim, " in Plan.of(layer)["query.weight"].why
+
+
 @pytest.mark.parametrize("size", [{}, {"num_heads": 7}, {"num_heads": 4, "num_kv_heads": 2}, {"head_dim": 48}], ids=str)
 def test_known_names_without_a_size_of_heads_say_what_is_missing(size):
     why = Plan.of(attention(**size))["query.weight"].why

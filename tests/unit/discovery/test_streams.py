@@ -32,3 +32,24 @@ def test_experts_behind_their_router_are_no_stack_and_blocks_before_a_head_are()
     assert writers(nn.ModuleDict({"inp": nn.Linear(5, 8), "moe": experts})) == set()
     classes = nn.ModuleDict({"blocks": nn.ModuleList(mlp(8) for _ in range(3)), "classes": nn.Linear(8, 3)})
     assert writers(classes) == {f"blocks.{i}.2.weight" for i in range(3)}
+
+
+def test_a_gate_in_an_attention_layer_is_not_what_writes():
+    def attention():
+        names = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "in_proj_z"
+        return nn.ModuleDict({name: nn.Linear(8, 8, False) for name in names})
+
+    blocks = [nn.ModuleDict({"attention": attention(), "mlp": mlp(8)}) for _ in range(2)]
+    expected = {f"{i}.{end}.weight" for i in range(2) for end in ("attention.o_proj", "mlp.2")}
+    assert writers(nn.ModuleList(blocks)) == expected
+
+
+def test_the_norms_of_a_block_say_its_stream_where_the_first_matrix_reads_another_width():
+    """An output projection that is defined first, and an MLP of experts."""
+
+    def block():
+        mixer = nn.ModuleDict({"out": nn.Linear(16, 8, False), "qkv": nn.Linear(8, 48, False), "b": nn.Linear(8, 2)})
+        norms = {name: nn.LayerNorm(8) for name in ("before", "behind")}
+        return nn.ModuleDict({"mixer": mixer, **norms})
+
+    assert writers(nn.ModuleList(block() for _ in range(3))) == {f"{i}.mixer.out.weight" for i in range(3)}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from discovery_helpers import Own, kinds
 from torch import nn
+from torch.nn.utils import prune
 
 from surefoot import Plan
 from surefoot.initialise import AsBuilt
@@ -128,6 +129,17 @@ def test_a_norm_by_hooks_is_refused_by_name_and_its_remedy_works(make, layer, we
     assert f"torch.nn.utils.remove_{make}(layer, '{weight}')" in str(error.value)
     assert "'linear'" not in str(error.value)
     getattr(nn.utils, f"remove_{make}")(model[0], weight)
+    assert kinds(model) == usual
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 6), nn.Conv2d(4, 6, 3)], ids=["linear", "kernel"])
+def test_what_is_pruned_is_refused_by_name_and_its_remedy_works(layer):
+    model = nn.Sequential(copy.deepcopy(layer))
+    usual = kinds(model)
+    prune.random_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"cannot place 0\.weight_orig .*utils\.prune\.remove\(layer, 'weight'\)"):
+        Plan.of(model)
+    prune.remove(model[0], "weight")
     assert kinds(model) == usual
 
 
