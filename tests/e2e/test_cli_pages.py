@@ -87,7 +87,7 @@ def test_watch_in_a_process_of_its_own(tmp_path):
 
 
 def test_watch_says_what_is_wrong(tmp_path, capsys):
-    assert "does not exist: give the run directory" in refused(["watch", f"{tmp_path / 'none'}"], capsys, code=1)
+    assert "does not exist: give the run directory" in refused(["watch", f"{tmp_path / 'none'}"], capsys)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"{taken.getsockname()[1]}"
         assert f"port {port} is taken" in refused(["watch", f"{tmp_path}", "--port", port], capsys)

@@ -59,7 +59,7 @@ def test_audit_warns_of_weights_far_from_norm_1(tmp_path, monkeypatch, capsys):
 
 
 def test_report_on_a_folder_that_is_no_run(tmp_path, capsys):
-    assert f"{tmp_path} is no run directory" in refused(["report", f"{tmp_path}"], capsys, code=1)
+    assert f"{tmp_path} is no run directory" in refused(["report", f"{tmp_path}"], capsys)
 
 
 def test_report_of_a_run_that_has_nothing_yet_says_so(tmp_path, capsys):

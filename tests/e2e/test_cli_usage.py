@@ -160,6 +160,12 @@ def test_rates_given_twice(tmp_path, text, capsys):
     assert "rates names a value twice" in refused([*sweep(tmp_path / "out", text), "--rates", "-6", "-6"], capsys)
 
 
+@pytest.mark.parametrize("option", [["--mesh", "fsdp=2"], ["--async-checkpoints"]], ids=lambda words: words[0])
+def test_what_takes_several_processes_is_refused_in_one(tmp_path, option, capsys):
+    message = refused(["train", "--data", "markov:16", "--out", f"{tmp_path / 'out'}", *option], capsys)
+    assert f"{' '.join(option)} needs several processes: torchrun -m surefoot train" in message
+
+
 def test_output_to_a_full_disk():
     with open("/dev/full", "w") as full:
         code, _, err = finish(CONVERT, stdout=full)

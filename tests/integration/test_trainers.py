@@ -171,12 +171,14 @@ def test_lightning_and_its_resume(tmp_path):
             default_root_dir=str(folder),
             callbacks=[
                 lightning.pytorch.callbacks.ModelCheckpoint(dirpath=str(folder), every_n_train_steps=3, save_top_k=-1),
-                import_module("surefoot.integrations.lightning").StabilityLog(),
+                log,
             ],
         )
         trainer.fit(module, torch.utils.data.DataLoader(dataset(6), batch_size=2), ckpt_path=resume)  # whole epochs
         return weights(module), trainer.optimizers[0].param_groups[0]["initial_lr"]
 
+    log = import_module("surefoot.integrations.lightning").StabilityLog()
+    log.on_before_optimizer_step(None, None, torch.optim.Adam([torch.zeros(1)]))  # a second optimizer is passed over
     whole, lr = fit(tmp_path / "whole", STEPS)
     assert lr == RATE
     logged = list(csv.DictReader((tmp_path / "whole" / "lightning_logs" / "metrics.csv").open()))

@@ -37,7 +37,8 @@ def code_of(error: Exception) -> int:
     (2, 1)
     """
     codes = {errors.DataError: DATA, errors.CheckpointError: CHECKPOINT, errors.DirectoryInUse: BUSY, ValueError: USAGE}
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+    usual = USAGE if isinstance(errors.remedy_of(error), Locate) else FAILED  # a path that was typed
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), usual)
 
 
 class Misuse(ValueError):

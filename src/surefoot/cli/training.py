@@ -133,8 +133,9 @@ def _measured_before(path: Path, shown: dict[str, Any]) -> dict[str, Any]:
 def _processes(arguments: argparse.Namespace) -> AbstractContextManager[Processes]:
     """The processes that `torchrun` started, or this one alone."""
     if not os.environ.keys() >= {"RANK", "WORLD_SIZE"}:
-        if arguments.mesh:
-            raise ValueError(f"--mesh {arguments.mesh} needs several processes: torchrun -m surefoot train ...")
+        asked = f"--mesh {arguments.mesh}" if arguments.mesh else "--async-checkpoints"
+        if arguments.mesh or arguments.async_checkpoints:
+            raise ValueError(f"{asked} needs several processes: torchrun -m surefoot train ...")
         return nullcontext(ALONE)
     from surefoot.experiment.distributed.mesh import joined
 

@@ -215,10 +215,12 @@ class Oblique(Changed):
 
 
 def _tangent(w: Tensor, m: Tensor, dim: int) -> Tensor:
-    """`0.2 sqrt(n) t / |t|` for vectors along a dimension of length n."""
+    """`0.2 sqrt(n) t / |t|` for vectors along a dimension of length n; 0 where t is rounding, of a gradient along w."""
     m, w = (x / max_abs_or_one(x) for x in (m, w))
     t = m - (m * w).sum(dim, keepdim=True) / divisor(w.square().sum(dim, keepdim=True)) * w
-    return t * (0.2 * math.sqrt(w.shape[dim]) / divisor(torch.linalg.vector_norm(t, dim=dim, keepdim=True)))
+    length, whole = (torch.linalg.vector_norm(x, dim=dim, keepdim=True) for x in (t, m))
+    rounding = (8 + math.sqrt(w.shape[dim])) * torch.finfo(w.dtype).eps * whole
+    return t * torch.where(length > rounding, 0.2 * math.sqrt(w.shape[dim]) / divisor(length), 0)
 
 
 @dataclass(frozen=True)

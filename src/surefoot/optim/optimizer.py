@@ -276,7 +276,7 @@ class SteepestDescent(Optimizer):
         """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.weights`.
 
         Args:
-            before: name -> weights before the last step; adds "update_measured", the norm of what it changed.
+            before: name -> weights before the last step; adds "update_measured", what it changed, of whole ones.
 
         Returns:
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the

@@ -199,6 +199,9 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
     source.write_text('{"body": "x"}\n')
     with pytest.raises(DataError, match=r"line 1 has no text 'text': choose --field from body"):
         convert(conversion(source), tmp_path / "other")
+    source.write_text('{"text": 3}\n')
+    with pytest.raises(DataError, match=r"line 1: 'text' is no text but int: 3"):
+        convert(conversion(source), tmp_path / "other")
     with pytest.raises(DataError, match="none does not exist"):
         convert(conversion(tmp_path / "none"), tmp_path / "third")
     for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}):

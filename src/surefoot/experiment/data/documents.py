@@ -125,6 +125,8 @@ def _of_hub(name: str, field: str) -> Iterator[str]:
 
 
 def _text(row: Any, field: str, where: str) -> str:
+    if isinstance(row, dict) and field in row and not isinstance(row[field], str):
+        raise DataError(f"{where}: {field!r} is no text but {type(row[field]).__name__}: {str(row[field])[:50]}")
     if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
         there = [*map(str, row)] if isinstance(row, dict) else []
         known = f": choose --field from {', '.join(there)}" if there else ""

@@ -85,8 +85,9 @@ class NormLog(AbstractContextManager["NormLog"]):
     `SteepestDescent` only; `alarms`, if there are any. A number that is not finite is None.
 
     Norms of tables and vectors and all of `moved` are functions of the weights. `norms` of matrices under the spectral
-    norm, and `updates` under decay, are bounds by estimates that improve from line to line: a resumed run, whose
-    weights are bit for bit the unbroken one's, starts them anew, so that these bounds may differ (2 % in our tests).
+    norm, and `updates` under decay and `PostClip`, are bounds by estimates that improve from line to line: a resumed
+    run, whose weights are bit for bit the unbroken one's, starts them anew, so that these bounds may differ (a norm by
+    up to 5 %, what a step can change under `PostClip` by up to 10 %).
 
     Args:
         directory: an existing run directory.
