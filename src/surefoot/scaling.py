@@ -240,7 +240,8 @@ class Run:
 
     Args:
         steps: optimizer steps of the whole run.
-        tokens: tokens (pictures, rows) whose losses a step averages, of all processes and accumulated passes together.
+        tokens: predictions whose losses a step averages, of all processes and accumulated passes together: tokens;
+            pictures that are classified; the pixels of those that are generated.
 
     Raises:
         ValueError: a number that is no positive whole number.
