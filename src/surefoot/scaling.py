@@ -240,8 +240,7 @@ class Run:
 
     Args:
         steps: optimizer steps of the whole run.
-        tokens: predictions whose losses a step averages, of all processes and accumulated passes together: tokens;
-            pictures that are classified; the pixels of those that are generated.
+        tokens: tokens (pictures, pixels) whose losses a step averages, of all processes and accumulated passes together.
 
     Raises:
         ValueError: a number that is no positive whole number.
