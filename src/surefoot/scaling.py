@@ -240,7 +240,7 @@ class Run:
 
     Args:
         steps: optimizer steps of the whole run.
-        tokens: tokens (pictures, pixels) whose losses a step averages, of all processes and accumulated passes together.
+        tokens: tokens (pictures, pixels) whose losses a step averages, of all processes and accumulated passes.
 
     Raises:
         ValueError: a number that is no positive whole number.
