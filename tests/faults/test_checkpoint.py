@@ -214,7 +214,7 @@ def test_a_checkpoint_that_was_passed_over_displaces_no_sound_one(tmp_path):
     (tmp_path / "step-00000020.pt").write_bytes(b"torn")
     folder.save(30, {"step": 30}, 3.0)
     (tmp_path / "step-00000030.pt").write_bytes(b"torn")
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="delete it to resume"):
+    with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="no other one can be read"):
         newest(folder)
     folder.save(15, {"step": 15}, 4.0)
     folder.save(25, {"step": 25}, 5.0)

@@ -143,7 +143,7 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
     if harm is not elsewhere:
         with (
             pytest.warns(UserWarning, match="passed over"),
-            pytest.raises(ValueError, match="delete it to resume from an older one"),
+            pytest.raises(ValueError, match="no other one can be read"),
         ):
             Checkpoints(folder).resume(Run(TrainConfig.of(**FIRST, steps=4), text()))
     assert not mark.exists()

@@ -214,7 +214,7 @@ class Checkpoints:
                 if processes.first:
                     warnings.warn(f"{error}; passed over", stacklevel=2)
         if problem is not None:
-            remedy = "delete it to resume from an older one, or start again in another folder"
+            remedy = "no other one can be read: delete them to begin anew, or start in another folder"
             raise with_remedy(CheckpointError(f"{problem}; {remedy}"), OtherDirectory())
 
     def _start_from(self, run: Run, path: Path) -> None:
