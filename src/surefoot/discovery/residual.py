@@ -19,7 +19,7 @@ from surefoot.views import Matrix, Stack, View
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
-_INSIDE = re.compile("gate|^in_")
+_INSIDE = re.compile("(^|_)gate|^in_")
 """In names of matrices that write into no stream where another one may: gates, and input projections."""
 
 Matrices = dict[nn.Parameter, tuple[int, int]]

@@ -36,11 +36,11 @@ def test_experts_behind_their_router_are_no_stack_and_blocks_before_a_head_are()
 
 def test_a_gate_in_an_attention_layer_is_not_what_writes():
     def attention():
-        names = "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "in_proj_z"
+        names = "q_proj", "k_proj", "v_proj", "aggregate", "output_gate", "gate_proj", "in_proj_z"
         return nn.ModuleDict({name: nn.Linear(8, 8, False) for name in names})
 
     blocks = [nn.ModuleDict({"attention": attention(), "mlp": mlp(8)}) for _ in range(2)]
-    expected = {f"{i}.{end}.weight" for i in range(2) for end in ("attention.o_proj", "mlp.2")}
+    expected = {f"{i}.{end}.weight" for i in range(2) for end in ("attention.aggregate", "mlp.2")}
     assert writers(nn.ModuleList(blocks)) == expected
 
 
