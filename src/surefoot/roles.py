@@ -157,9 +157,11 @@ def derive(kind: str, table: dict[str, Role]) -> Role:
     """
     if kind in table:
         return table[kind]
-    if kind not in DERIVED:
+    base, view = DERIVED.get(kind, (kind, Matrix()))
+    if kind not in DERIVED and kind not in NATURAL:
         raise ValueError(f"unknown role {kind!r}; choose one of {', '.join([*NATURAL, *DERIVED])}, or give a Role")
-    base, view = DERIVED[kind]
+    if base not in table:
+        raise ValueError(f"the recipe has no role {base!r}: give it a row of that name")
     role = replace(table[base], name=kind, view=view)
     return replace(role, initial=AsBuilt()) if kind == "positions" else role
 

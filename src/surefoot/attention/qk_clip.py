@@ -17,9 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
+from surefoot.discovery.heads import Projection
+from surefoot.discovery.kinds import UNCLEAR
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
-from surefoot.views import Matrix
+from surefoot.plan import Placement
+from surefoot.views import Matrix, PerHead
 
 _ARGUMENTS = {
     F.multi_head_attention_forward: tuple(inspect.signature(F.multi_head_attention_forward).parameters),
@@ -138,19 +141,25 @@ class LogitControl:
             Handles whose `remove()` unregisters the hooks.
 
         Raises:
-            ValueError: W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen,
+            ValueError: it is another optimizer; W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen,
                 or its plan has found their rows elsewhere by a forward pass.
         """
+        if not isinstance(optimizer, SteepestDescent):
+            raise ValueError(
+                f"hold rescales between the steps of a SteepestDescent, not of a {type(optimizer).__name__}"
+            )
         optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
-                raise ValueError(f"W_q or W_k of {name} is not the optimizer's: train both, or leave the layer out")
-            for part in (pair.query, pair.key) if self._by_names else ():
-                planned = optimizer._placements[part.parameters["weight"]].role.view.whole
-                if planned not in (part.view, Matrix()):
+                raise ValueError(
+                    f"W_q or W_k of {name or 'the model'} is not the optimizer's: train both, or leave the layer out"
+                )
+            for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
+                placement = optimizer._placements[part.parameters["weight"]]
+                if other := _otherwise(placement, part, what, pair):
                     raise ValueError(
-                        f"the rows of {part.name!r} of {name or 'the model'} are {part.view} by its name, {planned} by "
-                        f"the plan: say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
+                        f"the rows of {part.name!r} of {name or 'the model'} are {other} by the plan: say which, "
+                        f"pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
                     )
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
@@ -202,6 +211,18 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
     placed = own.new_zeros(heads)
     placed[first : first + len(own)] = own
     return placed
+
+
+def _otherwise(placement: Placement, part: Projection, what: str, pair: QueryKey) -> str:
+    """How a plan has the rows of queries or keys where it is not as their name says, else nothing."""
+    view, planned = placement.role.view, placement.role.view.whole
+    if planned not in (part.view, Matrix()) or UNCLEAR in placement.why:
+        return f"{part.view} by its name, {'and not clear' if UNCLEAR in placement.why else planned}"
+    if isinstance(view, PerHead) and view.head_dim != pair.head_dim:
+        return f"heads of {pair.head_dim} by its attributes, of {view.head_dim}"
+    own = placement.parts[part.part if len(placement.parts) > 1 else 0] if placement.parts else what
+    shared = len(placement.parts) == 1 and pair.query.layer is pair.key.layer
+    return "" if shared or own == what else f"{what} number {part.part} by its name, {' and '.join(placement.parts)}"
 
 
 class _LogitRecorder(TorchFunctionMode):

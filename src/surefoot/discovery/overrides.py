@@ -157,12 +157,13 @@ def decide(
 def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, parts: tuple[str, ...] = ()) -> Placement:
     """The placement under a role, or under that of queries and keys and that of the values fused with them, if any."""
     try:
-        placement = Placement(roles[0], why if parameter.requires_grad else f"frozen; {why}", tuple(parameter.shape))
+        why = why if parameter.requires_grad else f"frozen; {why}"
+        placement = Placement(roles[0], why, tuple(parameter.shape), parts=parts)
     except ValueError as error:
         raise ValueError(f"{name} cannot be {roles[0].name}: {error}") from None
     if roles[0] == roles[-1] or sum(block[0] for block in placement.projections) == 1:
         return placement
-    return replace(placement, by_block=(*roles[:1] * (len(placement.blocks) - 1), roles[-1]), parts=parts)
+    return replace(placement, by_block=(*roles[:1] * (len(placement.blocks) - 1), roles[-1]))
 
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:

@@ -7,7 +7,7 @@ activations times a third; what reaches it is read off head by head.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -84,6 +84,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     with FakeTensorMode(allow_non_fake_inputs=True):  # a meta model is run as if on a CPU, where its constants are
         fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
     device = next((x.device for x in fake.values()), torch.device("cpu"))
+    inputs = {**inputs} if isinstance(inputs, Mapping) else inputs
     given = tree_map_only(Tensor, lambda x: x.to(device, copy=True), inputs)
     arguments, named = ((), given) if isinstance(given, dict) else (given, {})
     rows, fast = _Rows([fake[id(p)] for p in weights]), torch.backends.mha.get_fastpath_enabled()

@@ -12,7 +12,7 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`;
     maximal: no competitor of norm 1 has a larger product with g; feasible: `norm(project(w, r)) <= r`; nearest:
     `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the ball stays, bit for bit; homogeneous:
-    `norm(c w) = c norm(w)`; scale-free: `direction(c g) = direction(g)`; zero-safe: `direction(0) = 0`; untouched: no
+    `norm(c w) = |c| norm(w)`; scale-free: `direction(c g) = direction(g)`; zero-safe: `direction(0) = 0`; untouched: no
     method writes to its argument; own: a direction may be written to; batch: a batch equals a loop; bounds:
     `lower <= norm <= upper`, `norm <= certificate`, and `is_below` says so; independent: what `couples` declares to be
     another problem does not change a direction; coupled: what it declares to be the same problem does; cut: rows that
@@ -133,6 +133,6 @@ def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
         "feasible": max(0.0, float(geometry.norm(nearest).max()) / radius - 1),
         "nearest": max(0.0, *gains),
         "inside": float(not torch.equal(stays, w)),
-        "homogeneous": float((geometry.norm(3 * w) / (3 * norm) - 1).abs().max()),
+        "homogeneous": max(float((geometry.norm(c * w) / (abs(c) * norm) - 1).abs().max()) for c in (3, -1)),
         "bounds": max(0.0, float(ratios.max()) - 1) if certain else 1.0,
     }

@@ -42,6 +42,21 @@ def own(scheme):
     return sf.Role("mine", HalfMaximum(), stabiliser=scheme)
 
 
+def test_what_is_another_size_with_the_other_sign_is_no_norm():
+    class OneSided(HalfMaximum):
+        def norm(self, w):
+            return (w.clamp(min=0) - 4 * w.clamp(max=0)).amax((-2, -1))
+
+        def direction(self, g):
+            return (g > 0).to(g.dtype) - (g < 0).to(g.dtype) / 4
+
+        def project(self, w, radius, cache=None):
+            return w.clamp(-radius / 4, radius), cache
+
+    with pytest.raises(ValueError, match="homogeneous"):
+        sf.check(OneSided())
+
+
 def test_a_method_of_a_part_that_the_norm_does_not_derive_from_is_refused():
     """It would be passed over."""
 

@@ -165,6 +165,50 @@ def test_rows_that_a_forward_pass_shows_elsewhere_are_not_clipped_by_their_name(
     assert 1.99 < control.largest[""].max() < 2.01
 
 
+class Turned(nn.Module):
+    """Attention whose forward pass does otherwise than its names say."""
+
+    def __init__(self, names, size=SIZE, order=(0, 1, 2), scattered=False):
+        super().__init__()
+        self.names, self.size, self.order, self.scattered, self.num_heads = names, size, order, scattered, D // SIZE
+        for name in names:
+            self.add_module(name, nn.Linear(D, 3 * D // len(names), bias=False))
+        self.out = nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        all_three = [y for name in self.names for y in self.get_submodule(name)(x).chunk(3 // len(self.names), -1)]
+        shape = (self.size, -1) if self.scattered else (-1, self.size)
+        heads = [y.unflatten(-1, shape).movedim(-1 if self.scattered else -2, 1) for y in all_three]
+        return self.out(F.scaled_dot_product_attention(*(heads[i] for i in self.order)).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("names", [("qkv",), ("q_proj", "k_proj", "v_proj")], ids=["fused", "apart"])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"order": (2, 1, 0)}, "query number . by its name, .*value"),
+        ({"size": SIZE // 2}, "heads of 4 by its attributes, of 2 by the plan"),
+        ({"scattered": True}, "by its name, and not clear by the plan"),
+    ],
+    ids=["order", "size", "scattered"],
+)
+def test_names_that_the_forward_pass_contradicts_are_refused_and_do_not_decide(names, other, said):
+    model = Turned(names, **other)
+    plan = sf.Plan.of(model, inputs=random(2, 6, D), head=())
+    with pytest.raises(ValueError, match=said):
+        LogitControl(model).hold(sf.SteepestDescent(model, plan, lr=0.1))
+    heads_of_names = sf.views.PerHead(SIZE, sf.views.Matrix(), values=False)
+    assert "order" in other or all(plan[f"{name}.weight"].role.view != heads_of_names for name in names)
+    right = Turned(names)
+    LogitControl(right).hold(sf.SteepestDescent(right, sf.Plan.of(right, inputs=random(2, 6, D), head=()), lr=0.1))
+
+
+def test_another_optimizer_is_refused():
+    model = Turned(("qkv",))
+    with pytest.raises(ValueError, match="of a SteepestDescent, not of a SGD"):
+        LogitControl(model).hold(torch.optim.SGD(model.parameters()))
+
+
 def test_the_table_has_these_rows():
     assert set(heads._SEPARATE) == set(NAMES)
 

@@ -163,6 +163,14 @@ def test_override_with_a_role_that_does_not_fit_raises():
         Plan.of(nn.Linear(4, 4), overrides=[("weight", "liner")])
 
 
+@pytest.mark.parametrize(("layer", "lacking"), [(nn.Conv1d(4, 8, 3), "linear"), (nn.LayerNorm(4), "gain")])
+def test_a_role_that_the_recipe_has_no_row_for_is_named(layer, lacking):
+    recipe = sf.recipes.steady()
+    rest = {name: role for name, role in recipe.table.items() if name not in (lacking, "conv")}
+    with pytest.raises(ValueError, match=f"the recipe has no role '{lacking}': give it a row"):
+        Plan.of(layer, sf.Recipe("own", rest))
+
+
 @pytest.mark.parametrize(
     ("role", "shape", "block", "geometry"),
     [

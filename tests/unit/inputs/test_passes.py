@@ -1,5 +1,7 @@
 """What a forward pass tells of rows in any order, of separate layers, gates, adapters and bare matrices."""
 
+from collections import UserDict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -180,3 +182,11 @@ def test_a_bare_matrix_of_the_shape_of_a_table_may_be_the_head():
         Plan.of(model, inputs=torch.randn(2, 3, 4), head=())
     model.table, model.places = nn.Embedding(9, 8), nn.Embedding(8, 8)
     assert Plan.of(model, inputs=torch.randn(2, 3, 4), head=())["w"].role.name == "linear"
+
+
+def test_named_arguments_may_be_any_mapping():
+    """As what the tokenizers of transformers return."""
+    model = Attends(96, CUTS["keys first"][1])
+    by_dict, by_mapping = (Plan.of(model, inputs=kind({"x": torch.zeros(2, 5, 32)})) for kind in (dict, UserDict))
+    assert by_mapping["w.weight"] == by_dict["w.weight"]
+    assert by_mapping["w.weight"].role.view.inner == Fused(3)
