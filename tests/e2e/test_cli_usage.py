@@ -156,6 +156,11 @@ def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, tex
     assert not (tmp_path / "out").exists()
 
 
+def test_a_budget_for_rates_that_are_given(tmp_path, text, capsys):
+    given = [*sweep(tmp_path / "out", text), "--rates", "-6", "--budget", "4"]
+    assert "--budget beside --rates" in refused(given, capsys)
+
+
 def test_rates_given_twice(tmp_path, text, capsys):
     assert "rates names a value twice" in refused([*sweep(tmp_path / "out", text), "--rates", "-6", "-6"], capsys)
 

@@ -141,8 +141,8 @@ class LogitControl:
             Handles whose `remove()` unregisters the hooks.
 
         Raises:
-            ValueError: it is another optimizer; W_q or W_k of a layer is not among the optimizer's parameters, for example because it is frozen,
-                or its plan has found their rows elsewhere by a forward pass.
+            ValueError: it is another optimizer; W_q or W_k of a layer is not among its parameters, for example because
+                it is frozen, or its plan has found their rows elsewhere by a forward pass.
         """
         if not isinstance(optimizer, SteepestDescent):
             raise ValueError(

@@ -56,7 +56,11 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
     add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
     add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    add("--keep-best", action="store_true", help="keep the one with the lowest validation loss, too (see --eval-every)")
+    add(
+        "--keep-best",
+        action="store_true",
+        help="keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)",
+    )
     add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
 
 

@@ -52,7 +52,7 @@ def add_to(commands: options.Commands) -> None:
         add(flag(axis.target), type=options.count, metavar="N", help=help)
     add("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search")
-    add("--budget", type=options.count, default=8, help="rates per width that the search may take")
+    add("--budget", type=options.count, help="rates per width that the search may take (default: 8)")
     options.add_executor(parser, "runs/transfer")
     options.add_model(parser, "depth", "head_dim")
     options.add_training(parser)
@@ -122,7 +122,9 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
     axis, recipes, seeds = axis_of(arguments), tuple(arguments.recipes), tuple(range(arguments.seeds))
     # The search extends by itself: where it starts saves time and decides nothing.
     centres = {name: centre(name, Run(arguments.steps, arguments.batch_size * arguments.context)) for name in recipes}
-    search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget)
+    if arguments.rates and arguments.budget:
+        raise ValueError("--budget beside --rates, which are all that are run: leave one out")
+    search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget or 8)
     if axis is None:
         model = published_name(arguments.model)
         widths = tuple(arguments.widths or ((PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS))

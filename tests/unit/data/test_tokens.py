@@ -204,6 +204,7 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
         convert(conversion(source), tmp_path / "other")
     with pytest.raises(DataError, match="none does not exist"):
         convert(conversion(tmp_path / "none"), tmp_path / "third")
+    assert not (tmp_path / "third").exists()
     for changes in ({"vocab": None}, {"tokenizer": "x"}, {"vocab": 3}):
         with pytest.raises(ValueError, match="vocabulary"):
             conversion(source, **changes)

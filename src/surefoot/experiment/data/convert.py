@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from surefoot.experiment.configs import differences
 from surefoot.experiment.data import bpe, token_files
-from surefoot.experiment.data.documents import HUB, SEPARATOR, documents, is_held, state_of
+from surefoot.experiment.data.documents import HUB, SEPARATOR, documents, is_held, require, state_of
 from surefoot.experiment.data.token_files import JOURNAL, MANIFEST, TOKEN, TOKENIZER, Layout, header
 from surefoot.experiment.errors import DataError, OtherDirectory, with_remedy
 from surefoot.experiment.files import Record, dumps, locked, replace_files, sha256_of, write_atomic
@@ -86,6 +86,8 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     """
     if out.resolve().is_relative_to(Path(conversion.source).resolve()):
         raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside of it")
+    if not out.exists():
+        require(conversion.source)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         wanted = asdict(conversion)

@@ -39,13 +39,20 @@ def documents(source: str, field: str = "text", skip: int = 0) -> Iterator[str]:
     if source.startswith(HUB):
         yield from islice(filter(None, _of_hub(source.removeprefix(HUB), field)), skip, None)
         return
+    require(source)
     path = Path(source)
     with reading(path, READABLE):
-        if not path.exists():
-            missing = DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
-            raise with_remedy(missing, Locate(path))
         files = sorted(visible(path)) if path.is_dir() else [path]
     yield from islice((text for file in files for text in _of_file(file, field) if text), skip, None)
+
+
+def require(source: str) -> None:
+    """Raise DataError where nothing lies at a path, or it cannot be seen."""
+    path = Path(source)
+    with reading(path, READABLE):
+        if not source.startswith(HUB) and not path.exists():
+            missing = DataError(f"{path} does not exist; give a text file or folder, or {HUB}NAME")
+            raise with_remedy(missing, Locate(path))
 
 
 def state_of(source: str) -> str:
