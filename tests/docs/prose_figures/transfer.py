@@ -137,7 +137,7 @@ FIGURES = [
                 *above(4, TUNED),
                 *above(4, TUNED, "above steady, training"),
             ],
-            "one seed it is ahead of AdamW by {} and of Scion by {}": lambda: above(4, "adamw scion"),
+            "It is ahead of AdamW by {} and of Scion, with two seeds, by {}": lambda: above(4, "adamw scion"),
             "and ends {} above the default an octave": lambda: above(4, "moonlight"),
             "it moves the sum by {}**, as much": lambda: [at("lengths_screen", "decay falls by a cosine", "sum")],
             "shrinks an entry (Chen et al.) by {}, and": lambda: [at("lengths_screen", "decay where...", "sum")],
