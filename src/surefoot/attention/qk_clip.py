@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.discovery.heads import Projection
-from surefoot.discovery.kinds import UNCLEAR
+from surefoot.discovery.kinds import NO_VIEW
 from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
 from surefoot.plan import Placement
@@ -216,8 +216,8 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
 def _otherwise(placement: Placement, part: Projection, what: str, pair: QueryKey) -> str:
     """How a plan has the rows of queries or keys where it is not as their name says, else nothing."""
     view, planned = placement.role.view, placement.role.view.whole
-    if planned not in (part.view, Matrix()) or UNCLEAR in placement.why:
-        return f"{part.view} by its name, {'and not clear' if UNCLEAR in placement.why else planned}"
+    if planned not in (part.view, Matrix()) or NO_VIEW in placement.why:
+        return f"{part.view} by its name, {'another order' if NO_VIEW in placement.why else planned}"
     if isinstance(view, PerHead) and view.head_dim != pair.head_dim:
         return f"heads of {pair.head_dim} by its attributes, of {view.head_dim}"
     own = placement.parts[part.part if len(placement.parts) > 1 else 0] if placement.parts else what

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from surefoot.discovery.kinds import UNCLEAR, UNSPLIT, Heads, Kind, Kinds, Search, blocks_of
+from surefoot.discovery.kinds import NO_VIEW, UNCLEAR, UNSPLIT, Heads, Kind, Kinds, Search, blocks_of
 from surefoot.discovery.rows import Use, uses_of
 from surefoot.views import Fused, Grouped, Interleaved, Matrix, Projections, Stack, Transposed, View
 
@@ -38,8 +38,9 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
     """The kinds of a matrix by its use, and of its bias; none where no view has its rows and nothing else is known."""
     name, kind, what = own[attribute][0], kinds[own[attribute][0]], f"{', '.join(use.heads)} by the forward pass"
     if (layout := layout_of(use, kind.view if kind else None)) is None:
-        why = f"{what}, {UNCLEAR}: {UNSPLIT}"
-        return {name: replace(kind, why=f"{kind.why}; {why}")} if kind else {}
+        known = Heads(0, (), what) if use.clear else None
+        why = f"{what}, {NO_VIEW if known else UNCLEAR}: {UNSPLIT}"
+        return {name: replace(kind, heads=known, why=f"{kind.why}; {why}")} if kind else {}
     view, parts, dim = layout
     new = kind or Kind("linear", "matrix, by its products in the forward pass")
     if use.heads:

@@ -203,7 +203,8 @@ def heads(search: Search, kinds: Kinds) -> Kinds:
     by_running = fed(search, kinds)
     found, layers = kinds | by_running, dict[nn.Module, Heads]()
     for by_name in map(found_heads, search.own):
-        if not any(by_running.get(search.name(layer, "weight") or "") for layer in by_name):  # all are seen, or none
+        passed = [by_running.get(search.name(layer, "weight") or "") for layer in by_name]
+        if not any(kind and kind.heads for kind in passed):  # the pass tells of all or of none
             layers |= by_name
     for layer, given in layers.items():
         name, weight = search.own[layer].get("weight", ("", None))

@@ -24,8 +24,9 @@ _LIBRARIES = ("transformers", "torchtitan")
 UNSPLIT = "one norm for all heads"
 """What the reason of a matrix of attention says whose heads are not known."""
 
-UNCLEAR = "but not clear which rows, or in an order that no view has"
-"""What it says where a forward pass does not tell them."""
+UNCLEAR = "but not clear which rows"
+NO_VIEW = "but in an order that no view has"
+"""What it says where a forward pass does not tell them, and where it does; in the second case names do not decide."""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class Turned(nn.Module):
     [
         ({"order": (2, 1, 0)}, "query number . by its name, .*value"),
         ({"size": SIZE // 2}, "heads of 4 by its attributes, of 2 by the plan"),
-        ({"scattered": True}, "by its name, and not clear by the plan"),
+        ({"scattered": True}, "by its name, another order by the plan"),
     ],
     ids=["order", "size", "scattered"],
 )
