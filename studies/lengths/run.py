@@ -5,7 +5,7 @@
     python studies/lengths/run.py search --data tokens --workers 2        # what is missing; resumes
     python studies/lengths/run.py final --data tokens --workers 2         # fresh seeds at what the searches found
     python studies/lengths/run.py rule --data tokens                      # the default's law beside rates around it
-    python studies/lengths/run.py widths --data tokens --workers 2        # the default's best rate at widths 32 to 128
+    python studies/lengths/run.py widths --data tokens --workers 2        # the default's best rate at widths 32 to 256
 
 The reference GPT of depth 4, batches of 16 x 128 tokens of a BPE of 4,096, linear warm-up over a tenth of the steps and
 linear cool-down to 0. At width 32 there are 20 and 80 tokens for each parameter that is in no table after 481 and 1,926
