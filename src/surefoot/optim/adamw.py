@@ -22,7 +22,7 @@ from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import whole_of
 from surefoot.optim.precision import SCALES, Leaf, Precision
 from surefoot.plan import Placement, Plan
-from surefoot.stabilise import Free
+from surefoot.stabilise import Free, Hyperball, Stabiliser
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.step import step
 from surefoot.views.state import join_blocks
@@ -79,7 +79,7 @@ def from_adamw(
     options = {"maximize": any(group["maximize"] for group in groups.values()), **options}
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
-    rates = _rates(plan, histories) if options.get("lr") is None else {}
+    rates = _rates(plan, trained, histories) if options.get("lr") is None else {}
     _announce_cuts(plan, trained)
     ours = SteepestDescent(model, plan, **{**options, **({"lr": rates[""]} if rates else {})})
     for group in ours.param_groups:
@@ -146,11 +146,11 @@ def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
     return {name: x for name, x in kept.items() if name in placement.role.smoothed}
 
 
-def _rates(plan: Plan, histories: Histories) -> dict[str, float]:
+def _rates(plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> dict[str, float]:
     """The rate of each role, by name, at which its steps lead as far as AdamW's; of "", that of all its parameters."""
     logs: dict[str, list[float]] = {}
     for name, history in histories.items():
-        if ratio := _ratio(plan[name], *history):
+        if ratio := _ratio(plan[name], trained[name], *history):
             for key in ("", plan[name].role.name):
                 logs.setdefault(key, []).append(math.log(ratio))
     if not logs:
@@ -161,7 +161,7 @@ def _rates(plan: Plan, histories: Histories) -> dict[str, float]:
     return {role: math.exp(fmean(own)) for role, own in logs.items()}
 
 
-def _ratio(placement: Placement, old: State, group: Mapping[str, Any]) -> float:
+def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str, Any]) -> float:
     """How far AdamW's steps lead at its present rate, over the plan's of rate 1, in Frobenius norms; 0 for none."""
     old = {name: _long(whole_of(x)) for name, x in old.items()}
     b1, b2 = (1 - float(beta) ** float(old["step"]) for beta in group["betas"])
@@ -174,8 +174,18 @@ def _ratio(placement: Placement, old: State, group: Mapping[str, Any]) -> float:
     length = float(group["lr"]) * float(update.norm()) * _reach(theirs := float(group["betas"][0]))
     momentum = getattr(placement.role.momentum, "of", placement.role.momentum)
     beta = getattr(momentum, "beta", getattr(momentum, "beta1", theirs))
-    ours = float(moved.norm()) * _reach(beta, getattr(momentum, "lookahead", None))
+    split, whole = placement.role.view.split, _long(whole_of(weight.detach()))
+    blocks = zip(split(moved), split(whole), placement.stabilisers, placement.lr_scales, strict=True)
+    lengths = [_length(*block) for block in blocks]
+    ours = math.hypot(*lengths) * _reach(beta, getattr(momentum, "lookahead", None))
     return length / ours if ours else 0.0
+
+
+def _length(moved: Tensor, weight: Tensor, stabiliser: Stabiliser, scale: float) -> float:
+    """The Frobenius norm of a step of rate 1; Hyperball's is the weight's own, whatever the direction."""
+    if isinstance(stabiliser, Hyperball) and bool(moved.any()):
+        return scale * float(weight.norm())
+    return float(moved.norm())
 
 
 def _reach(beta: float, lookahead: float | None = None) -> float:

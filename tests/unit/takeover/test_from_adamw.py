@@ -144,6 +144,21 @@ def test_the_rate_of_a_role_is_that_at_which_it_moves_as_far(amsgrad):
     assert rates["embedding"] == pytest.approx(float(expected), rel=1e-3)
 
 
+def test_under_hyperball_the_rate_is_relative_to_the_weights():
+    """Its steps are `eta |w|` long, whatever the direction: of fused blocks together, too."""
+    net, adamw = begun(F64)
+    net.out.weight.data.mul_(50)
+    logs = []
+    for p in (net.qkv.weight, net.out.weight):
+        mean, second = adamw.state[p]["exp_avg"] / (1 - 0.8**4), adamw.state[p]["exp_avg_sq"] / (1 - 0.97**4)
+        theirs = 0.01 * (mean / (second.sqrt() + 1e-8)).norm() * reach(0.8, 0.8)
+        logs.append(math.log(theirs / (p.detach().norm() * reach(0.95, 0.95**2))))
+    ours = sf.from_adamw(net, adamw, plan_of(net, sf.recipes.hyperball()))
+    assert next(group["lr"] for group in ours.param_groups if group["role"] == "linear") == pytest.approx(
+        math.exp(sum(logs) / 2), rel=1e-3
+    )
+
+
 def test_it_resumes_through_a_state_dict():
     net, adamw = begun()
     plan = plan_of(net)
