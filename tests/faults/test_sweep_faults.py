@@ -272,10 +272,15 @@ def test_a_record_without_a_key_is_named_not_a_key_error(tmp_path, line):
     del records[line - 1]["seed"], records[line - 1]["val_loss"]
     damaged = "".join(json.dumps(record) + "\n" for record in records)
     path.write_text(damaged)
+    said = rf"results.jsonl, line {line} has no seed, val_loss that can be read: repair or remove"
     for read in (load, lambda directory: run(config(), directory, quick, executor=Inline(), progress=silent)):
-        with pytest.raises(ValueError, match=rf"results.jsonl, line {line} has no seed, val_loss: repair or remove"):
+        with pytest.raises(ValueError, match=said):
             read(tmp_path)
     assert path.read_text() == damaged
+    records[line - 1] |= {"seed": 1.5, "val_loss": "1.2"}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path)
 
 
 def test_records_are_strict_json(tmp_path):

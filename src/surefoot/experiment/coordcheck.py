@@ -81,9 +81,12 @@ def check(
     check_list("widths", widths, least=2)
     for width in widths:
         require_model(config.replace(width=width), corpus)
-    common = {key: value for key, value in config.to_json().items() if key not in ("width", "seed")}
+    common = {key: value for key, value in config.to_json().items() if key not in {"width": int, "seed": int}}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
-    with claimed(directory, "coordcheck", common, RESULTS), Log(directory / RESULTS, ("width", "seed")) as log:
+    with (
+        claimed(directory, "coordcheck", common, RESULTS),
+        Log(directory / RESULTS, {"width": int, "seed": int}) as log,
+    ):
         done = {_Part(record["width"], record["seed"]): record for record in finished(log.records)}
         parts = [_Part(width, seed) for width in sorted(widths) for seed in seeds]
         for record in _measured(config, [part for part in parts if part not in done], corpus, executor, data):
@@ -202,7 +205,7 @@ def evaluate(records: Sequence[Record], band: float = BAND) -> dict[str, Any]:
             raise ValueError(f"{text}: {', '.join(sorted(differing))}; a coordinate check compares like layers")
     layers = [{"layer": name, **{q: _slope(records, q, name, band) for q in QUANTITIES}} for name in names]
     passes = all(layer[quantity]["status"] in ("inside", "zero") for layer in layers for quantity in QUANTITIES)
-    widths, seeds = (sorted({record[key] for record in records}) for key in ("width", "seed"))
+    widths, seeds = (sorted({record[key] for record in records}) for key in {"width": int, "seed": int})
     there = [quantity for quantity in MEASURED if all(quantity in record for record in records)]  # not in older logs
     measured = {q: {name: _slope(records, q, name, band) for name in records[0][q]} for q in there}
     return {"passes": passes, "band": band, "widths": widths, "seeds": seeds, "layers": layers, "measured": measured}

@@ -5,8 +5,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType, UnionType
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -14,6 +15,14 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from surefoot.experiment.errors import DirectoryInUse, OtherDirectory, with_remedy
 
 Record = dict[str, Any]
+
+Kinds = Mapping[str, type | UnionType]
+"""Of the keys that a record must have, what their values are."""
+
+NUMBER = int | float | None
+"""None stands for what is not finite."""
+
+ANY: Kinds = MappingProxyType({})
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
@@ -99,23 +108,24 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_lines(path: Path, keys: Sequence[str] = ()) -> list[Record]:
+def read_lines(path: Path, kinds: Kinds = ANY) -> list[Record]:
     """The records of a JSON-lines file, without a last line that is incomplete.
 
     Args:
         path: the file; one that does not exist has no records.
-        keys: that every record has.
+        kinds: of the values that every record has, by key.
 
     Returns:
         A dictionary for each line.
 
     Raises:
-        ValueError: another line is not a JSON object, or a record lacks a key; the message names file and line.
+        ValueError: another line is not a JSON object, or a record lacks a value of its kind; the message names file
+            and line.
     """
-    return _parse(path, keys)[0]
+    return _parse(path, kinds)[0]
 
 
-def _parse(path: Path, keys: Sequence[str]) -> tuple[list[Record], int]:
+def _parse(path: Path, kinds: Kinds) -> tuple[list[Record], int]:
     """Records, and the number of bytes of their lines."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []  # reading /dev/full never ends
     if lines and _record(lines[-1]) is None:
@@ -123,9 +133,10 @@ def _parse(path: Path, keys: Sequence[str]) -> tuple[list[Record], int]:
     records = []
     for number, line in enumerate(lines, start=1):
         record = _record(line)
-        missing = ", ".join(key for key in keys if record is not None and key not in record)
-        if record is None or missing:
-            fault = f"has no {missing}" if missing else "is not a JSON object"
+        values = record or {}
+        wrong = ", ".join(key for key, kind in kinds.items() if not isinstance(values.get(key, ...), kind))
+        if record is None or wrong:
+            fault = "is not a JSON object" if record is None else f"has no {wrong} that can be read"
             raise ValueError(f"{path}, line {number} {fault}: repair or remove this line")
         records.append(record)
     return records, sum(map(len, lines))
@@ -146,17 +157,17 @@ class Log(contextlib.AbstractContextManager["Log"]):
 
     Args:
         path: created if missing.
-        keys: that every record has.
+        kinds: of the values that every record has, by key.
 
     Raises:
-        ValueError: a line other than the last is not a JSON object, or a record lacks a key.
+        ValueError: a line other than the last is not a JSON object, or a record lacks a value of its kind.
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, kinds: Kinds = ANY) -> None:
         self.path = path
         self.records: list[Record]
-        self.records, self._size = _parse(path, keys)
+        self.records, self._size = _parse(path, kinds)
         self._file = path.open("ab", buffering=0)
         self._cut()
 
@@ -204,7 +215,7 @@ def continued(path: Path, step: int) -> Log:
         ValueError: a line that is not a JSON object, or has no "step".
         OSError: the file cannot be written.
     """
-    earlier = [dumps(record) + "\n" for record in read_lines(path, ("step",)) if record["step"] < step]
+    earlier = [dumps(record) + "\n" for record in read_lines(path, {"step": int}) if record["step"] < step]
     write_atomic(path, "".join(earlier))
     return Log(path)
 

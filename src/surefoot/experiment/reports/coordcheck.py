@@ -105,7 +105,7 @@ def page(directory: Path) -> Page:
     _, config = configs.kind_of(directory)
     name, details = f"coordinate check of {config['method']}", {"Configuration": charts.flat(config)}
     if not (directory / SUMMARY).exists():
-        records = finished(read_lines(directory / RESULTS, ("width", "seed")))
+        records = finished(read_lines(directory / RESULTS, {"width": int, "seed": int}))
         details["Finished runs"] = {f"width {record['width']}, seed {record['seed']}": "" for record in records}
         facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
         return Page(directory.name, name, f"under way: {len(records)} runs", facts, [], [], details)

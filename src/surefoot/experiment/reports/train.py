@@ -45,7 +45,7 @@ def summarise(directory: Path) -> dict[str, Any]:
     Raises:
         ValueError: `norms.jsonl` is empty, missing or damaged.
     """
-    if not (lines := read_lines(directory / NORMS, ("step", "norms"))):
+    if not (lines := read_lines(directory / NORMS, {"step": int, "norms": dict})):
         raise ValueError(f"{directory} has no norms yet: {NORMS} is empty or missing")
     layers = configs.read(directory / LAYERS)
     alarms = [{"step": line["step"], **alarm} for line in lines for alarm in line.get("alarms", [])]
@@ -126,9 +126,9 @@ def page(directory: Path) -> Page:
         ValueError: a file is damaged.
     """
     _, config = configs.kind_of(directory)
-    log = read_lines(directory / LOG, ("step",))
+    log = read_lines(directory / LOG, {"step": int})
     result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
-    lines = read_lines(directory / NORMS, ("step", "norms")) if layers else []
+    lines = read_lines(directory / NORMS, {"step": int, "norms": dict}) if layers else []
     summary = summarise(directory) if lines else {"kinds": [], "alarms": []}
     state = f"step {log[-1]['step'] if log else 0} of {config['steps']}"
     if result:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.experiment import configs
-from surefoot.experiment.files import Log, Record, read_lines, write_json
+from surefoot.experiment.files import NUMBER, Log, Record, read_lines, write_json
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.config import SweepConfig, Trial, TrialResult
 from surefoot.experiment.sweep.executors import Executor, Killed, Pool, outcomes
@@ -18,7 +18,13 @@ from surefoot.experiment.sweep.summary import environment as this_environment
 from surefoot.experiment.sweep.summary import points, summarise, transfer_rate
 
 RESULTS, SUMMARY = "results.jsonl", "summary.json"
-_KEYS = ("recipe", "width", "log2_lr", "seed", "steps", "train_loss", "val_loss", "diverged", "seconds")
+_KINDS = {
+    "recipe": str,
+    "log2_lr": int | float,
+    "diverged": bool,
+    **dict.fromkeys(("width", "seed", "steps"), int),
+    **dict.fromkeys(("train_loss", "val_loss", "seconds"), NUMBER),
+}
 
 
 RunTrial = Callable[[Trial], TrialResult]
@@ -59,7 +65,7 @@ def run(
         SweepError: a trial raised, or worker processes cannot start.
     """
     with configs.claimed(directory, "transfer", config.to_json(), RESULTS):
-        with Log(directory / RESULTS, _KEYS) as log, nullcontext(progress) if progress else on_stderr() as show:
+        with Log(directory / RESULTS, _KINDS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
                 search = _Search(config, log)
                 if search.missing():  # an earlier summary is of runs that were taken out
@@ -107,7 +113,7 @@ def results(directory: Path) -> list[Record]:
     Raises:
         ValueError: a line is no such record; the message names file and line.
     """
-    return read_lines(directory / RESULTS, _KEYS)
+    return read_lines(directory / RESULTS, _KINDS)
 
 
 def _key(record: Record) -> tuple[str, int, float, int]:
