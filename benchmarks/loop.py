@@ -24,7 +24,11 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.run import Run
 
 PLAIN = "plain AdamW loop"
-METHODS = {"surefoot train, adamw": "adamw", "surefoot train, steady": "steady"}
+OURS = {
+    "surefoot train, adamw": {"method": "adamw"},
+    "surefoot train, steady": {"method": "steady"},
+    "surefoot train, steady, --autocast bfloat16": {"method": "steady", "autocast": "bfloat16"},
+}
 FULL = {
     "bytes": TrainConfig.of(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000),
     "bpe:4096": TrainConfig.of(width=64, depth=4, batch_size=16, context=128, lr=2.0**-6, steps=1000),
@@ -68,8 +72,8 @@ def measure(data: str, config: TrainConfig, rounds: int, compiled: bool) -> Iter
     corpus = load(None if data == "bytes" else data)
     prepare = torch.nn.Module.compile if compiled else None
     loops = {PLAIN: plain(config, corpus, prepare)} | {
-        name: Run(config.replace(method=method), corpus, layout=Layout(prepare=prepare)).advance
-        for name, method in METHODS.items()
+        name: Run(config.replace(**changes), corpus, layout=Layout(prepare=prepare)).advance
+        for name, changes in OURS.items()
     }
     times = interleave(loops, rounds)
     for name, time in times.items():

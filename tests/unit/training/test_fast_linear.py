@@ -1,6 +1,7 @@
 """Linear layers by oneDNN are linear layers: values and gradients, in every memory layout, and in a run."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,10 +12,14 @@ from surefoot.experiment.data.sources import load
 from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.models import cross_entropy as losses
 from surefoot.experiment.models import fast_linear
-from surefoot.experiment.models.decoder import reference
-from surefoot.experiment.models.fast_linear import use_onednn
+from surefoot.experiment.models.configs import LlamaConfig
+from surefoot.experiment.models.decoder import Llama, reference
+from surefoot.experiment.models.fast_linear import use_bfloat16, use_onednn
+from surefoot.experiment.models.layers import Mixture
+from surefoot.experiment.models.sizes import Size
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
+from surefoot.experiment.training.run import Run
 from surefoot.linalg.onednn_ops import VARIABLE
 
 
@@ -95,3 +100,69 @@ def test_a_run_has_the_same_losses(recompute, monkeypatch):
     plain = train(config, corpus)
     assert ours.val_loss == pytest.approx(plain.val_loss, abs=1e-5)
     assert ours != plain, "the same to the last bit: not by oneDNN"
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_in_bfloat16_factors_of_products_are_rounded_and_nothing_else_is(few, monkeypatch):
+    """Loss and gradients beside float32 ones: off by a few units of bfloat16's last place, 2^-8; all are float32."""
+    monkeypatch.setattr(losses, "FEW", few)
+    torch.manual_seed(0)
+    model = reference("gpt", 32, 2, 16, 100)
+    tokens, targets = torch.randint(100, (2, 3, 67))
+    parameters, seen = list(model.parameters()), []
+    plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    expected = torch.autograd.grad(plain, parameters)
+    assert use_bfloat16(model)
+    for module in model.modules():
+        module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    ours = losses.cross_entropy(model, tokens, targets)
+    assert set(seen) == {torch.float32} == {ours.dtype}
+    assert float(ours.detach()) == pytest.approx(float(plain.detach()), rel=1e-2)
+    assert float(ours.detach()) != pytest.approx(float(plain.detach()), rel=1e-7)
+    for gradient, wanted in zip(torch.autograd.grad(ours, parameters), expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - wanted).norm() <= 0.03 * wanted.norm()
+
+
+def test_a_layer_in_bfloat16():
+    """Its value and gradients are products of rounded factors, each rounded once."""
+    torch.manual_seed(0)
+    model = reference("gpt", 32, 1, 16, 100)
+    assert use_bfloat16(model)
+    x, direction = torch.randn(3, 7, 32, requires_grad=True), torch.randn(3, 7, 100)
+    y = model.head(x)
+    got = torch.autograd.grad((y * direction).sum(), [x, model.head.weight])
+    rows, weight, g = (t.detach().bfloat16().double().flatten(0, -2) for t in (x, model.head.weight, direction))
+    for a, b in zip((y.detach(), *got), (rows @ weight.T, g @ weight, g.T @ rows), strict=True):
+        torch.testing.assert_close(a.double(), b.view_as(a), rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_bfloat16_needs_autocast_for():
+    """Experts, a model of one's own, a compiled one: nothing of them is changed."""
+    experts = Llama(LlamaConfig(Size(32, 1, 16, 50), mixture=Mixture(2, 1)))
+    compiled = reference("gpt", 32, 1, 16, 50)
+    compiled.compile()
+    for model in (experts, nn.Sequential(nn.Linear(4, 4)), compiled):
+        assert not use_bfloat16(model)
+        assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_autocast_of_a_run_on_a_cpu(model, monkeypatch):
+    """By linear layers, not by `torch.autocast`."""
+    monkeypatch.setattr(losses, "FEW", 0)
+    config, corpus = (
+        TrainConfig.of(width=32, depth=1, steps=4, batch_size=2, context=80, model=model),
+        load("markov:64"),
+    )
+    exact, rounded = (Run(config.replace(autocast=kind), corpus) for kind in ("none", "bfloat16"))
+    asked = []
+    monkeypatch.setattr(torch, "autocast", lambda *args, enabled: asked.append(enabled) or nullcontext())
+    for run in (exact, rounded):
+        for _ in range(4):
+            run.advance()
+    assert asked
+    assert not any(asked)
+    assert rounded.losses.tolist() == pytest.approx(exact.losses.tolist(), rel=1e-2)
+    assert rounded.losses.tolist() != pytest.approx(exact.losses.tolist(), rel=1e-6)

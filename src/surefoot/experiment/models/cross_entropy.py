@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.experiment.models.decoder import Decoder
-from surefoot.experiment.models.fast_linear import product
+from surefoot.experiment.models.fast_linear import dtype_of, product
 
 ROWS = 128
 """Tokens whose logits are in memory at a time."""
@@ -36,7 +36,8 @@ def cross_entropy(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     if isinstance(model, Decoder) and _by_parts(model, tokens):
         hidden = model.hidden(tokens).flatten(0, 1)
         hidden = hidden if model.output_multiplier is None else hidden * model.output_multiplier
-        loss: Tensor = _LinearCrossEntropy.apply(hidden, model.head.weight, targets)  # type: ignore[no-untyped-call]
+        head = model.head.weight, dtype_of(model.head)
+        loss: Tensor = _LinearCrossEntropy.apply(hidden, *head, targets)  # type: ignore[no-untyped-call]
         return loss
     logits = model(tokens)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -54,9 +55,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Mean cross entropy of `x w^T`, whose gradients are computed with it: w.r.t. the logits, softmax minus one-hot."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """Go through the rows of `x` `(N, d)` and of `targets` `(N,)`, `ROWS` at a time; `weight` is `(vocab, d)`."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, targets: Tensor) -> Tensor:
+        """Go through the rows of `x` `(N, d)` and of `targets` `(N,)`, `ROWS` at a time; `weight` is `(vocab, d)`.
+
+        Factors of products are in the dtype, everything else in x's.
+        """
         loss, to_x, to_weight = x.new_zeros(()), torch.empty_like(x), weight.new_zeros(weight.shape[::-1]).T
+        x, weight = (t.to(dtype) if t.dtype == torch.float32 else t for t in (x, weight))
         parts = zip(*(torch.split(whole, ROWS) for whole in (x, to_x, targets)), strict=True)
         for rows, out, wanted in parts:
             wanted = wanted[:, None]
@@ -64,14 +69,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             to_logits = logits.softmax(1)
             # logsumexp is the largest logit minus the log of its probability: no second pass of exponentials
             loss += (logits.amax(1) - to_logits.amax(1).log() - logits.gather(1, wanted)[:, 0]).sum()
-            to_logits.scatter_add_(1, wanted, torch.full_like(rows[:, :1], -1.0))
+            to_logits.scatter_add_(1, wanted, torch.full_like(to_logits[:, :1], -1.0))
+            to_logits = to_logits.to(rows.dtype)
             to_weight += product(rows.T, to_logits).T
             out.copy_(product(to_logits, weight))
         ctx.save_for_backward(to_x / len(x), to_weight / len(x))
         return loss / len(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Scale what was computed."""
         to_x, to_weight = ctx.saved_tensors
-        return gradients[0] * to_x, gradients[0] * to_weight, None
+        return gradients[0] * to_x, gradients[0] * to_weight, None, None

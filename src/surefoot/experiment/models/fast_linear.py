@@ -1,4 +1,8 @@
-"""Linear layers on a CPU by oneDNN, forward and backward, where it multiplies float32 much faster than torch does."""
+"""Linear layers on a CPU by what multiplies fastest, forward and backward: float32 by oneDNN, or bfloat16 if asked for.
+
+Only products are in bfloat16 then. By `torch.autocast` attention would be, too, which takes a CPU several times as long
+backward as float32.
+"""
 
 from functools import partial
 from typing import Any
@@ -8,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from surefoot.experiment.models.decoder import Decoder
 from surefoot.linalg import onednn_ops
 from surefoot.linalg.device import is_plain
 
 LEAST = 1 << 22
-"""Multiplications of a layer from which it is faster: 2048 tokens of 64 features to 64, not of 32 to 32."""
+"""Multiplications of a layer from which oneDNN is faster: 2048 tokens of 64 features to 64, not of 32 to 32."""
 
 
 def use_onednn(model: nn.Module) -> None:
@@ -24,47 +29,81 @@ def use_onednn(model: nn.Module) -> None:
     Args:
         model: its layers' `forward` is replaced; parameters, names and state stay.
     """
-    for module in model.modules() if onednn_ops.is_fast("onednn") else ():
-        if type(module) is nn.Linear:
-            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+    if onednn_ops.is_fast("onednn"):
+        _replace(model, torch.float32)
+
+
+def use_bfloat16(model: nn.Module) -> bool:
+    """Let the linear layers of a decoder on a CPU multiply in bfloat16, and all else compute in float32.
+
+    Args:
+        model: its layers' `forward` is replaced.
+
+    Returns:
+        False, and nothing is changed, where that is not all that multiplies by a matrix of weights (experts, layers of
+        one's own), or where the model is compiled or sharded: those need `torch.autocast`.
+    """
+    others = (m for m in model.modules() if type(m) not in (nn.Linear, nn.Embedding))
+    weights = [p for m in others for p in m.parameters(recurse=False) if p.ndim > 1]
+    whole = all(p.device.type == "cpu" and is_plain(p) and not hasattr(p, "placements") for p in model.parameters())
+    if not isinstance(model, Decoder) or weights or not whole or model._compiled_call_impl is not None:
+        return False
+    _replace(model, torch.bfloat16)
+    return True
+
+
+def dtype_of(layer: nn.Module) -> torch.dtype:
+    """In which its products are."""
+    dtype: torch.dtype = getattr(layer.forward, "keywords", {}).get("dtype", torch.float32)
+    return dtype
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`a b` of two matrices in float32 on a CPU, without a gradient, by what is fast."""
-    return onednn_ops.linear(a, b.T) if onednn_ops.is_fast("onednn") and a.dtype == torch.float32 else a @ b
+    """`a b` of two matrices on a CPU, without a gradient, by what is fast; of bfloat16 in float32."""
+    if a.dtype == torch.float32 and onednn_ops.is_fast("onednn"):
+        return onednn_ops.linear(a, b.T)
+    return (a @ b).to(torch.promote_types(a.dtype, torch.float32))
 
 
-def _forward(module: nn.Linear, x: Tensor) -> Tensor:
-    if not _fits(x, module.weight):
+def _replace(model: nn.Module, dtype: torch.dtype) -> None:
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(_forward, module, dtype=dtype)  # type: ignore[method-assign]
+
+
+def _forward(module: nn.Linear, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if not _fits(x, module.weight, dtype):
         return F.linear(x, module.weight, module.bias)
-    y: Tensor = _Linear.apply(x, module.weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _Linear.apply(x, module.weight, dtype)  # type: ignore[no-untyped-call]
     return y if module.bias is None else y + module.bias
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    if x.ndim < 2 or x.numel() * len(weight) < LEAST or not (is_plain(x) and is_plain(weight)):
+def _fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    if x.ndim < 2 or not (is_plain(x) and is_plain(weight)):
         return False
+    small = dtype == torch.float32 and x.numel() * len(weight) < LEAST
     elsewhere = torch.is_autocast_enabled("cpu") or hasattr(weight, "placements")
-    return x.dtype == weight.dtype == torch.float32 and not elsewhere
+    return x.dtype == weight.dtype == torch.float32 and not elsewhere and not small
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """`x wᵀ`."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x wᵀ` in float32, of factors in a dtype."""
+        x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
-        return onednn_ops.linear(x, weight)
+        return product(x.flatten(0, -2), weight.T).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """`g w` and `gᵀ x`, over all tokens."""
         x, weight = ctx.saved_tensors
-        rows, g = x.flatten(0, -2), gradients[0].flatten(0, -2)
-        to_x, to_weight = ctx.needs_input_grad
-        return onednn_ops.linear(g, weight.T).view_as(x) if to_x else None, _of_weight(g, rows) if to_weight else None
+        rows, g = x.flatten(0, -2), gradients[0].flatten(0, -2).to(x.dtype)
+        to_x, to_weight, _ = ctx.needs_input_grad
+        return product(g, weight).view_as(x) if to_x else None, _of_weight(g, rows) if to_weight else None, None
 
 
 def _of_weight(g: Tensor, rows: Tensor) -> Tensor:
     """`gᵀ x`; oneDNN copies its transposed first factor, so that is the smaller of the two."""
-    return onednn_ops.linear(g.T, rows.T) if g.numel() < rows.numel() else onednn_ops.linear(rows.T, g.T).T
+    return product(g.T, rows) if g.numel() < rows.numel() else product(rows.T, g).T

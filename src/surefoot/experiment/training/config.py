@@ -100,7 +100,10 @@ class Execution(Settings):
     device: Device = field(default="cpu", metadata={"help": "where to train", "choices": get_args(Device)})
     autocast: Autocast = field(
         default="none",
-        metadata={"help": "dtype of the forward pass; weights and loss stay float32", "choices": get_args(Autocast)},
+        metadata={
+            "help": "dtype of the forward pass's products; weights and loss stay float32",
+            "choices": get_args(Autocast),
+        },
     )
 
 

@@ -20,7 +20,7 @@ from surefoot.experiment.data.corpus import SPLITS, Corpus
 from surefoot.experiment.distributed.processes import Layout, agree, blocks_of, cut_like, local_of
 from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.cross_entropy import cross_entropy
-from surefoot.experiment.models.fast_linear import use_onednn
+from surefoot.experiment.models.fast_linear import use_bfloat16, use_onednn
 from surefoot.experiment.models.sizes import is_user_model
 from surefoot.experiment.models.user_model import drawn_by, evaluating
 from surefoot.experiment.training.average import Average
@@ -94,6 +94,7 @@ class Run:
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
+        self._autocasts = self._autocasts and not use_bfloat16(self.model)
         kind = config.optimisation.average
         self.average: Average | None = Average(self.model, kind, config.schedule.steps) if kind else None
         self.losses: Tensor = torch.full((config.schedule.steps,), math.nan, device=self.device)
