@@ -173,7 +173,7 @@ MUTATIONS = (
         GUARANTEE,
     ),
     Mutation("an empty row", "geometry/lp_balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
-    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, eta * rate)", "1 - eta * rate", MOVES),
+    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, max(0.0, eta * rate))", "1 - eta * rate", MOVES),
     Mutation(
         "running bound does not grow",
         "stabilise/running_bound.py",
@@ -233,8 +233,8 @@ MUTATIONS = (
     Mutation(
         "unequal projections by one scale",
         "roles.py",
-        "tuple(role.lr_scale(block) for",
-        "tuple(role.lr_scale(self.blocks[0]) for",
+        "Constant(role.lr_scale(x)).value",
+        "Constant(role.lr_scale(self.blocks[0])).value",
         VIEWS,
     ),
     Mutation(

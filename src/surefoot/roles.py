@@ -24,8 +24,7 @@ from surefoot.views import Convolution, Matrix, Rows, Shape, Stack, Vector, View
 class Role:
     """Everything that one step needs to know about a parameter: a frozen value.
 
-    Two roles are equal if their fields are: tensors are compared by content, objects that are no dataclass by their
-    attributes.
+    Two roles are equal if their fields are: tensors by content, objects that are no dataclass by their attributes.
 
     Args:
         name: linear, embedding, head, gain, bias, conv, experts, scalar, or your own.
@@ -36,8 +35,7 @@ class Role:
         lr_scale: factor on the group's learning rate, a named function of the block's shape.
         radius_unit: unit of a radius that is given for all roles, likewise.
         stabiliser: what bounds its norm.
-        weight_norm: the norm that a radius and the stability numbers are of, if not the step's: a linear weight's
-            is RMS -> RMS whatever its steps are.
+        weight_norm: the norm that a radius and the stability numbers are of, if not the step's.
 
     Raises:
         ValueError: a part of the wrong kind, such as a direction's change in the stabiliser's place.
@@ -183,7 +181,7 @@ class Placement:
         parts: what is fused in the parameter, in order: names for the lines of a plan's table.
 
     Raises:
-        ValueError: the role's view does not fit the shape, or its geometry not the view's blocks.
+        ValueError: the role's view does not fit the shape, its geometry not the view's blocks, or a scale is no number.
 
     >>> Placement(NATURAL["linear"], "as given", (8, 4)).blocks
     ((1, 8, 4),)
@@ -196,7 +194,8 @@ class Placement:
     parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert len(self.by_block) in (0, len(self.blocks))
+        count = len(self.lr_scales)  # raises where a scale is no positive number
+        assert len(self.by_block) in (0, count)
         for geometry in (self.role.geometry, self.role.weight_geometry):
             if not isinstance(geometry, Identity) and len(self.blocks[0]) - 1 != geometry.ndim:
                 takes = f"{type(geometry).__name__} takes {('vectors', 'matrices')[geometry.ndim - 1]}, the view"
@@ -219,7 +218,7 @@ class Placement:
     @cached_property
     def lr_scales(self) -> tuple[float, ...]:
         """The factor on the learning rate for each block."""
-        return tuple(role.lr_scale(block) for role, block in zip(self.roles, self.blocks, strict=True))
+        return tuple(Constant(role.lr_scale(x)).value for role, x in zip(self.roles, self.blocks, strict=True))
 
     @property
     def projections(self) -> tuple[Shape, ...]:
@@ -239,7 +238,8 @@ class Placement:
     def _promise(self, i: int) -> str:
         """What holds of a block's norm."""
         name = "norm" if self.role.weight_norm is None else f"{type(self.role.weight_norm).__name__} norm"
-        return self.stabilisers[i].describe(name, self.role.step_norm_bound(self.blocks[i]))
+        told = self.stabilisers[i].by(self.lr_scales[i])
+        return told.describe(name, self.role.step_norm_bound(self.blocks[i]))
 
     @cached_property
     def stabilisers(self) -> tuple[Stabiliser, ...]:

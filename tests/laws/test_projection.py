@@ -1,8 +1,10 @@
 """The laws of a projection: feasible, nearest, idempotent, and still inside the ball; against float64 numpy."""
 
 import numpy as np
+import pytest
 import torch
 
+import surefoot as sf
 from combinations import combinations
 
 from .cases import CASES
@@ -70,3 +72,14 @@ def test_projection_takes_a_radius_per_block(case):
     assert not together[2].any()
     alone, _ = case.geometry.project(w[1], 0.5 * float(norms[1]))
     torch.testing.assert_close(together[1], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", [1e13, 1e16, 1e30])
+@pytest.mark.parametrize("radius", [0.01, 1.0])
+def test_a_projection_onto_a_sum_reaches_the_ball_from_far_away(start, radius):
+    """Sums of numbers of that size have no room for the radius."""
+    for norm in (sf.geometry.RowMean(1.0), sf.MeanOperator(float("inf"), float("inf"))):
+        w = torch.full((1, 4, 64), start)
+        w[..., 0] *= 1.5
+        there, _ = norm.project(w, torch.tensor(radius))
+        assert float(norm.norm(there.double()).amax()) == pytest.approx(radius, rel=1e-6)

@@ -28,13 +28,14 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.discovery.heads import heads
-from surefoot.discovery.kinds import Change, Kind, Kinds, Search, named_own, own_parameters
+from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters
 from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.tied import added, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
 from surefoot.identity import by_plain_name
+from surefoot.views import Stack
 
 
 def find_kinds(
@@ -105,13 +106,18 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
     return kinds
 
 
-def wiring(search: Search, kinds: Kinds) -> Kinds:
-    """What stands beside or behind other modules: routers beside a stack of as many experts, LM heads."""
+def routers(search: Search, kinds: Kinds) -> Kinds:
+    """What stands beside a stack of as many experts: routers."""
     found = dict(kinds)
+    by_pass = {
+        name for name, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads
+    }
+    stacked = {name for name, k in kinds.items() if (search.said(name) or (k and k.name)) == "experts"} | by_pass
     for owner in search.own:
-        children = [search.own[child] for child in owner.children() if search.own[child]]
-        stacks = [p for own in children for name, p in own.values() if (k := kinds[name]) and k.name == "experts"]
-        for module in owner.children() if stacks else ():
+        children = [child for child in children_of(owner).values() if search.own[child]]
+        beside = [owner, *children] if any(search.own[owner]) else children
+        stacks = [p for module in beside for name, p in search.own[module].values() if name in stacked]
+        for module in children if stacks else ():
             name, weight = search.own[module].get("weight", ("", None))
             free = isinstance(module, nn.Linear) or not kinds.get(name)
             if weight is not None and free and weight.ndim == 2 and weight.shape[0] in {p.shape[0] for p in stacks}:
@@ -119,6 +125,12 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
                 found[name] = Kind("router", why)
                 if (bias := search.name(module, "bias")) and not isinstance(module, nn.Linear):
                     found[bias] = Kind("bias", f"bias of {type(module).__name__}")
+    return found
+
+
+def wiring(search: Search, kinds: Kinds) -> Kinds:
+    """What stands before or behind all other modules: LM heads, tables that are heads."""
+    found = dict(kinds)
     lm_heads = _lm_heads(search.model, search.head)
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
@@ -131,7 +143,7 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
 
 
 Pass = Callable[[Search, Kinds], Kinds]
-OF_MODULES: tuple[Pass, ...] = (by_class, by_type, wiring, heads)
+OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers)  # beside what heads saw, too
 OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, overrides)
 
 
@@ -156,7 +168,8 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         )
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
-        kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
+        matrix = "'linear')] for an (out, in) matrix, 'scalar' for what acts entry by entry, 'bias' for what is added"
+        kind = matrix if len(shapes[name]) == 2 else stack
         seen = "Plan.of(model, inputs=...) sees how a matrix is multiplied; or "
         if ran:
             seen = "The forward pass does not multiply it, does so from both sides, feeds the heads of attention with "
@@ -195,6 +208,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     """LM heads of a model: module -> reason. Raises ValueError if the wiring leaves the head ambiguous."""
     modules, declared = dict(model.named_modules()), getattr(model, "get_output_embeddings", None)
     given, why = dict[str, nn.Module | None](), "LM head, as given"
+    if isinstance(head, nn.Module):
+        raise ValueError(f"head is a layer's name, or names, not the {type(head).__name__} itself")
     if head is not None:
         names = (head,) if isinstance(head, str) else head
         given = {f"head={name!r}": by_plain_name(modules, name) for name in names}
@@ -210,13 +225,15 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     tables = [m for m in modules.values() if isinstance(m, nn.Embedding)]
     weights = {own_parameters(table).get("weight") for table in tables} - {None}
     tied = [m for m in linears.values() if own_parameters(m).get("weight") in weights]
-    if tied or declared or not tables or not linears:
+    if tied or declared or not tables or not _matrices_beside(model, tables):
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
-    candidates = [name for name, m in linears.items() if (m.out_features, m.in_features) in shapes]
-    candidates = [name for name in candidates if not _read_beside(model, name)]
+    sizes = {name: (m.out_features, m.in_features) for name, m in linears.items()}
+    candidates = [name for name, size in sizes.items() if size in shapes and not _read_beside(model, name)]
     lists = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
-    candidates = [name for name in candidates if not name.startswith(lists)] or candidates  # in no block
+    alike = {sizes[name] for name in candidates if not name.startswith(lists)}  # and in no block
+    outside = [name for name in candidates if sizes[name] in alike and not name.rpartition(".")[0].startswith(lists)]
+    candidates = outside or candidates
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
@@ -226,8 +243,14 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     )
 
 
+def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
+    """Whether a model has matrices that are no tables."""
+    rows = {p for table in tables for p in table.parameters()}
+    return any(p.ndim > 1 and p not in rows for p in model.parameters())
+
+
 def _read_beside(model: nn.Module, name: str) -> bool:
     """Whether a linear layer stands beside another one that takes as many inputs as it has outputs, as in an MLP."""
     layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
-    beside = [m for m in owner.children() if isinstance(m, nn.Linear) and m is not layer]
+    beside = [m for m in children_of(owner).values() if isinstance(m, nn.Linear) and m is not layer]
     return any(m.in_features == layer.out_features != layer.in_features for m in beside)

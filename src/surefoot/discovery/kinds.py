@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
+from surefoot.identity import plain_name
 from surefoot.initialise import Initial, LinearNormal
 from surefoot.roles import Role
 from surefoot.scaling import Scale
@@ -144,6 +145,23 @@ class Search:
         """The name of the kind that an override gives a parameter, "given" for a Role; None where it gives none."""
         change, _ = self.changes.get(name, (None, ""))
         return None if change is None or callable(change) else change if isinstance(change, str) else "given"
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules right below one, without what `torch.compile`, activation checkpointing and FSDP put around them.
+
+    >>> block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> children_of(nn.ModuleList([torch.compile(block)]))["0"] is block
+    True
+    """
+    return {name: unwrapped(child) for name, child in module.named_children()}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What is inside of such wrappers, and of DDP."""
+    inner = dict(module.named_children())
+    name = next(iter(inner)) if len(inner) == 1 else ""
+    return unwrapped(inner[name]) if not plain_name(f"{name}.") else module
 
 
 def blocks_of(view: View, x: Tensor) -> tuple[Shape, ...]:

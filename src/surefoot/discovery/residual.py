@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.heads import parts
-from surefoot.discovery.kinds import Kinds, Search, blocks_of, own_parameters
+from surefoot.discovery.kinds import Kinds, Search, blocks_of, children_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
 _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
@@ -76,31 +76,36 @@ def _stacks(
 ) -> Iterator[tuple[list[nn.Module], int]]:
     """The outermost stacks below a module behind others of its owner: their blocks, and the width of their stream."""
     if isinstance(module, nn.ModuleList | nn.Sequential):
-        blocks = {child: width for child in module.children() if (width := _stream(child, matrices))}
+        blocks = {child: width for child in children_of(module).values() if (width := _stream(child, matrices))}
         if len(blocks) > 1 and len(set(blocks.values())) == 1:
             width = next(iter(blocks.values()))
             sides = [(x.out_features, x.in_features) for x in before if isinstance(x, nn.Linear)]
             if (len(blocks), width) not in sides:  # a router's, else
                 yield list(blocks), width
             return
-    children = [*module.children()]
+    children = [*children_of(module).values()]
     for i, child in enumerate(children):
         yield from _stacks(child, matrices, children[:i])
 
 
 def _stream(block: nn.Module, matrices: Matrices) -> int:
     """The width of a block's stream, if it has two matrices or more, one of which writes it; else 0."""
-    sides, *inner = ([matrices[p] for p in x.parameters() if p in matrices] for x in (block, *block.children()))
+    children = [*children_of(block).values()]
+    sides, *inner = ([matrices[p] for p in x.parameters() if p in matrices] for x in (block, *children))
     back = Counter(own[0][1] for own in inner if len(own) > 1 and own[0][1] == own[-1][0])
-    norms = [x[0].numel() for c in block.children() if (x := [*c.parameters()]) and all(p.ndim == 1 for p in x)]
-    first = norms[0] if len(norms) > 1 and len({*norms}) == 1 else sides[0][1] if sides else 0
-    width = 0 if len(sides) < 2 else max(back, key=back.__getitem__, default=first)
-    return width if width and any(out == width for out, _ in sides) else 0
+    norms = [x[0].numel() for c in children if (x := [*c.parameters()]) and all(p.ndim == 1 for p in x)]
+    by_norms = len(norms) > 1 and len({*norms}) == 1
+    if len(sides) < 2:
+        return 0
+    if not back and not by_norms and sides[-1][0] not in {width for _, width in sides}:
+        return 0  # ends in another width, as a regressor
+    width = max(back, key=back.__getitem__, default=norms[0] if by_norms else sides[0][1])
+    return width if any(out == width for out, _ in sides) else 0
 
 
 def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
-    found = {child: written for child in block.children() if (written := _writers(child, matrices, width))}
+    found = {child: written for child in children_of(block).values() if (written := _writers(child, matrices, width))}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList):
         return _branches(first, matrices, width)  # a block's branches in a list
@@ -117,7 +122,7 @@ def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]
 
     A child without children that has two matrices or more, of which one writes, is judged by itself.
     """
-    names = {c: name for name, c in owner.named_children() if _is_layer(c) and not _last(c, matrices, width)}
+    names = {c: name for name, c in children_of(owner).items() if _is_layer(c) and not _last(c, matrices, width)}
     layers = [owner, *names]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if p in matrices]
     writing = [(layer, p) for layer, p in candidates if matrices[p][0] == width]

@@ -7,7 +7,7 @@ activations times a third; what reaches it is read off head by head.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from surefoot.discovery.kinds import unwrapped
 
 Source = tuple[str, int]
 """What an entry is: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a product;
@@ -79,7 +81,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a while to import
 
-    model, weights = getattr(model, "_orig_mod", model), [*weights]
+    model, weights = unwrapped(model), [*weights]
     state = [*model.parameters(), *model.buffers()]
     with FakeTensorMode(allow_non_fake_inputs=True):  # a meta model is run as if on a CPU, where its constants are
         fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
@@ -97,7 +99,8 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     except Exception as error:  # whatever a model of the user's raises
         raise ValueError(
             f"inputs=...: a forward pass on shapes alone failed ({type(error).__name__}: {error}); give what the model "
-            "is called with, a tuple for several arguments, or leave inputs out and say what is missing by overrides"
+            "is called with, a tuple for several arguments, and the model before fully_shard; or leave inputs out and "
+            "say what is missing by overrides"
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -118,9 +121,12 @@ def _side(x: Tensor, source: Source, side: int) -> Tensor:
 class _Rows(TorchDispatchMode):
     """Labels tensors while a model runs, as attributes of theirs, and notes the uses of weights."""
 
+    supports_higher_order_operators = True  # flex_attention
+
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uses, self.products = [Use(tuple(x.shape)) for x in weights], list[tuple[Reached, Reached]]()
+        self.sums = list[list[int]]()  # the products whose sum a softmax is of
         for i, x in enumerate(weights):
             *lead, rows, columns = x.shape
             matrix = torch.arange(x[..., 0, 0].numel()).reshape(*lead, 1, 1)  # its number in a stack
@@ -128,7 +134,7 @@ class _Rows(TorchDispatchMode):
             setattr(x, _ROWS, {("entry", i): (row.expand(x.shape), column.expand(x.shape))})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, name, made = func(*args, **(kwargs or {})), func.overloadpacket.__name__, list[Labels]()
+        out, name, made = func(*args, **(kwargs or {})), getattr(func, "overloadpacket", func).__name__, list[Labels]()
         given = [x for x in tree_leaves(args) if _labels(x)]
         outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         if not given or not outputs or name.endswith("_like"):
@@ -137,7 +143,7 @@ class _Rows(TorchDispatchMode):
             left, right = map(_labels, args[_PRODUCTS[name] :][:2])
             made = [self._multiplied(left, right, outputs[0].shape)]
         elif "attention" in name or "attn" in name:
-            self._attends(*((_labels(x), -1) for x in args[:3]))
+            self._attends(*([(_labels(x), -1)] for x in args[:3]))
         elif func.is_view or name in _MOVES:
             made = _moved(func, name, args, kwargs or {})
         else:
@@ -164,30 +170,42 @@ class _Rows(TorchDispatchMode):
             return made
         for weights, value in ((left, (right, -1)), (right, (left, -2))):
             if found := [i for kind, i in weights if kind == "weights"]:
-                self._attends(*self.products[found[0]], value)
+                for i in found:  # as many softmaxes
+                    queries, keys = zip(*(self.products[j] for j in self.sums[i]), strict=True)
+                    self._attends(queries, keys, [value])
                 return {}
         self.products.append(((left, -1), (right, -2)))
         return {("logits", len(self.products) - 1): (torch.arange(shape[-1]).expand(shape),) * 2}
 
     def _softmax(self, labels: Labels, dim: int) -> Labels:
-        """The labels of a softmax; if it is of a product, keys are the factor that makes what it sums over."""
-        made = Labels()
-        for (kind, i), both in labels.items():
-            if kind == "logits":
-                if both[0].shape[dim] > 1 and torch.equal(both[0].select(dim, 0), both[0].select(dim, -1)):
-                    self.products[i] = self.products[i][::-1]
-                made["weights", i] = both
-        return made
+        """The labels of a softmax; if it is of products, keys are the factors that make what it sums over."""
+        logits = {i: both for (kind, i), both in labels.items() if kind == "logits"}
+        for i, both in logits.items():
+            if both[0].shape[dim] > 1 and torch.equal(both[0].select(dim, 0), both[0].select(dim, -1)):
+                self.products[i] = self.products[i][::-1]
+        self.sums += [[*logits]] if logits else []
+        return {("weights", len(self.sums) - 1): both for both in logits.values()}
 
-    def _attends(self, *reached: Reached) -> None:
-        """Note the heads of queries, keys and values."""
-        clear = all(any(kind == "row" for kind, _ in labels) for labels, _ in reached)
-        for part, (labels, dim) in zip(_PARTS, reached, strict=True):
-            for (_, i), (first, last) in ((s, both) for s, both in labels.items() if s[0] == "row"):
-                heads = torch.stack([first.amin(dim), last.amax(dim), (last >= 0).sum(dim)], -1).flatten(0, -2)
-                found = {(a, b, size) for a, b, size in heads.tolist() if size}
+    def _attends(self, *parts: Sequence[Reached]) -> None:
+        """Note the heads of queries, keys and values, each of as many tensors as products are summed."""
+        clear = all(any(kind == "row" for kind, _ in labels) for reached in parts for labels, _ in reached)
+        for part, reached in zip(_PARTS, parts, strict=True):
+            spans = dict[tuple[int, torch.Size], Tensor]()
+            for labels, dim in reached:
+                for i, first, last in ((i, *both) for (kind, i), both in labels.items() if kind == "row"):
+                    span = torch.stack([first.amin(dim), last.amax(dim), (last >= 0).sum(dim)], -1)
+                    known = spans.get((i, span.shape), span)
+                    spans[i, span.shape] = span if torch.equal(known, span) else _both(known, span)
+            for (i, _), span in spans.items():
+                found = {(a, b, size) for a, b, size in span.flatten(0, -2).tolist() if size}
                 self.uses[i].heads.setdefault(part, set()).update(found)
                 self.uses[i].clear &= clear
+
+
+def _both(one: Tensor, other: Tensor) -> Tensor:
+    """First row, last row and number of the rows of two parts of a head."""
+    (a, b, n), (c, d, m) = one.unbind(-1), other.unbind(-1)
+    return torch.stack([torch.minimum(a, c), torch.maximum(b, d), n + m], -1)
 
 
 def _moved(func: Any, name: str, args: Any, kwargs: Any) -> list[Labels]:

@@ -36,6 +36,8 @@ from surefoot.monitor.weights import measured_change, stability
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
+KINDS = {"width": int, "seed": int}
+"""What a record has."""
 QUANTITIES = ("start", "change")
 MEASURED = ("dependency", "norm", "moved")
 """Fitted without a verdict: a layer's dependency, a weight's norm, the norm of what training changed of it."""
@@ -81,12 +83,9 @@ def check(
     check_list("widths", widths, least=2)
     for width in widths:
         require_model(config.replace(width=width), corpus)
-    common = {key: value for key, value in config.to_json().items() if key not in {"width": int, "seed": int}}
+    common = {key: value for key, value in config.to_json().items() if key not in KINDS}
     common |= {"text": corpus.name, "corpus": corpus.sha256}
-    with (
-        claimed(directory, "coordcheck", common, RESULTS),
-        Log(directory / RESULTS, {"width": int, "seed": int}) as log,
-    ):
+    with claimed(directory, "coordcheck", common, RESULTS), Log(directory / RESULTS, KINDS) as log:
         done = {_Part(record["width"], record["seed"]): record for record in finished(log.records)}
         parts = [_Part(width, seed) for width in sorted(widths) for seed in seeds]
         for record in _measured(config, [part for part in parts if part not in done], corpus, executor, data):

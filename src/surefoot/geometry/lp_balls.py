@@ -137,6 +137,7 @@ def project(w: Tensor, radius: Tensor, s: float, dim: int) -> Tensor:
 
 def _simplex(y: Tensor, dim: int) -> Tensor:
     """Nearest point of the unit simplex to `y >= 0` with `sum y > 1`: subtract the threshold found by sorting."""
+    y = y - (y.amax(dim, keepdim=True) - 1).clamp_min(0)  # it is that of y less any number, and sums stay exact
     ordered = y.sort(dim, descending=True).values
     excess = ordered.cumsum(dim) - 1
     count = torch.arange(1, y.shape[dim] + 1, device=y.device, dtype=y.dtype)

@@ -23,6 +23,12 @@ class _Moments(Smoothing):
     beta1: float = 0.9
     beta2: float = 0.95
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"Adam's fractions must lie in [0, 1), not {self.beta1} and {self.beta2}")
+        if not 0 <= (eps := getattr(self, "eps", 0.0)) < math.inf:
+            raise ValueError(f"Adam's eps must be finite and not negative, not {eps}")
+
     @property
     def largest(self) -> float:
         """Bound on an entry: `(1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))`, 1.165 for (.9, .95); inf unless `b1^2 < b2`.
@@ -59,6 +65,9 @@ class Adam(_Moments):
         beta1: kept fraction of the mean gradient.
         beta2: kept fraction of the mean squared gradient.
         eps: added to the root of the mean squared gradient.
+
+    Raises:
+        ValueError: a fraction outside of [0, 1), an eps that is negative or not finite.
 
     Source: D. Kingma, J. Ba, "Adam", 2015; `torch.optim.AdamW`, whose numbers it reproduces, but for the rounding of
     `1 - beta2**t` in the weights' precision: in float32 the first step is off by up to 1e-8 / (1 - beta2) of itself.
@@ -98,6 +107,9 @@ class RowAdam(_Moments):
     Args:
         beta1: kept fraction of the mean gradient.
         beta2: kept fraction of the rows' mean squares.
+
+    Raises:
+        ValueError: a fraction outside of [0, 1).
 
     Source: "Adam-mini", Y. Zhang et al., 2024, arXiv:2406.16793, whose blocks are rows here.
 

@@ -150,7 +150,7 @@ class SteepestDescent(Optimizer):
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
-        param_groups.refuse_late(self._unplaced)
+        param_groups.refuse_step(self.param_groups, self._unplaced)
         if self._sharding:
             self._sharding.agree(self.param_groups)
         for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):

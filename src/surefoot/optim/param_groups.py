@@ -31,6 +31,9 @@ Group = dict[str, Any]
 Known = Mapping[Tensor, tuple[str, Placement]]
 """The name and the placement of each parameter of an optimizer."""
 
+ROUNDING = 1e-12
+"""How far below 0 a schedule may end."""
+
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -72,8 +75,10 @@ def grouped(
     return list(groups.values()), unplaced, plan
 
 
-def refuse_late(unplaced: Mapping[Tensor, str]) -> None:
-    """Raise ValueError for a parameter that was frozen when the optimizer was made, has no role, and a gradient."""
+def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str]) -> None:
+    """Raise ValueError for a rate that none is, and for a parameter that was frozen before and has no role."""
+    for group in groups:
+        refuse_rate(group)
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         raise ValueError(
             f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "
@@ -109,8 +114,8 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
 def refuse_rate(group: Mapping[str, Any]) -> None:
     """Raise ValueError for a learning rate that is no number, negative or not finite; one on a device is not read."""
     lr = learning_rate(group) if isinstance(group["lr"], Real | Tensor) else -1.0
-    if isinstance(lr, float) and not 0 <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {group['lr']}")
+    if isinstance(lr, float) and not -ROUNDING <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {group['lr']}; if a schedule gave it, has it run past its end?")
 
 
 def checked_names(group: Group, number: int, taken: Collection[str], precision: Precision) -> list[str]:

@@ -107,6 +107,10 @@ class Stabiliser(ABC):
             `(next weight, cache)`.
         """
 
+    def by(self, scale: float) -> Stabiliser:
+        """The same, told by the lr of a role with this scale."""
+        return self
+
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
         """The same scheme for blocks of this shape, its radius multiplied by unit (a rate divided by it)."""
         return self
@@ -251,8 +255,8 @@ def where_moved(eta: Eta, dims: tuple[int, ...], new: Tensor, old: Tensor) -> Te
 
 
 def remaining(eta: Eta, rate: float) -> Tensor | float:
-    """`1 - min(1, eta * rate)`."""
-    return 1 - (eta * rate).clamp(max=1) if isinstance(eta, Tensor) else 1 - min(1.0, eta * rate)
+    """`1 - min(1, eta * rate)`; 1 for an eta that is none, by which nothing moves."""
+    return 1 - (eta * rate).clamp(0, 1) if isinstance(eta, Tensor) else 1 - min(1.0, max(0.0, eta * rate))
 
 
 def require_positive(name: str, value: float, power: int = 0) -> None:

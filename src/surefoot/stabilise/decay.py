@@ -59,7 +59,8 @@ class WeightDecay(Decay):
 class DecoupledWeightDecay(Checked):
     """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
 
-    It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape.
+    It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape. Where the
+    role's own scale is another, the decay is by `lr * scale / lr_scale`.
 
     Args:
         rate: the weight decay as published.
@@ -90,6 +91,11 @@ class DecoupledWeightDecay(Checked):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`WeightDecay`'s."""
         return self.natural(w).largest_change(w, eta, ball, known)
+
+    def by(self, scale: float) -> DecoupledWeightDecay:
+        """The same decay, its rate by the lr of a role with this scale; of a shape, as `scaled` gives it."""
+        assert isinstance(self.lr_scale, Constant)
+        return DecoupledWeightDecay(self.rate * scale / self.lr_scale.value, Constant(scale))
 
     def natural(self, w: Tensor) -> WeightDecay:
         """The same decay of this weight, by `eta`."""

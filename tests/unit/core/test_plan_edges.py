@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from unittest import mock
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, distribute_module
 import surefoot as sf
 from comparisons import advanced
 from surefoot.contrib import RadialBrake
+from surefoot.scaling import Times
 from surefoot.views import Vector
 
 
@@ -141,6 +143,46 @@ def test_values_that_would_be_ignored_are_refused() -> None:
         sf.Spectral("newton")
     with pytest.raises(ValueError, match="Invalid learning rate"):
         sf.SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias", "lr": -1.0}], lr=0.1)
+
+
+@pytest.mark.parametrize("factor", [0.0, -2.0, math.nan, math.inf])
+def test_a_scale_that_gives_no_positive_number_is_refused(factor: float) -> None:
+    def scaled(role: sf.Role) -> sf.Role:
+        return replace(role, lr_scale=Times(factor, role.lr_scale))
+
+    with pytest.raises(ValueError, match="a scale must be positive and finite"):
+        sf.Plan.of(nn.Linear(3, 3), overrides=[("weight", scaled)])
+
+
+@pytest.mark.parametrize("adam", [sf.Adam, sf.RowAdam])
+@pytest.mark.parametrize("fractions", [(1.0, 0.9), (-1.0, 0.9), (0.9, 1.0), (0.9, 1.5), (0.9, math.nan)])
+def test_fractions_that_no_mean_has_are_refused(adam: type, fractions: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"fractions must lie in \[0, 1\)"):
+        adam(*fractions)
+    for eps in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="eps must be finite"):
+            sf.Adam(eps=eps)
+
+
+@pytest.mark.parametrize("factor", [0.25, 8.0])
+def test_a_decay_promises_what_holds_where_the_roles_scale_is_another_than_its_own(factor: float) -> None:
+    """Pulls along the weight at the largest rate of the promise, and beyond it, where nothing holds."""
+
+    def scaled(role: sf.Role) -> sf.Role:
+        return replace(role, lr_scale=Times(factor, role.lr_scale))
+
+    norms = []
+    for excess in (1.0, 2.5):
+        plan = sf.Plan.of(layer := nn.Linear(8, 8, bias=False).double(), overrides=[("weight", scaled)], head=())
+        bound, limit = map(float, re.fullmatch(r".*initial, (.*)\) by .* lr <= (.*)", plan["weight"].promise).groups())
+        assert limit == pytest.approx(12.5 / factor, rel=1e-3)
+        optimizer = sf.SteepestDescent(layer, plan, lr=excess * limit)
+        plan.initialise_(layer)
+        for step in range(40):
+            layer.weight.grad = layer.weight.detach() * (-1) ** (step if excess > 1 else 1)
+            optimizer.step()
+        norms.append(float(sf.Spectral().norm(layer.weight.detach())) / bound)
+    assert norms[0] <= 1.001 < norms[1]
 
 
 def test_parameters_that_wrap_other_tensors_have_a_plan() -> None:

@@ -96,6 +96,25 @@ def test_layers_of_blocks_are_no_heads_where_a_table_has_as_many_rows_as_the_mod
         roles(model)
 
 
+def test_several_heads_in_a_list_are_refused_unless_they_are_given():
+    model = Language()
+    model.ahead = nn.ModuleList([nn.Linear(8, 50) for _ in range(2)])
+    with pytest.raises(ValueError, match=r"out, ahead\.0, ahead\.1 could each be"):
+        roles(model)
+    assert list(roles(model, head=("out", "ahead.0", "ahead.1")).values()).count("head") == 3
+    with pytest.raises(ValueError, match=r"a layer's name, or names, not the Linear itself"):
+        roles(model, head=model.out)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(8, 8), nn.Conv1d(8, 50, 1)])
+def test_a_language_model_without_a_linear_layer_is_asked_for_its_head(layer):
+    model = nn.ModuleDict({"table": nn.Embedding(50, 8), "layer": layer})
+    with pytest.raises(ValueError, match="no Linear"):
+        Plan.of(model)
+    assert Plan.of(model, head=())["table.weight"].role.name == "embedding"
+    assert Plan.of(nn.Sequential(nn.Embedding(50, 8)))["0.weight"].role.name == "embedding"
+
+
 def test_several_heads_can_be_given_and_an_unknown_one_raises():
     model = Language()
     model.twin = nn.Linear(8, 50)

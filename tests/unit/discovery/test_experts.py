@@ -89,3 +89,24 @@ def test_a_table_of_as_many_rows_as_experts_is_no_router():
     model = mixture()
     model.table = nn.Embedding(4, 5)
     assert kinds(model, head=())["table.weight"] == "embedding"
+
+
+class Bare(nn.Module):
+    """Experts under names that say nothing, and a router beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.w1, self.w2 = (
+            nn.Linear(6, 4),
+            nn.Parameter(torch.randn(4, 5, 6)),
+            nn.Parameter(torch.randn(4, 6, 5)),
+        )
+
+    def forward(self, x):
+        inner = torch.einsum("btd,efd->btef", x, self.w1).relu()
+        return torch.einsum("btef,edf,bte->btd", inner, self.w2, self.gate(x).softmax(-1))
+
+
+@pytest.mark.parametrize("said", [{"overrides": [("w?", "experts")]}, {"inputs": torch.zeros(1, 3, 6)}])
+def test_a_router_is_known_beside_experts_that_are_said_or_seen_to_be_some(said):
+    assert Plan.of(Bare(), **said)["gate.weight"].role.name == "router"

@@ -1,9 +1,12 @@
 """Which width a residual stream has, and what only looks like a stack of blocks."""
 
 import pytest
+import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import surefoot as sf
+from surefoot.experiment.models.decoder import reference
 
 
 def mlp(d):
@@ -53,3 +56,22 @@ def test_the_norms_of_a_block_say_its_stream_where_the_first_matrix_reads_anothe
         return nn.ModuleDict({"mixer": mixer, **norms})
 
     assert writers(nn.ModuleList(block() for _ in range(3))) == {f"{i}.mixer.out.weight" for i in range(3)}
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, checkpoint_wrapper, lambda x: torch.compile(checkpoint_wrapper(x))])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_put_around_a_block_or_a_part_of_it_changes_nothing(wrap):
+    bare = sf.Plan.of(reference("gpt", 16, 3, 8, 11)).hash
+    model = reference("gpt", 16, 3, 8, 11)
+    for i, block in enumerate(model.blocks):
+        block.mlp = wrap(block.mlp)
+        model.blocks[i] = wrap(block)
+    assert sf.Plan.of(model).hash == bare
+
+
+def test_what_ends_in_another_width_is_no_block():
+    """An ensemble of regressors, the layers of a head in a list."""
+    regressor = (nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    assert writers(nn.ModuleList(nn.Sequential(*regressor) for _ in range(3))) == set()
+    boxes = [nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 4)])}) for _ in range(3)]
+    assert writers(nn.ModuleList(boxes)) == set()

@@ -190,3 +190,60 @@ def test_named_arguments_may_be_any_mapping():
     by_dict, by_mapping = (Plan.of(model, inputs=kind({"x": torch.zeros(2, 5, 32)})) for kind in (dict, UserDict))
     assert by_mapping["w.weight"] == by_dict["w.weight"]
     assert by_mapping["w.weight"].role.view.inner == Fused(3)
+
+
+class Sums(nn.Module):
+    """Attention whose logits, or weights, are of two products of queries and keys, (B, heads, T, d) each."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.q, self.k, self.k2 = kind, *(nn.Linear(32, 32, bias=False) for _ in range(3))
+        self.shared, self.v = nn.Linear(32, 4, bias=False), nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        q, k, k2, v = (heads_of(layer(x)) for layer in (self.q, self.k, self.k2, self.v))
+        shared = self.shared(x)[:, None]
+        if self.kind == "two terms":  # keys and positions
+            weights = (q @ k2.mT + q @ k.mT).softmax(-1)
+        elif self.kind == "parts of a head":  # one without and one with rotary positions, as MLA
+            weights = (q[..., :4] @ k[..., :4].mT + q[..., 4:] @ shared.mT).softmax(-1)
+        elif self.kind == "parts of a head, joined":
+            keys = torch.cat([k[..., :4], shared.expand(-1, 4, -1, -1)], -1)
+            weights = (torch.cat([q[..., :4], q[..., 4:]], -1) @ keys.mT).softmax(-1)
+        else:  # two softmaxes
+            weights = (q[:, :2] @ k[:, :2].mT).softmax(-1) - 0.5 * (q[:, 2:] @ k[:, 2:].mT).softmax(-1)
+            v = v[:, :2]
+        return weights @ v
+
+
+def rows_by_head(kind):
+    found = Plan.of(Sums(kind), inputs=torch.zeros(2, 5, 32), head=())
+    assert not found.unsplit
+    return {name: (found[f"{name}.weight"].blocks, found[f"{name}.weight"].lr_scales) for name in ("q", "k", "k2")}
+
+
+@pytest.mark.parametrize("kind", ["two terms", "two softmaxes"])
+def test_every_product_of_queries_and_keys_counts(kind):
+    whole, heads = (((1, 32, 32),), (1.0,)), (((4, 8, 32),), (2.0,))
+    assert rows_by_head(kind) == {"q": heads, "k": heads, "k2": heads if kind == "two terms" else whole}
+
+
+def test_a_head_whose_parts_are_multiplied_apart_is_one_head():
+    assert rows_by_head("parts of a head") == rows_by_head("parts of a head, joined")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::DeprecationWarning")
+def test_flex_attention_is_attention():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Linear(32, 96, bias=False)
+
+        def forward(self, x):
+            return flex_attention(*(heads_of(part) for part in self.w(x).chunk(3, -1)))
+
+    found = Plan.of(Flex(), inputs=torch.zeros(2, 5, 32), head=())["w.weight"]
+    assert found.role.view.whole == Fused(3)
+    assert sum(block[0] for block in found.blocks) == 9

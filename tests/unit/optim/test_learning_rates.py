@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import surefoot as sf
-from surefoot import SteepestDescent
+from surefoot import Plan, SteepestDescent
 
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (t + 1)),
@@ -133,3 +133,28 @@ def test_a_tensor_that_is_no_rate_is_refused(lr):
 def test_settings_of_another_optimizer_are_refused_with_their_place(settings):
     with pytest.raises(TypeError, match=rf"takes no {', '.join(settings)}: decay follows from run=.*stabiliser"):
         sf.SteepestDescent(torch.nn.Linear(2, 2), lr=0.1, **settings)
+
+
+@pytest.mark.parametrize("lr", [torch.nan, torch.inf, -0.1, torch.tensor(torch.nan)])
+@pytest.mark.parametrize("recipe", [sf.recipes.steady, sf.recipes.beyond_mup, sf.recipes.steady_bounded])
+def test_a_rate_that_became_none_is_refused_before_anything_has_moved(lr, recipe):
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = SteepestDescent(layer, Plan.of(layer, recipe()), lr=0.1)
+    layer(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    before = [p.detach().clone() for p in layer.parameters()]
+    optimizer.param_groups[-1]["lr"] = lr
+    with pytest.raises(ValueError, match=r"Invalid learning rate.*past its end"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(layer.parameters(), before, strict=True))
+
+
+def test_a_schedule_that_ends_below_zero_by_rounding_moves_nothing():
+    layer = nn.Linear(3, 3)
+    optimizer = SteepestDescent(layer, lr=0.1)
+    layer(torch.ones(2, 3)).sum().backward()
+    before = layer.weight.detach().clone()
+    for group in optimizer.param_groups:
+        group["lr"] = -1e-18
+    optimizer.step()
+    assert torch.equal(layer.weight, before)

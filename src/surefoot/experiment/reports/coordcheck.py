@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from surefoot.experiment import configs
-from surefoot.experiment.coordcheck import LOGITS, QUANTITIES, RESULTS, SUMMARY, finished
+from surefoot.experiment.coordcheck import KINDS, LOGITS, QUANTITIES, RESULTS, SUMMARY, finished
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.page import Chart, Choice, Fact, Page, Table
@@ -105,7 +105,7 @@ def page(directory: Path) -> Page:
     _, config = configs.kind_of(directory)
     name, details = f"coordinate check of {config['method']}", {"Configuration": charts.flat(config)}
     if not (directory / SUMMARY).exists():
-        records = finished(read_lines(directory / RESULTS, {"width": int, "seed": int}))
+        records = finished(read_lines(directory / RESULTS, KINDS))
         details["Finished runs"] = {f"width {record['width']}, seed {record['seed']}": "" for record in records}
         facts = [Fact("Coordinate check", "under way", "slopes are fitted when all runs have finished")]
         return Page(directory.name, name, f"under way: {len(records)} runs", facts, [], [], details)
