@@ -46,6 +46,8 @@ SETTINGS = frozenset({"weight_decay", "betas", "momentum", "eps", "nesterov"})
 
 def refuse_settings(given: Collection[str]) -> None:
     """Raise TypeError for settings of other optimizers, and say where they belong here."""
+    if others := sorted({*given} - SETTINGS):
+        raise TypeError(f"SteepestDescent takes no {', '.join(others)}: leave it out, steps are batched as they are")
     if given:
         raise TypeError(
             f"SteepestDescent takes no {', '.join(sorted(given))}: decay follows from run=Run(steps, tokens) or is a "

@@ -194,11 +194,22 @@ def compiled(**options: Any) -> Step:
     >>> model = torch.nn.Linear(2, 2)
     >>> optimizer = sf.SteepestDescent(model, lr=0.1, step=sf.compiled())  # compiles at its first step
     """
-    graph = torch.compile(step, **{"fullgraph": True, "dynamic": False, **options})
+    return _Compiled(options)
 
-    def run(role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor) -> Taken:
+
+class _Compiled:
+    """The step, compiled; pickled, what it is compiled with."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._graph = torch.compile(step, **{"fullgraph": True, "dynamic": False, **options})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._options,)
+
+    def __call__(
+        self, role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
+    ) -> Taken:
         assert not role.smoothed & role.remembered  # both are cached here: their lock cannot be part of a graph
         with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
-            return graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)
-
-    return run
+            return self._graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)

@@ -146,3 +146,51 @@ def test_a_state_saved_before_unfreezing_goes_on_as_one_process_would_have():
         assert count == states
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)
+
+
+def test_a_run_resumed_while_parameters_are_frozen_goes_on_when_they_are_trained_again():
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0))
+    late = [*plan][::2]
+
+    def trained(_, mesh):
+        params, saving = built(plan, mesh, fsdp)
+        advance(params, saving, range(2))
+        for name in late:
+            params[name].requires_grad_(False)
+            params[name].grad = None
+        rest = {name: p for name, p in params.items() if name not in late}
+        advance(rest, saving, range(2, 3))
+        resumed, _ = built(plan, mesh, fsdp)
+        for name, p in resumed.items():
+            p.detach().copy_(params[name].detach())
+            p.requires_grad_(name not in late)
+        optimizer = sf.SteepestDescent(list(resumed.items()), plan, lr=0.05)
+        optimizer.load_state_dict(saving.state_dict())
+        for p in resumed.values():
+            p.requires_grad_(True)
+        advance(resumed, optimizer, range(3, 5))
+        return {name: whole(p.detach()) for name, p in resumed.items()}
+
+    want = trained(None, None)
+    for got in run(2, trained, (2,)):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)
+
+
+@combinations(masters=[False, True])
+def test_parameters_that_are_cast_between_two_steps_take_their_state_with_them(masters):
+    plan = plan_of(recipes.steady(), None)
+    options = {"precision": sf.Precision(weights=sf.MasterWeights())} if masters else {}
+    dtype = torch.bfloat16 if masters else F64
+
+    def trained(_, mesh):
+        params, optimizer = built(plan, mesh, fsdp, torch.float32, **options)
+        advance(params, optimizer, range(1), torch.float32)
+        nn.ParameterDict(params).to(dtype)
+        advance(params, optimizer, range(1, 3), dtype)
+        return {name: whole(p.detach()).double() for name, p in params.items()}
+
+    want = trained(None, None)
+    for got in run(2, trained, (2,)):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=2**-8 if masters else 1e-6)

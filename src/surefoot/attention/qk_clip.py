@@ -132,7 +132,8 @@ class LogitControl:
     def hold(self, optimizer: SteepestDescent) -> list[RemovableHandle]:
         """Register hooks that measure logits in every forward pass and rescale heads after every step.
 
-        In training, the forward pass raises RuntimeError if a layer does not call `scaled_dot_product_attention`.
+        In training, the forward pass raises RuntimeError if a layer does not call `scaled_dot_product_attention`. A
+        weight that is frozen later stays as it is.
 
         Args:
             optimizer: the optimizer of W_q and W_k.
@@ -182,7 +183,7 @@ class LogitControl:
                 stacklevel=2,
             )
         self._unseen = []  # warned once
-        optimizer.scale_(self.factors(largest))
+        optimizer.scale_({p: factor for p, factor in self.factors(largest).items() if p.requires_grad})
         self.largest = {}
 
     def _global_largest(self) -> dict[str, Tensor]:

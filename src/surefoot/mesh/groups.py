@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from surefoot.mesh.slabs import Slab, cutting, slabs
 
@@ -164,3 +166,18 @@ def apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """
     pieces = torch.split(flat, [math.prod(shape) for shape in shapes])
     return [x.reshape(tuple(shape)) for x, shape in zip(pieces, shapes, strict=True)]
+
+
+def as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
+    """A contiguous `DTensor` of which this process holds local, where local lies.
+
+    As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
+    """
+    whole = torch.empty(shape, dtype=local.dtype, device="meta")
+    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(whole.shape, whole.stride(), whole.dtype))
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def along(placement: Any, dim: int) -> Any:
+    """The same cut along another dimension."""
+    return type(placement)(dim, **({"split_factor": f} if (f := getattr(placement, "split_factor", None)) else {}))

@@ -63,8 +63,9 @@ def from_adamw(
         The optimizer for the rest of the run.
 
     Raises:
-        ValueError: parameters of other models, trainable ones that AdamW lacks, a state that is not AdamW's; or no lr,
-            and AdamW has taken no step, or its rate is 0.
+        ValueError: parameters of other models, trainable ones that AdamW lacks, a state that is not AdamW's, groups of
+            which only some maximize; or no lr, and AdamW has taken no step, or its rate is 0, for all or for a part of
+            a role.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -76,7 +77,9 @@ def from_adamw(
     """
     plan = plan or Plan.of(model, run=options.pop("run", None))
     groups = _checked(model, optimizer)
-    options = {"maximize": any(group["maximize"] for group in groups.values()), **options}
+    if len(signs := {bool(group["maximize"]) for group in groups.values()}) > 1:
+        raise ValueError("some of the optimizer's groups maximize and some do not, which the roles of a plan cannot")
+    options = {"maximize": signs == {True}, **options}
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
     rates = _rates(plan, trained, histories) if options.get("lr") is None else {}
@@ -96,6 +99,8 @@ def _(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:  # type
 
 def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
     """The group of each of AdamW's parameters, which are the model's; ValueError for any other, by name."""
+    if isinstance(optimizer, torch.optim.NAdam | torch.optim.RAdam):
+        raise ValueError(f"how long {type(optimizer).__name__}'s steps are is not known here, of AdamW and Adam it is")
     names = {p: name for name, p in model.named_parameters()}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     if foreign := [p for p in groups if p not in names]:
@@ -149,6 +154,7 @@ def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
 def _rates(plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> dict[str, float]:
     """The rate of each role, by name, at which its steps lead as far as AdamW's; of "", that of all its parameters."""
     logs: dict[str, list[float]] = {}
+    resting = _resting(plan, histories)
     for name, history in histories.items():
         if ratio := _ratio(plan[name], trained[name], *history):
             for key in ("", plan[name].role.name):
@@ -158,7 +164,19 @@ def _rates(plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> d
             "how long AdamW's steps are is not known: it has taken none, or its rate is 0 now; give lr=..., or call "
             "from_adamw after a step, before the schedule has ended"
         )
-    return {role: math.exp(fmean(own)) for role, own in logs.items()}
+    return {role: math.exp(fmean(own)) for role, own in logs.items()} | dict.fromkeys(resting, 0.0)
+
+
+def _resting(plan: Plan, histories: Histories) -> set[str]:
+    """The roles whose rate AdamW has at 0; ValueError for one of which it is for a part."""
+    still = {name for name, (_, group) in histories.items() if not float(group["lr"])}
+    for name in still if len(still) < len(histories) else ():
+        role = plan[name].role.name
+        if moving := [other for other in histories.keys() - still if plan[other].role.name == role]:
+            raise ValueError(
+                f"AdamW's rate of {name} is 0, and of {min(moving)}, {role} as well, not: freeze it, or give lr"
+            )
+    return {plan[name].role.name for name in still}
 
 
 def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str, Any]) -> float:

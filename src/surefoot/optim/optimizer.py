@@ -188,7 +188,7 @@ class SteepestDescent(Optimizer):
         place, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
         if self._sharding and p in self._sharding.shards:
             self.state[p] = self._sharding.stored(p, name, self.state[p])
-        else:
+        elif not is_dtensor(p):  # of a frozen one when it is trained
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def like(p: Tensor) -> State:  # as the parameter's is or will be
-            return self.state.get(p) or init_state(self._placements[p], p)
+            return self.state.get(p) or init_state(self._placements[p], whole_of(p))
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
             known = {p: (name, self._placements[p]) for p, name in self._names.items()}

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from surefoot.geometry.base import ChangeBounds, Completed, expand
-from surefoot.mesh.groups import Cut, Groups, apart, gather, slab_of
+from surefoot.mesh.groups import Cut, Groups, along, apart, as_dtensor, gather, slab_of
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.optim.batching import init_state, load, rules, store
@@ -85,7 +84,8 @@ class Sharding:
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
         for derived in ("exchanges", "_agreements"):
             vars(self).pop(derived, None)
-        return state or self._init_state(shard, name)
+        fresh = self._init_state(shard, name)
+        return self.stored(p, name, {key: self.placed(p, key, x) for key, x in state.items()}) if state else fresh
 
     def _init_state(self, shard: Shard, name: str) -> State:
         """The state of a parameter before its first step, as the optimizer keeps it."""
@@ -202,8 +202,11 @@ class Sharding:
         for p, shard in self.shards.items():
             shard.group = of[p]
             now = p.to_local() if isinstance(p, DTensor) else p
-            if now.data_ptr() != shard.local.data_ptr():
-                shard.local = now.detach()  # a wrapper has moved it
+            cast = now.dtype != shard.local.dtype
+            if cast or now.data_ptr() != shard.local.data_ptr():
+                shard.local = now.detach()  # a wrapper has moved it, or `model.to`
+            if cast:
+                self._cast(shard)
         for ranks, shards in self._agreements.items():
             known = [shard.flags() for shard in shards]
             flags = torch.cat(known)
@@ -211,6 +214,16 @@ class Sharding:
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group)
             for shard, own in zip(shards, torch.split(flags, [len(x) for x in known]), strict=True):
                 shard.agree(own)
+
+    def _cast(self, shard: Shard) -> None:
+        """Convert the state of a parameter that has another dtype than before, in the optimizer's own dictionary."""
+        kept, before, shard.kept = shard.kept, {**shard.kept}, {}
+        self._init_state(shard, "")  # whose dtypes are those wanted
+        converted = self.stored(shard.p, "", before)
+        kept.clear()
+        kept.update(converted)
+        shard.kept = kept
+        vars(self).pop("exchanges", None)
 
     @cached_property
     def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
@@ -268,26 +281,11 @@ def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
     if not isinstance(p, DTensor):
         return x
     if x.shape == shard.local.shape and name in (*shard.shaped, "master"):
-        return _as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
+        return as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
     if name in SCALES.values():
-        return _as_dtensor(x, p.device_mesh, p.placements, (*p.shape[:-1], blocks_of(p.shape[-1])))
+        return as_dtensor(x, p.device_mesh, p.placements, (*p.shape[:-1], blocks_of(p.shape[-1])))
     dim = 0 if shard.here.role.view.stacked else 1
     if shard.here is shard.placement or dim >= x.ndim:
         return x
     shape = (*x.shape[:dim], block[dim], *x.shape[dim + 1 :])
-    return _as_dtensor(x, p.device_mesh, [y if y.is_replicate() else _along(y, dim) for y in p.placements], shape)
-
-
-def _as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
-    """A contiguous `DTensor` of which this process holds local, where local lies.
-
-    As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
-    """
-    whole = torch.empty(shape, dtype=local.dtype, device="meta")
-    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(whole.shape, whole.stride(), whole.dtype))
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def _along(placement: Any, dim: int) -> Any:
-    """The same cut along another dimension."""
-    return type(placement)(dim, **({"split_factor": f} if (f := getattr(placement, "split_factor", None)) else {}))
+    return as_dtensor(x, p.device_mesh, [y if y.is_replicate() else along(y, dim) for y in p.placements], shape)

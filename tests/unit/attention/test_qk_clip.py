@@ -78,6 +78,20 @@ def test_training_far_too_fast_keeps_its_logits_near_the_threshold():
     assert limited < 16  # the threshold, and what one step of this size may add
 
 
+def test_a_layer_that_is_frozen_meanwhile_stays_as_it_is_and_the_others_are_held():
+    model = llama()
+    control = LogitControl(model, threshold=1e-3)
+    frozen, other = (block.attention.query.weight for block in model.blocks[:2])
+    optimizer = sf.SteepestDescent(model, lr=1e-6)
+    control.hold(optimizer)
+    before = [p.detach().clone() for p in (frozen, other)]
+    model.blocks[0].requires_grad_(False)
+    model(torch.arange(8)[None]).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(frozen, before[0])
+    assert other.norm() < 0.9 * before[1].norm()
+
+
 def test_a_head_below_the_threshold_is_left_bit_for_bit():
     one, other = llama(), llama()
     train(one, LogitControl(one, threshold=1e6), steps=3, lr=0.05)

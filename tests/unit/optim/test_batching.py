@@ -273,3 +273,9 @@ def test_a_pickled_optimizer_carries_each_momentum_once():
     copied = pickle.loads(pickle.dumps(optimizer))
     sizes = {p: state["momentum"].untyped_storage().nbytes() for p, state in copied.state.items()}
     assert set(sizes.values()) == {32 * 4}
+
+
+def test_an_optimizer_whose_step_is_compiled_is_pickled():
+    optimizer = SteepestDescent(nn.Linear(2, 2), lr=0.1, step=sf.compiled(dynamic=True))
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert copied._step._options == {"dynamic": True}

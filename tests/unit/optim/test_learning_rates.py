@@ -135,6 +135,11 @@ def test_settings_of_another_optimizer_are_refused_with_their_place(settings):
         sf.SteepestDescent(torch.nn.Linear(2, 2), lr=0.1, **settings)
 
 
+def test_how_torchs_optimizers_are_to_loop_is_refused_with_its_own_remedy():
+    with pytest.raises(TypeError, match="takes no foreach, fused: leave it out, steps are batched"):
+        SteepestDescent(nn.Linear(2, 2), lr=0.1, foreach=True, fused=True)
+
+
 @pytest.mark.parametrize("lr", [torch.nan, torch.inf, -0.1, torch.tensor(torch.nan)])
 @pytest.mark.parametrize("recipe", [sf.recipes.steady, sf.recipes.beyond_mup, sf.recipes.steady_bounded])
 def test_a_rate_that_became_none_is_refused_before_anything_has_moved(lr, recipe):

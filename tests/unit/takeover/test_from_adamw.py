@@ -159,6 +159,40 @@ def test_under_hyperball_the_rate_is_relative_to_the_weights():
     )
 
 
+def test_what_adamw_held_still_stays_so():
+    """A role of rate 0 keeps it; a part of one is refused by name; so are groups of which only one maximizes."""
+    torch.manual_seed(0)
+    net = Net()
+
+    def continued(still, **options):
+        groups = [
+            {"params": still, **options},
+            {"params": [p for p in net.parameters() if all(p is not q for q in still)]},
+        ]
+        adamw = torch.optim.AdamW(groups, lr=0.01)
+        train(net, adamw, range(3))
+        return sf.from_adamw(net, adamw, plan_of(net))
+
+    ours = continued([net.table.weight], lr=0.0)
+    rates, before = {group["role"]: group["lr"] for group in ours.param_groups}, net.table.weight.detach().clone()
+    assert [role for role, lr in rates.items() if not lr] == ["embedding"]
+    train(net, ours, range(3, 6))
+    assert torch.equal(net.table.weight, before)
+    with pytest.raises(
+        ValueError, match=r"rate of qkv\.weight is 0, and of out\.weight, linear as well, not: freeze it"
+    ):
+        continued([net.qkv.weight], lr=0.0)
+    with pytest.raises(ValueError, match="some of the optimizer's groups maximize"):
+        continued([net.table.weight], maximize=True)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.RAdam])
+def test_other_adams_whose_steps_have_another_length_are_refused(kind):
+    net, other = begun(kind=kind)
+    with pytest.raises(ValueError, match=f"how long {kind.__name__}'s steps are is not known"):
+        sf.from_adamw(net, other, plan_of(net))
+
+
 def test_it_resumes_through_a_state_dict():
     net, adamw = begun()
     plan = plan_of(net)
