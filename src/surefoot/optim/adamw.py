@@ -64,8 +64,7 @@ def from_adamw(
 
     Raises:
         ValueError: parameters of other models, trainable ones that AdamW lacks, a state that is not AdamW's, groups of
-            which only some maximize; or no lr, and AdamW has taken no step, or its rate is 0, for all or for a part of
-            a role.
+            which only some maximize; or no lr, and AdamW has taken no step, or has a rate of 0 for a part of a role.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -77,9 +76,7 @@ def from_adamw(
     """
     plan = plan or Plan.of(model, run=options.pop("run", None))
     groups = _checked(model, optimizer)
-    if len(signs := {bool(group["maximize"]) for group in groups.values()}) > 1:
-        raise ValueError("some of the optimizer's groups maximize and some do not, which the roles of a plan cannot")
-    options = {"maximize": signs == {True}, **options}
+    options = {"maximize": any(group["maximize"] for group in groups.values()), **options}
     trained: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     histories = {name: (optimizer.state[p], groups[p]) for name, p in trained.items() if optimizer.state.get(p)}
     rates = _rates(plan, trained, histories) if options.get("lr") is None else {}
@@ -110,6 +107,8 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
         )
     if late := [name for p, name in names.items() if p.requires_grad and p not in groups]:
         raise ValueError(f"{late[0]} is trainable, and not among the optimizer's: freeze it, or add it to AdamW first")
+    if len({bool(group.get("maximize")) for group in groups.values()}) > 1:
+        raise ValueError("some of the optimizer's groups maximize and some do not, which the roles of a plan cannot")
     for p, group in groups.items():
         state = optimizer.state.get(p) or dict.fromkeys(_KEPT if "betas" in group else ())  # before a first step
         if missing := [key for key in _KEPT if key not in state]:
