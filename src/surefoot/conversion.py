@@ -59,7 +59,7 @@ def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, b
     """Convert a setting for a `(d_out, d_in)` matrix so that its steps and its decay stay the same.
 
     In each convention the step is `lr s(d_in, d_out) sqrt(d_out/d_in) msign(G)` and the decay `lr wd`, so the natural
-    rate is `lr s` and the natural decay `wd / s`; the decay bounds the norm by `s / wd`.
+    rate is `lr s` and the natural decay `wd / s`; the decay bounds the norm by `s / wd` where `lr wd` is at most 1.
 
     Args:
         setting: learning rate and weight decay in the source convention.

@@ -20,6 +20,8 @@ def written(tmp_path, text, capsys):
     said = capsys.readouterr()
     assert "tokens of 270" in said.out
     assert "in 1 files; 1 documents" in said.out
+    assert said.err.startswith("surefoot: no tokens for validation: one document in 100 is for validation; runs split")
+    assert said.err.count("\n") == 1
     return out
 
 

@@ -283,6 +283,14 @@ def test_a_record_without_a_key_is_named_not_a_key_error(tmp_path, line):
         load(tmp_path)
 
 
+def test_a_number_that_no_json_has_is_no_record(tmp_path):
+    run(config(), tmp_path, quick, executor=Inline(), progress=silent)
+    path = tmp_path / "results.jsonl"
+    path.write_text(path.read_text().replace('"val_loss": 2', '"val_loss": NaN, "was": 2', 1))
+    with pytest.raises(ValueError, match=r"results\.jsonl, line \d is not a JSON object"):
+        load(tmp_path)
+
+
 def test_records_are_strict_json(tmp_path):
     with Log(tmp_path / "log.jsonl") as log:
         with pytest.raises(ValueError, match="Out of range"):

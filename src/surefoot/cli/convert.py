@@ -72,6 +72,7 @@ def _text(d_out: int, d_in: int, settings: Mapping[str, Setting]) -> str:
     same = "the steps and the decay are the same in every line"
     lines = [f"a ({d_out}, {d_in}) matrix; {same}", "", "convention  learning rate  weight decay  norm stays below"]
     for name, s in settings.items():
-        bound = f"{1 / settings['natural'].weight_decay:.4g}" if s.weight_decay else "no bound"
+        lost = s.lr * s.weight_decay  # of itself a step
+        bound = f"{settings['natural'].lr / (1 - abs(1 - lost)):.4g}" if 0 < lost < 2 else "no bound"
         lines.append(f"{name:10}  {s.lr:<13.4g}  {s.weight_decay:<12.4g}  {bound}")
     return "\n".join(lines)

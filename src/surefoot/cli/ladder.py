@@ -34,6 +34,7 @@ def add_to(commands: options.Commands) -> None:
     options.add_executor(parser, "runs/ladder")
     options.add_model(parser, "depth", "head_dim")
     options.add_training(parser)
+    next(action for action in parser._actions if action.dest == "steps").help = argparse.SUPPRESS
     options.add_json(parser)
 
 
@@ -67,7 +68,7 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
     from surefoot.experiment.training.build import require_model
 
     if "steps" in arguments.given:
-        raise ValueError("--steps beside --tokens-per-parameter, which gives them: leave one out")
+        raise ValueError("--steps: a ladder's follow from --tokens-per-parameter, leave it out")
     recipe, widths = arguments.method, [*arguments.widths, arguments.to_width]
     settings = chosen.trial_settings(arguments, [recipe], widths)
     del settings["method"]  # a trial has it as its recipe

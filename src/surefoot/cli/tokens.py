@@ -58,17 +58,23 @@ def run(arguments: argparse.Namespace) -> int:
         f"{arguments.out}: {manifest['tokens']:,} tokens of {manifest['vocab']:,}, {held:,} of them for validation, "
         f"in {len(shards)} files{written}; {manifest['documents']:,} documents"
     )
+    if held in (0, manifest["tokens"]):
+        side, chance = (
+            ("validation", "training")[held > 0],
+            f"one document in {arguments.validation_one_in} is for validation",
+        )
+        print(f"surefoot: no tokens for {side}: {chance}; runs split the tokens that there are", file=sys.stderr)
     print(json.dumps(manifest, allow_nan=False) if arguments.json else sentence)
     return 0
 
 
 @contextmanager
 def _progress(limit: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """A bar on a terminal, nothing elsewhere."""
     from tqdm import tqdm
 
     quiet = not sys.stderr.isatty()
-    with tqdm(total=limit, unit=" documents", file=sys.stderr, mininterval=10 if quiet else 0.2, leave=False) as bar:
+    with tqdm(total=limit, unit=" documents", file=sys.stderr, mininterval=0.2, leave=False, disable=quiet) as bar:
 
         def move(documents: int, tokens: int) -> None:
             bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)

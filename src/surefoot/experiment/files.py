@@ -142,9 +142,13 @@ def _parse(path: Path, kinds: Kinds) -> tuple[list[Record], int]:
     return records, sum(map(len, lines))
 
 
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _record(line: bytes) -> Record | None:
     try:
-        value = json.loads(line) if line.endswith(b"\n") else None
+        value = json.loads(line, parse_constant=_refused) if line.endswith(b"\n") else None
     except ValueError:  # UnicodeDecodeError and JSONDecodeError both are
         return None
     return value if isinstance(value, dict) else None

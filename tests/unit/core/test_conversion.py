@@ -101,3 +101,15 @@ def test_mup_goes_by_the_fan_in_of_the_same_matrix_and_agrees_with_the_baseline(
         d_out, d_in = weight.shape
         converted = sf.convert(sf.Setting(1e-3), "mup", "adamw", d_in, d_out, base_d_in=base)
         assert converted.lr == pytest.approx(rates[id(weight)]) == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize(("lost", "stays"), [(0.1, True), (1.0, True), (1.5, True), (2.0, False), (3.0, False)])
+def test_the_bound_that_is_printed_is_the_largest_norm_of_a_pull_along_the_weight(lost, stays, capsys):
+    """Of a weight that loses so much of itself a step, which turns it round from 1 on."""
+    assert main(["convert", "--lr", "0.1", "--weight-decay", f"{10 * lost}", "--d-in", "4", "--d-out", "4"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("natural"))
+    w, eta = 0.0, float(line.split()[1])
+    for _ in range(200):
+        w = abs(1 - lost) * w + eta
+    assert (f"{w:.4g}" in line) == stays
+    assert ("no bound" in line) != stays

@@ -73,8 +73,10 @@ def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
 
 def test_a_text_of_too_few_merges_says_how_many_it_has(file: Path) -> None:
     file.write_bytes(b"abab" * 100)
-    with pytest.raises(ValueError, match=r"the training text gives \d+ tokens, fewer than the 5000 asked for"):
+    with pytest.raises(ValueError, match=r"text\.py gives \d+ tokens, fewer than the 5000 asked for: ask for fewer"):
         load(f"bpe:5000:{file}")
+    with pytest.raises(ValueError, match=r"nothing gives 256 tokens, .*: is it empty, or no text in UTF-8"):
+        bpe.train_on([], 300, "nothing")
 
 
 def test_too_few_tokens_for_the_context_are_called_tokens(file: Path) -> None:

@@ -249,3 +249,12 @@ def test_report_of_a_recipe_that_only_diverges(tmp_path):
     assert report.draw(tmp_path).exists()
     (tmp_path / "summary.json").unlink()  # as an interrupted sweep leaves it
     assert report.draw(tmp_path).exists()
+
+
+def test_no_more_runs_are_finished_than_expected_where_some_of_an_earlier_search_are_missing(tmp_path):
+    run(config(), tmp_path, fake, executor=Inline(), progress=silent)
+    path, shown = tmp_path / "results.jsonl", []
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[10:]))
+    run(config(), tmp_path, fake, executor=Inline(), progress=shown.append)
+    assert shown
+    assert all(each.finished <= each.expected for each in shown)

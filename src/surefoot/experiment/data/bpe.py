@@ -40,7 +40,7 @@ def parse(name: str) -> tuple[int, str | None]:
     return int(size), path or None
 
 
-def train(text: bytes, vocab: int) -> Tokenizer:
+def train(text: bytes, vocab: int, source: str = "the training text") -> Tokenizer:
     """Train a tokenizer of exactly `vocab` tokens: the 256 byte values, and merges of frequent pairs in `text`.
 
     The result depends on the text, the size and the library's release, and not on the number of threads.
@@ -48,6 +48,7 @@ def train(text: bytes, vocab: int) -> Tokenizer:
     Args:
         text: UTF-8; other bytes become replacement characters.
         vocab: number of tokens, `SMALLEST` to `LARGEST`.
+        source: of the text, for an error.
 
     Returns:
         The tokenizer.
@@ -56,15 +57,16 @@ def train(text: bytes, vocab: int) -> Tokenizer:
         ValueError: the library is missing.
         DataError: the text is too short for so many tokens.
     """
-    return train_on(pieces(text.decode("utf-8", "replace")), vocab)
+    return train_on(pieces(text.decode("utf-8", "replace")), vocab, source)
 
 
-def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> Tokenizer:
+def train_on(texts: Iterable[str], vocab: int, source: str, special: Sequence[str] = ()) -> Tokenizer:
     """Train a tokenizer on texts, see `train`.
 
     Args:
         texts: read once.
         vocab: number of tokens, the special ones included.
+        source: of the texts, for an error.
         special: tokens that no text is encoded as, the first ones of the vocabulary.
 
     Returns:
@@ -85,7 +87,8 @@ def train_on(texts: Iterable[str], vocab: int, special: Sequence[str] = ()) -> T
     )
     tokenizer.train_from_iterator(texts, trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
-        raise DataError(f"the training text gives {size} tokens, fewer than the {vocab} asked for: ask for fewer")
+        small = "ask for fewer" if size > SMALLEST + len(special) else "is it empty, or no text in UTF-8?"
+        raise DataError(f"{source} gives {size} tokens, fewer than the {vocab} asked for: {small}")
     return tokenizer
 
 

@@ -200,7 +200,7 @@ def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
             assert conversion.vocab is not None
             some = islice(documents(conversion.source, conversion.field), conversion.limit)
             pieces = (piece for each in _until(some, TRAINING_CHARACTERS, cut=True) for piece in bpe.pieces(each))
-            write_atomic(path, bpe.train_on(pieces, conversion.vocab, [SEPARATOR]).to_str())
+            write_atomic(path, bpe.train_on(pieces, conversion.vocab, conversion.source, [SEPARATOR]).to_str())
     return _usable(path)
 
 

@@ -87,7 +87,7 @@ def _tokenised(name: str) -> Corpus:
     spans = zip([0, *text.ends], text.ends, strict=False)
     recoded = [parts[0][start:end].decode("utf-8", "replace").encode() for start, end in spans]  # as it is encoded
     parts[0], ends = b"".join(recoded), np.cumsum([len(part) for part in recoded])
-    tokenizer = bpe.train(parts[0], vocab)
+    tokenizer = bpe.train(parts[0], vocab, text.name)
     train, validation = (bpe.encode(tokenizer, part) for part in parts)
     title = f"{text.name}, {vocab} BPE tokens"
     inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(ends[:-1]) + 1)

@@ -139,7 +139,7 @@ class _Search:
             expected += runs
             seconds_left += max(0, runs - done) * self._cost(width)
         at_once = max(1, min(workers, expected - len(self.done)))
-        return Progress(record, len(self.done), expected, seconds_left / at_once)
+        return Progress(record, len(self.done), max(expected, len(self.done)), seconds_left / at_once)
 
     def missing(self) -> list[Trial]:
         """Trials that can be run now: of the narrowest width, for whose rate the widest waits, then widest first."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, NATURAL, RATE, Settings, log2_lr
+from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, RATE, SEED, Settings, log2_lr
 from surefoot.experiment.training.schedule import Schedule
 from surefoot.scaling import Run
 
@@ -123,7 +123,7 @@ class TrainConfig(Settings):
     schedule: Schedule = field(default_factory=Schedule)
     batches: Batches = Batches()
     execution: Execution = Execution()
-    seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": NATURAL})
+    seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": SEED})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -145,6 +145,7 @@ class Number:
 
 COUNT = Number("count", int, "must be at least 1", lambda value: value >= 1)
 NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
+SEED = Number("seed", int, "must lie between 0 and 2**64 - 1", lambda value: 0 <= value < 2**64)
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
 FRACTION = Number("fraction", float, "must lie between 0 and 1", lambda value: 0 <= value <= 1)
 LOG2 = Number("exponent", float, "must be the log2 of a rate, between -60 and 60", lambda value: abs(value) <= 60)
