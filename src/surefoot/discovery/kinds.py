@@ -160,8 +160,8 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """What is inside of such wrappers, and of DDP."""
     inner = dict(module.named_children())
-    name = next(iter(inner)) if len(inner) == 1 else ""
-    return unwrapped(inner[name]) if not plain_name(f"{name}.") else module
+    name = next(iter(inner)) if len(inner) == 1 and not module._parameters else ""
+    return unwrapped(inner[name]) if name and not plain_name(f"{name}.") else module
 
 
 def blocks_of(view: View, x: Tensor) -> tuple[Shape, ...]:

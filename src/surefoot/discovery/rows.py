@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from surefoot.discovery.kinds import unwrapped
-
 Source = tuple[str, int]
 """What an entry is: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a product;
 and the number of that parameter or product."""
@@ -81,7 +79,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a while to import
 
-    model, weights = unwrapped(model), [*weights]
+    model, weights = _bare(model), [*weights]
     state = [*model.parameters(), *model.buffers()]
     with FakeTensorMode(allow_non_fake_inputs=True):  # a meta model is run as if on a CPU, where its constants are
         fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
@@ -105,6 +103,13 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return {p: use for p, use in zip(weights, rows.uses, strict=True) if use.transposed}
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile` or data parallelism wraps, which is called as they are."""
+    if hasattr(model, "_orig_mod"):
+        return _bare(model._orig_mod)  # type: ignore[arg-type]
+    return _bare(model.module) if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else model
 
 
 def _labels(x: Any) -> Labels:

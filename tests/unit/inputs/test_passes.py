@@ -192,6 +192,21 @@ def test_named_arguments_may_be_any_mapping():
     assert by_mapping["w.weight"].role.view.inner == Fused(3)
 
 
+def test_what_wraps_a_model_for_data_parallelism_is_looked_through_and_what_prepares_its_inputs_is_called():
+    class Prepared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = Attends(*CUTS["by head"][:2])
+
+        def forward(self, x):
+            return self.module(x.float().unflatten(-1, (-1, 32)))
+
+    wrapped = nn.DataParallel(torch.compile(Attends(*CUTS["by head"][:2])))
+    for model, x in ((Prepared(), torch.zeros(2, 160, dtype=torch.int64)), (wrapped, torch.zeros(2, 5, 32))):
+        (place,) = Plan.of(model, inputs=x, head=()).placements.values()
+        assert place.role.view.whole == Interleaved(4, 3)
+
+
 class Sums(nn.Module):
     """Attention whose logits, or weights, are of two products of queries and keys, (B, heads, T, d) each."""
 
