@@ -192,6 +192,7 @@ def test_named_arguments_may_be_any_mapping():
     assert by_mapping["w.weight"].role.view.inner == Fused(3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_wraps_a_model_for_data_parallelism_is_looked_through_and_what_prepares_its_inputs_is_called():
     class Prepared(nn.Module):
         def __init__(self):
