@@ -162,4 +162,37 @@ MUTATIONS = (
     ),
     Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, **own", "**own", LADDER),
     Mutation("a target with every seed", "experiment/sweep/ladder.py", "[(target, 1)]", "[(target, 2)]", LADDER),
+    Mutation(
+        "a wrapped block is one part",
+        "discovery/kinds.py",
+        'return unwrapped(inner[name]) if name and not plain_name(f"{name}.") else module',
+        "return module",
+        "tests/unit/discovery/test_streams.py",
+    ),
+    Mutation(
+        "a rate that is no number",
+        "optim/param_groups.py",
+        "not -ROUNDING <= lr < math.inf",
+        "lr < -ROUNDING",
+        "tests/unit/optim/test_learning_rates.py",
+    ),
+    Mutation("the first softmax alone", "discovery/rows.py", "for i in found:", "for i in found[:1]:", PASSES),
+    Mutation(
+        "the first product alone", "discovery/rows.py", "[[*logits]] if logits", "[[*logits][:1]] if logits", PASSES
+    ),
+    Mutation(
+        "a whole state for a part's",
+        "optim/sharding.py",
+        "{key: self.placed(p, key, x) for key, x in state.items()}",
+        "state",
+        "tests/sharded/test_sharing.py",
+    ),
+    Mutation("what AdamW held still moves", "optim/adamw.py", " | dict.fromkeys(resting, 0.0)", "", TAKEOVER),
+    Mutation(
+        "factors in bfloat16 are not rounded",
+        "experiment/models/fast_linear.py",
+        "x, weight = x.to(dtype), weight.to(dtype)",
+        "pass",
+        "tests/unit/training/test_fast_linear.py",
+    ),
 )
