@@ -10,11 +10,10 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, SupportsIndex, final
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
+    from torch.optim import Optimizer, lr_scheduler
 
 
 class Scale(ABC):
@@ -254,8 +253,14 @@ class Run:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if type(value) is not int or value < 1:
+            if (
+                type(value) is bool
+                or not isinstance(value, SupportsIndex | float)
+                or not float(value) >= 1
+                or float(value) % 1
+            ):
                 raise ValueError(f"{name} of a run is a positive whole number, not {value!r}")
+            object.__setattr__(self, name, int(value))
 
     def factor(self, step: int) -> float:
         """Factor on the peak rate at a step, 0 for the first: up over a tenth of the steps, then down to 0, linearly.
@@ -268,7 +273,7 @@ class Run:
         rise = round(0.1 * self.steps)
         return (step + 1) / rise if step < rise else max(0.0, (self.steps - step) / max(1, self.steps - rise))
 
-    def schedule(self, optimizer: Optimizer) -> LambdaLR:
+    def schedule(self, optimizer: Optimizer) -> lr_scheduler.LambdaLR:
         """torch's scheduler of `factor`, under which the laws were fitted: `step()` it after the optimizer's."""
         from torch.optim.lr_scheduler import LambdaLR
 

@@ -1,5 +1,6 @@
 """Lightning: the stability numbers of `SteepestDescent` in its loggers."""
 
+from collections import Counter
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -9,12 +10,25 @@ from surefoot.optim.optimizer import SteepestDescent
 
 
 class StabilityLog(Callback):
-    """Logs the largest stability numbers of all parameters before a step, every `log_every_n_steps` steps."""
+    """Logs the largest stability numbers of all parameters before a step, every `log_every_n_steps` of an optimizer's.
+
+    Where a module has several `SteepestDescent`, each has its number at the end of what is logged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = Counter[int]()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Measure and log; on every process, since sharded weights need all."""
-        ours = isinstance(optimizer, SteepestDescent)  # a module may have others beside it
-        if ours and trainer.loggers and trainer.global_step % trainer.log_every_n_steps == 0:
-            numbers = worst(optimizer.stability())
+        if not isinstance(optimizer, SteepestDescent):  # a module may have others beside it
+            return
+        ours = [id(each) for each in trainer.optimizers if isinstance(each, SteepestDescent)]
+        first = trainer.global_step if len(trainer.optimizers) == 1 else 0  # which counts the steps of all
+        step = self._steps.setdefault(id(optimizer), first)
+        self._steps[id(optimizer)] += 1
+        if trainer.loggers and step % trainer.log_every_n_steps == 0:
+            number = f"/{ours.index(id(optimizer))}" if len(ours) > 1 else ""
+            numbers = {f"{name}{number}": value for name, value in worst(optimizer.stability()).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=trainer.global_step)

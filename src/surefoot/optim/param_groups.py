@@ -123,7 +123,7 @@ def checked_names(group: Group, number: int, taken: Collection[str], precision: 
 
     Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
     """
-    refuse_settings(SETTINGS & group.keys())
+    refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
     names: list[str] = []
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,11 +27,14 @@ def model():
     return nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16, bias=False))
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "10", None])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "10", None, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["steps", "tokens"])
 def test_a_run_is_two_positive_whole_numbers(wrong, name):
     with pytest.raises(ValueError, match=f"{name} of a run is a positive whole number, not"):
         sf.Run(**{"steps": 5, "tokens": 5, name: wrong})
+    run = sf.Run(**{"steps": 5, "tokens": 5, name: np.int64(9)})
+    assert run == sf.Run(**{"steps": 5, "tokens": 5, name: 9.0})  # as num_train_epochs times steps is
+    assert type(getattr(run, name)) is int
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1 / 150, True), (1 / 15, False), (1, False), (15, False), (17, True)])

@@ -135,6 +135,12 @@ def test_settings_of_another_optimizer_are_refused_with_their_place(settings):
         sf.SteepestDescent(torch.nn.Linear(2, 2), lr=0.1, **settings)
 
 
+def test_groups_of_another_optimizer_without_roles_are_told_to_pass_the_model():
+    """As transformers' Trainer makes them where it is given no model."""
+    with pytest.raises(ValueError, match="pass the model in place of its parameters"):
+        SteepestDescent([{"params": [nn.Parameter(torch.ones(2, 2))], "weight_decay": 0.0}], lr=0.1)
+
+
 def test_how_torchs_optimizers_are_to_loop_is_refused_with_its_own_remedy():
     with pytest.raises(TypeError, match="takes no foreach, fused: leave it out, steps are batched"):
         SteepestDescent(nn.Linear(2, 2), lr=0.1, foreach=True, fused=True)
