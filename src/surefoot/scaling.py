@@ -252,15 +252,10 @@ class Run:
     tokens: int
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if (
-                type(value) is bool
-                or not isinstance(value, SupportsIndex | float)
-                or not float(value) >= 1
-                or float(value) % 1
-            ):
-                raise ValueError(f"{name} of a run is a positive whole number, not {value!r}")
-            object.__setattr__(self, name, int(value))
+        for name, x in vars(self).items():
+            if not (isinstance(x, SupportsIndex | float) and x is not True and float(x) % 1 == 0 < float(x)):
+                raise ValueError(f"{name} of a run is a positive whole number, not {x!r}")
+            object.__setattr__(self, name, int(x))
 
     def factor(self, step: int) -> float:
         """Factor on the peak rate at a step, 0 for the first: up over a tenth of the steps, then down to 0, linearly.

@@ -231,9 +231,9 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     sizes = {name: (m.out_features, m.in_features) for name, m in linears.items()}
     candidates = [name for name, size in sizes.items() if size in shapes and not _read_beside(model, name)]
     lists = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
-    alike = {sizes[name] for name in candidates if not name.startswith(lists)}  # and in no block
-    outside = [name for name in candidates if sizes[name] in alike and not name.rpartition(".")[0].startswith(lists)]
-    candidates = outside or candidates
+    outside = [name for name in candidates if not name.rpartition(".")[0].startswith(lists)]  # in no block
+    alike = {sizes[name] for name in outside if not name.startswith(lists)}
+    candidates = [name for name in outside if sizes[name] in alike] or outside
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"

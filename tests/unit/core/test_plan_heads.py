@@ -96,6 +96,15 @@ def test_layers_of_blocks_are_no_heads_where_a_table_has_as_many_rows_as_the_mod
         roles(model)
 
 
+def test_a_layer_of_a_block_is_no_head_though_it_has_the_shape_of_positions():
+    """As many positions as features, and a head for other classes than there are words."""
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    parts = {"words": nn.Embedding(50, 8), "positions": nn.Embedding(8, 8), "blocks": nn.TransformerEncoder(block, 1)}
+    model = nn.ModuleDict({**parts, "classes": nn.Linear(8, 49)})
+    with pytest.raises(ValueError, match=r"no Linear\(d, V\) beside Embedding"):
+        Plan.of(model)
+
+
 def test_several_heads_in_a_list_are_refused_unless_they_are_given():
     model = Language()
     model.ahead = nn.ModuleList([nn.Linear(8, 50) for _ in range(2)])
