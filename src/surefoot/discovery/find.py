@@ -244,9 +244,9 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
-    """Whether a model has matrices that are no tables."""
+    """Whether a model has matrices, or kernels along a sequence, that are no tables; those of pictures tell no words."""
     rows = {p for table in tables for p in table.parameters()}
-    return any(p.ndim > 1 and p not in rows for p in model.parameters())
+    return any(1 < p.ndim < 4 and p not in rows for p in model.parameters())
 
 
 def _read_beside(model: nn.Module, name: str) -> bool:

@@ -121,7 +121,8 @@ def test_a_language_model_without_a_linear_layer_is_asked_for_its_head(layer):
     with pytest.raises(ValueError, match="no Linear"):
         Plan.of(model)
     assert Plan.of(model, head=())["table.weight"].role.name == "embedding"
-    assert Plan.of(nn.Sequential(nn.Embedding(50, 8)))["0.weight"].role.name == "embedding"
+    for body in ((), (nn.Conv2d(8, 8, 3),)):  # a table alone; the codes of pictures
+        assert Plan.of(nn.Sequential(nn.Embedding(50, 8), *body))["0.weight"].role.name == "embedding"
 
 
 def test_several_heads_can_be_given_and_an_unknown_one_raises():
