@@ -244,7 +244,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
-    """Whether a model has matrices, or kernels along a sequence, that are no tables; those of pictures tell no words."""
+    """Whether a model has matrices, or kernels along sequences, that are no tables; those of pictures tell no words."""
     rows = {p for table in tables for p in table.parameters()}
     return any(1 < p.ndim < 4 and p not in rows for p in model.parameters())
 
