@@ -73,7 +73,7 @@ class SOAP(Smoothing):
     def __post_init__(self) -> None:
         if not 0 <= self.memory < 1 or not 0 < self.floor < 1:
             raise ValueError(f"memory must lie in [0, 1) and floor in (0, 1), not {self.memory} and {self.floor}")
-        if self.every < 1:
+        if not self.every >= 1 or self.every % 1:
             raise ValueError(f"SOAP turns its bases every 1 step or more, not {self.every}")
         if self.sides not in ("both", "shorter"):
             raise ValueError(f'SOAP turns "both" sides or the "shorter", not {self.sides!r}')

@@ -42,7 +42,7 @@ class DepthRule:
     initial: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.base < 1 or not min(self.rate, self.initial) >= 0:
+        if not (self.base >= 1 and self.rate >= 0 and self.initial >= 0):
             raise ValueError(f"DepthRule needs a base of at least 1 and powers of at least 0, not {self}")
 
     def factors(self, branches: int) -> tuple[float, float]:

@@ -139,7 +139,11 @@ def test_large_matrices_by_onednn_are_those_of_float64(shape, monkeypatch):
         assert not g.numel() or float((scaled(white.double()) - scaled(wanted)).norm()) < 1e-4
 
 
-@pytest.mark.parametrize("settings", [{"memory": 1.0}, {"floor": 0.0}, {"every": 0}, {"sides": "left"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"memory": 1.0}, {"floor": 0.0}, {"every": 0}, {"every": float("nan")}, {"every": 1.5}, {"sides": "left"}],
+    ids=str,
+)
 def test_settings_that_mean_nothing_are_refused(settings):
     with pytest.raises(ValueError, match=r"memory must lie|every 1 step or more|not 'left'"):
         sf.SOAP(**settings)

@@ -286,8 +286,9 @@ def test_an_override_says_how_many_branches_there_are():
     assert (role.lr_scale((1, 8, 8)), role.initial.factor) == (0.25, 0.5)
     with pytest.raises(ValueError, match="branches is a positive whole number, not 0"):
         DepthRule().of(0)
-    with pytest.raises(ValueError, match="base of at least 1"):
-        DepthRule(base=0)
+    for wrong in (0, float("nan")):
+        with pytest.raises(ValueError, match="base of at least 1"):
+            DepthRule(base=wrong)
 
 
 def test_other_recipes_have_no_such_rate():
