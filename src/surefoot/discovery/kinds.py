@@ -151,7 +151,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
     """The modules right below one, without what `torch.compile`, activation checkpointing and FSDP put around them.
 
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> children_of(nn.ModuleList([nn.DataParallel(block)]))["0"] is block
+    >>> children_of(nn.ModuleDict({"0": nn.ModuleDict({"_orig_mod": block})}))["0"] is block
     True
     """
     return {name: unwrapped(child) for name, child in module.named_children()}

@@ -193,7 +193,7 @@ def test_named_arguments_may_be_any_mapping():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_wraps_a_model_for_data_parallelism_is_looked_through_and_what_prepares_its_inputs_is_called():
+def test_what_wraps_a_model_for_data_parallelism_is_looked_through_and_what_prepares_inputs_is_called(monkeypatch):
     class Prepared(nn.Module):
         def __init__(self):
             super().__init__()
@@ -202,6 +202,7 @@ def test_what_wraps_a_model_for_data_parallelism_is_looked_through_and_what_prep
         def forward(self, x):
             return self.module(x.float().unflatten(-1, (-1, 32)))
 
+    monkeypatch.setitem(nn.DataParallel.__init__.__globals__, "_get_available_device_type", lambda: None)
     wrapped = nn.DataParallel(torch.compile(Attends(*CUTS["by head"][:2])))
     for model, x in ((Prepared(), torch.zeros(2, 160, dtype=torch.int64)), (wrapped, torch.zeros(2, 5, 32))):
         (place,) = Plan.of(model, inputs=x, head=()).placements.values()
