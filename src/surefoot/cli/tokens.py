@@ -59,11 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"in {len(shards)} files{written}; {manifest['documents']:,} documents"
     )
     if held in (0, manifest["tokens"]):
-        side, chance = (
-            ("validation", "training")[held > 0],
-            f"one document in {arguments.validation_one_in} is for validation",
-        )
-        print(f"surefoot: no tokens for {side}: {chance}; runs split the tokens that there are", file=sys.stderr)
+        side, one_in = "training" if held else "validation", f"one document in {arguments.validation_one_in} is for"
+        print(f"surefoot: no tokens for {side}: {one_in} validation; runs split those that there are", file=sys.stderr)
     print(json.dumps(manifest, allow_nan=False) if arguments.json else sentence)
     return 0
 
