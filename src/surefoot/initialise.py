@@ -214,9 +214,10 @@ class Scaled(Initial):
         return f"{self.initial.describe(shape)} x {self.factor:.3g}"
 
     def fill_(self, block: Tensor, generator: torch.Generator) -> None:
-        """Fill with the values, then multiply."""
-        self.initial.fill_(block, generator)
-        block.mul_(self.factor)
+        """Fill with the values times the factor, rounded once: computed in float32 whatever the dtype."""
+        values = torch.empty_like(block, dtype=torch.float32)
+        self.initial.fill_(values, generator)
+        block.copy_(values * self.factor)
 
 
 @dataclass(frozen=True)

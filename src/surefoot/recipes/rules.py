@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from surefoot.initialise import AsBuilt, Scaled
+from surefoot.initialise import AsBuilt, Fill, Scaled
 from surefoot.roles import Role
 from surefoot.scaling import Times
 from surefoot.stabilise import Decay, DecoupledWeightDecay
@@ -84,8 +84,8 @@ class Branches:
     initial: float
 
     def __call__(self, role: Role) -> Role:
-        """The role times the factors: initial values are a matrix's, since biases start at 0."""
-        if self.initial != 1 and role.geometry.ndim != 1 and not isinstance(role.initial, AsBuilt):
+        """The role times the factors: initial values where they are drawn."""
+        if self.initial != 1 and not isinstance(role.initial, AsBuilt | Fill):
             role = replace(role, initial=Scaled(role.initial, self.initial))
         if self.rate == 1:
             return role

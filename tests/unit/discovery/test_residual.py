@@ -8,6 +8,7 @@ import surefoot as sf
 from surefoot import recipes
 from surefoot.discovery.find import find_kinds
 from surefoot.experiment.models.decoder import reference
+from surefoot.initialise import Scaled, UnitNormal
 from surefoot.recipes.rules import DepthRule
 
 
@@ -223,12 +224,14 @@ def test_rate_decay_and_initial_values_fall_with_the_number_of_branches_and_the_
         assert plan["blocks.0.mlp.up.weight"].role == shallow["blocks.0.mlp.up.weight"].role
 
 
-def test_biases_that_write_have_the_rate_and_start_at_zero():
+def test_biases_that_write_have_the_rate_and_the_initial_values():
     model = nn.ModuleList([mlp() for _ in range(8)])
     plan = sf.Plan.of(model, head=())
     plan.initialise_(model)
     assert plan["0.3.bias"].role.lr_scale((1, 8)) == 0.5 * plan["0.1.bias"].role.lr_scale((1, 16))
-    assert not model[0][3].bias.any()
+    assert plan["0.3.bias"].role.initial == Scaled(Scaled(UnitNormal(), 48**-0.5), 0.5**0.5)
+    rms = torch.stack([branch[3].bias.detach() for branch in model]).square().mean().sqrt()
+    assert float(rms) == pytest.approx((0.5 / 48) ** 0.5, rel=0.3)
 
 
 def test_pretrained_values_stay_as_built():
