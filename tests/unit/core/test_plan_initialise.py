@@ -230,17 +230,9 @@ def test_a_model_with_more_than_the_plan_has_is_refused_and_frozen_parts_are_not
     assert not torch.equal(before, larger[0].weight)
 
 
-@pytest.mark.parametrize(
-    ("layer", "inputs"),
-    [
-        (nn.Linear(1, 4096), 1),
-        (nn.Linear(10, 4096), 10),
-        (nn.Conv2d(1, 4096, 3), 9),
-        (nn.Conv1d(32, 4096, 4, groups=8), 16),
-    ],
-    ids=str,
-)
-def test_biases_of_few_inputs_are_drawn_with_the_size_that_torch_gives_them(layer, inputs):
+@pytest.mark.parametrize("inputs", [1, 10, 16])
+def test_biases_of_few_inputs_are_drawn_with_the_size_that_torch_gives_them(inputs):
+    layer = nn.Linear(inputs, 4096)
     built = layer.bias.detach().clone()
     plan = Plan.of(layer, head=())
     plan.initialise_(layer)
@@ -250,7 +242,7 @@ def test_biases_of_few_inputs_are_drawn_with_the_size_that_torch_gives_them(laye
     assert abs(float(layer.bias.detach().mean())) < 0.1 * rms
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(17, 64), nn.Conv2d(2, 64, 3), nn.ConvTranspose2d(1, 64, 3)], ids=str)
+@pytest.mark.parametrize("layer", [nn.Linear(17, 64), nn.Conv2d(1, 64, 3), nn.ConvTranspose2d(1, 64, 3)], ids=str)
 def test_other_biases_are_0(layer):
     Plan.of(layer, head=()).initialise_(layer)
     assert not layer.bias.any()
