@@ -139,15 +139,16 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: S
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else nothing
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
-    plain = stabiliser.natural(w) if isinstance(stabiliser, DecoupledWeightDecay) else stabiliser
-    most = plain.bound * (role.step_norm_bound(block) if isinstance(plain, WeightDecay) else 1.0)
+    decays = isinstance(stabiliser, _SHRINKING) and stabiliser.extent == Extent.ENTRY  # and does no more
+    plain = stabiliser.natural(w) if decays and isinstance(stabiliser, DecoupledWeightDecay) else stabiliser
+    most = plain.bound * (role.step_norm_bound(block) if decays else 1.0)
     share = lower / most if 0 < most < math.inf else nothing
     bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
         apart = spread(w)
-        if eta > 0 and isinstance(stabiliser, _SHRINKING) and stabiliser.extent == Extent.ENTRY:
+        if eta > 0 and decays:
             rounded = torch.finfo(w.dtype).eps * upper  # of the rows, which may be far larger than what they differ by
             change = change.minimum(stabiliser.largest_change(w, eta, geometry, replace(known, upper=apart)) + rounded)
         for own, weight, s, moved in zip(numbers, w, apart.tolist(), change.tolist(), strict=True):

@@ -95,7 +95,7 @@ class DecoupledWeightDecay(Checked):
     def by(self, scale: float) -> DecoupledWeightDecay:
         """The same decay, its rate by the lr of a role with this scale; of a shape, as `scaled` gives it."""
         assert isinstance(self.lr_scale, Constant)
-        return DecoupledWeightDecay(self.rate * scale / self.lr_scale.value, Constant(scale))
+        return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))
 
     def natural(self, w: Tensor) -> WeightDecay:
         """The same decay of this weight, by `eta`."""

@@ -137,6 +137,17 @@ def test_the_bound_of_a_share_is_that_of_the_plan(name):
     assert numbers["of_bound"] == pytest.approx(numbers["forward_lower"] / bound, rel=1e-3)
 
 
+def test_a_bound_beside_decay_is_what_a_plan_promises_and_a_share_is_of():
+    """And not what the decay alone would lead to."""
+    model = Net()
+    plan = sf.Plan.of(model, sf.recipes.steady_bounded(), overrides=[("experts", "experts")], head="out")
+    report = sf.SteepestDescent(model, plan, lr=0.1).stability()
+    for name, placement in plan.placements.items():
+        (bound,) = {stabiliser.bound for stabiliser in placement.stabilisers}
+        assert placement.promise.startswith(f"norm <= {bound:.4g} at every step")
+        assert report[name]["of_bound"] == pytest.approx(report[name]["forward_lower"] / bound)
+
+
 def test_dependency_and_update_follow_the_definitions():
     model, plan, optimizer = build(sf.Free())
     report = optimizer.stability()
