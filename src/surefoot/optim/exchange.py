@@ -1,6 +1,6 @@
 """Steps of matrices that several processes hold: whole to an owner, stepped there, and back, a bucket at a time."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,23 +69,11 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
     return [Job(box, *work, shard=shard, placement=placement, key=shard.local.new_empty(0)) for box in boxes]
 
 
-@dataclass(eq=False)
-class Prepared:
-    """What this process has of a parameter while it is exchanged.
+Parts = dict[Job, list[Tensor]]
+"""Of each job that is not on its way, this process's parts of what the owner needs."""
 
-    Args:
-        leaf: the parameter's part.
-        sent: of each job that is not on its way, this process's parts of what the owner needs.
-        w: the slab of the weight, in the dtype of the step.
-        active: which entries move, of the slab's shape; 1 for all.
-        left: jobs that are not finished.
-    """
-
-    leaf: Leaf
-    sent: dict[Job, list[Tensor]]
-    w: Tensor
-    active: Tensor | float
-    left: int
+Home = tuple[Job, list[Tensor], Tensor]
+"""What has come home of a job: this process's parts of its results, and numbers for everybody."""
 
 
 class Exchange:
@@ -104,7 +92,7 @@ class Exchange:
         self._jobs = {shard: jobs_of(shard, self._dtype) for shard in shards}
         self.buckets: list[Bucket] = schedule([job for jobs in self._jobs.values() for job in jobs])
         self._transport = Transport(self.buckets, shards[0].cut, like, shards[0].way is REPLICAS)
-        self._prepared: dict[Shard, Prepared] = {}
+        self._going: dict[Shard, tuple[Generator[Parts, Home, None], Parts]] = {}
 
     def step(self) -> None:
         """Take one step of all of them."""
@@ -117,12 +105,26 @@ class Exchange:
 
     def _prepare(self, job: Job) -> list[Tensor]:
         """This process's parts of what the owner of a job is sent."""
-        if job.shard not in self._prepared:
-            self._prepared[job.shard] = self._smoothed(job.shard)
-        return self._prepared[job.shard].sent.pop(job) if job.sent else []
+        if job.shard not in self._going:
+            step = self._step_of(job.shard)
+            self._going[job.shard] = step, next(step)
+        return self._going[job.shard][1].pop(job) if job.sent else []
 
-    def _smoothed(self, shard: Shard) -> Prepared:
-        """What this process has of a parameter at the start of a step, smoothed unless the owner does it."""
+    def _step_of(self, shard: Shard) -> Generator[Parts, Home, None]:
+        """The step of a parameter as it is seen here: yields its parts as long as jobs have not come home."""
+        leaf, w, active, parts = self._smoothed(shard)
+        for _ in self._jobs[shard]:
+            job, tensors, numbers = yield parts
+            places = list(job.entries(shard.small).values())
+            for place, own in zip(places, apart(numbers, [place.shape for place in places]), strict=True):
+                place.copy_(own)
+            back = dict(zip(shard.back, tensors, strict=True))
+            w[job.region] = back.pop("w") if "w" in back else _moved(job, w, back.pop("d"), active)
+            self._precision.write_state_(leaf, back)
+        self._precision.write_(leaf, w)
+
+    def _smoothed(self, shard: Shard) -> tuple[Leaf, Tensor, Tensor | float, Parts]:
+        """A parameter, its weights, which entries move (1: all), its parts: smoothed, unless its owner does it."""
         leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
         w, g = self._precision.read(leaf), leaf.grad.to(dtype)
         x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
@@ -134,15 +136,14 @@ class Exchange:
             self._precision.write_state_(leaf, {name: y[0] for name, y in after.items()})
         if isinstance(x["active"], Tensor) or "active" in shard.sent:
             x["active"] = device.scalar_like(x["active"], w, dtype).expand(1, *w.shape)[0]
-        jobs = self._jobs[shard]
-        parts = {job: [x[name][job.region] for name in shard.sent] for job in jobs}
-        return Prepared(leaf, parts, w, x["active"], len(jobs))
+        parts = {job: [x[name][job.region] for name in shard.sent] for job in self._jobs[shard]}
+        return leaf, w, x["active"], parts
 
     def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
         """The owned jobs' results, like ones in batches."""
         results: dict[Job, list[Tensor]] = {}
         for jobs in batches([*whole], self._alike):
-            results |= self._batch(jobs, [whole.pop(job) or self._prepared[job.shard].sent.pop(job) for job in jobs])
+            results |= self._batch(jobs, [whole.pop(job) or self._going[job.shard][1].pop(job) for job in jobs])
         return results
 
     def _alike(self, job: Job) -> Any:
@@ -172,27 +173,19 @@ class Exchange:
             yield job, [out, *back, torch.cat([out.new_empty(0), *numbers])]
 
     def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
-        """Take what has come home of a job; when the parameter's last part has come, write it back."""
-        shard, prepared = job.shard, self._prepared[job.shard]
-        places = list(job.entries(shard.small).values())
-        for place, own in zip(places, apart(numbers, [place.shape for place in places]), strict=True):
-            place.copy_(own)
-        x = dict(zip(shard.back, tensors, strict=True))
-        prepared.w[job.region] = x.pop("w") if "w" in x else self._moved(job, prepared, x.pop("d"))
-        self._precision.write_state_(prepared.leaf, x)
-        prepared.left -= 1
-        if not prepared.left:
-            self._precision.write_(prepared.leaf, prepared.w)
-            del self._prepared[shard]
+        """Take what has come home of a job; with the parameter's last part its step ends."""
+        try:
+            self._going[job.shard][0].send((job, tensors, numbers))
+        except StopIteration:
+            del self._going[job.shard]
 
-    def _moved(self, job: Job, prepared: Prepared, d: Tensor) -> Tensor:
-        """The next weights of this process's part, from the direction; each block by its own rule."""
-        lr, active = learning_rate(prepared.leaf.group), prepared.active
-        if isinstance(active, Tensor):
-            active = active[job.region]
-        kinds, labels = job.shard.kinds
-        w = moved = prepared.w[job.region]
-        for i, (role, stabiliser, scale) in enumerate(kinds):
-            own, _ = move(role, stabiliser, w.clone() if i < len(kinds) - 1 else w, d, {}, lr * scale * active)
-            moved = torch.where(labels[job.region] == i, own, moved) if i else own
-        return moved
+
+def _moved(job: Job, whole: Tensor, d: Tensor, active: Tensor | float) -> Tensor:
+    """The next weights of this process's part, from the direction; each block by its own rule."""
+    lr, (kinds, labels) = learning_rate(job.shard.group), job.shard.kinds
+    active = active[job.region] if isinstance(active, Tensor) else active
+    w = moved = whole[job.region]
+    for i, (role, stabiliser, scale) in enumerate(kinds):
+        own, _ = move(role, stabiliser, w.clone() if i < len(kinds) - 1 else w, d, {}, lr * scale * active)
+        moved = torch.where(labels[job.region] == i, own, moved) if i else own
+    return moved

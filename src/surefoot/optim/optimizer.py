@@ -152,7 +152,8 @@ class SteepestDescent(Optimizer):
         self._adopt()
         param_groups.refuse_step(self.param_groups, self._unplaced)
         if self._sharding:
-            self._sharding.agree(self.param_groups)
+            for p in self._sharding.agree(self.param_groups):  # those that were cast
+                self._convert(p)
         for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):
             advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
@@ -241,8 +242,7 @@ class SteepestDescent(Optimizer):
             ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
             ours |= {"param_names": [self._names[p] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
-                saved = loaded["state"].get(index, {})
-                for key, value in self._precision.in_full(p, saved, whole_of).items():
+                for key, value in self._precision.in_full(p, loaded["state"].get(index, {}), whole_of).items():
                     whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
                     self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):

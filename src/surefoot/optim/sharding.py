@@ -82,26 +82,24 @@ class Sharding:
                 "keep momentum in torch.bfloat16, or cut at a multiple"
             )
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
-        for derived in ("exchanges", "_agreements"):
-            vars(self).pop(derived, None)
-        fresh = self._init_state(shard, name)
+        vars(self).pop("_agreements", None)
+        fresh = self.stored(p, name, self._init_state(shard))
         return self.stored(p, name, {key: self.placed(p, key, x) for key, x in state.items()}) if state else fresh
 
-    def _init_state(self, shard: Shard, name: str) -> State:
-        """The state of a parameter before its first step, as the optimizer keeps it."""
-        if shard.way.back and isinstance(shard.p, DTensor):
-            state = init_state(shard.placement, gather(shard.p, shard.cut))
-            slab = torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
-            state |= shard.placement.role.momentum.init_state(slab)
-        else:
-            state = init_state(shard.here, shard.local)
-        return self.stored(shard.p, name, state)
+    def _init_state(self, shard: Shard) -> State:
+        """The state of a parameter before its first step."""
+        if not (shard.way.back and isinstance(shard.p, DTensor)):
+            return init_state(shard.here, shard.local)
+        state = init_state(shard.placement, gather(shard.p, shard.cut))
+        slab = torch.zeros_like(shard.local, dtype=torch.promote_types(shard.local.dtype, torch.float32))
+        return state | shard.placement.role.momentum.init_state(slab)
 
     def stored(self, p: Tensor, name: str, state: State) -> State:
         """A parameter's state, of which only this process's parts are read, as precision says; it is kept."""
         shard = self.shards[p]
+        vars(self).pop("exchanges", None)  # they are of a dtype
         own = {key: x.to_local() if isinstance(x, DTensor) else x for key, x in state.items()}
-        own = self._precision.convert(shard.local, shard.placement, own, name, lambda: shard.state)
+        own = self._precision.convert(shard.local, shard.placement, own, name, lambda: self._init_state(shard))
         shard.kept = {key: _wrapped(shard, key, x) for key, x in own.items()}
         return shard.kept
 
@@ -189,7 +187,7 @@ class Sharding:
         batch.states = [{**smoothed, **kept, **(cache or {})}]
         store(batch.results(), batch, [leaf], self._precision)
 
-    def agree(self, groups: Sequence[dict[str, Any]]) -> None:
+    def agree(self, groups: Sequence[dict[str, Any]]) -> list[Tensor]:
         """One all-reduce: which gradients are finite and there, and which independent problems have one.
 
         A gradient that is missing on some processes counts as zero there; of a parameter with copies, which would come
@@ -197,16 +195,17 @@ class Sharding:
 
         Args:
             groups: the parameter groups of the step.
+
+        Returns:
+            The parameters that have another dtype than before.
         """
-        of = {p: group for group in groups for p in group["params"]}
+        cast, of = list[Tensor](), {p: group for group in groups for p in group["params"]}
         for p, shard in self.shards.items():
             shard.group = of[p]
-            now = p.to_local() if isinstance(p, DTensor) else p
-            cast = now.dtype != shard.local.dtype
-            if cast or now.data_ptr() != shard.local.data_ptr():
+            now, before = p.to_local() if isinstance(p, DTensor) else p, shard.local
+            if now.dtype != before.dtype or now.data_ptr() != before.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it, or `model.to`
-            if cast:
-                self._cast(shard)
+            cast += [p] if now.dtype != before.dtype else []
         for ranks, shards in self._agreements.items():
             known = [shard.flags() for shard in shards]
             flags = torch.cat(known)
@@ -214,16 +213,7 @@ class Sharding:
                 dist.all_reduce(flags, dist.ReduceOp.MAX, group)
             for shard, own in zip(shards, torch.split(flags, [len(x) for x in known]), strict=True):
                 shard.agree(own)
-
-    def _cast(self, shard: Shard) -> None:
-        """Convert the state of a parameter that has another dtype than before, in the optimizer's own dictionary."""
-        kept, before, shard.kept = shard.kept, {**shard.kept}, {}
-        self._init_state(shard, "")  # whose dtypes are those wanted
-        converted = self.stored(shard.p, "", before)
-        kept.clear()
-        kept.update(converted)
-        shard.kept = kept
-        vars(self).pop("exchanges", None)
+        return cast
 
     @cached_property
     def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
