@@ -43,8 +43,8 @@ from surefoot.momentum import Adam
 from surefoot.recipes.rules import with_decay
 from surefoot.roles import Role
 from surefoot.scaling import Times
-from surefoot.stabilise import DecoupledWeightDecay
-from surefoot.stabilise.base import Decay
+from surefoot.stabilise import DecoupledWeightDecay, WeightDecay
+from surefoot.stabilise.base import Moved
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lengths.run import loss_of
@@ -71,7 +71,7 @@ class Falling(DecoupledWeightDecay):
 
     now = 1.0
 
-    def natural(self, w: Tensor) -> Decay:
+    def natural(self, w: Tensor) -> WeightDecay:
         """The decay of this step."""
         decay = super().natural(w)
         return replace(decay, rate=Falling.now * decay.rate)
@@ -80,9 +80,9 @@ class Falling(DecoupledWeightDecay):
 class Cautious(DecoupledWeightDecay):
     """Decay of the entries that the step makes smaller, and of no others."""
 
-    def natural(self, w: Tensor) -> Decay:
-        """The same rate."""
-        return CautiousDecay(super().natural(w).rate)
+    def move(self, w: Tensor, *step: Any, **known: Any) -> Moved:
+        """By the same rate."""
+        return CautiousDecay(self.natural(w).rate).move(w, *step, **known)
 
 
 Change = Callable[[Role], Role]

@@ -14,7 +14,7 @@ from surefoot.linalg import device
 from surefoot.monitor.layer_bounds import loss_bound, spread
 from surefoot.plan import Placement
 from surefoot.roles import Role
-from surefoot.stabilise import DecoupledWeightDecay, WeightDecay
+from surefoot.stabilise import WeightDecay
 from surefoot.stabilise.base import Known, Stabiliser
 from surefoot.views.state import join_blocks, split_by_block
 
@@ -26,9 +26,6 @@ VECTORS, FIRST_ITERATIONS = 4, 4
 
 Report = tuple[list[dict[str, float]], State]
 """A dictionary of numbers per block, and the cache for the next call."""
-
-_SHRINKING = (WeightDecay, DecoupledWeightDecay)
-"""They take one part of all rows, and with it the same part of what rows have in common and of what they differ by."""
 
 _BOUNDED = ("forward", "dependency", "update")
 _NAMES = [*(f"{number}_{side}" for number in _BOUNDED for side in ("lower", "upper")), "of_bound"]
@@ -139,16 +136,15 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: S
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else nothing
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
-    decays = isinstance(stabiliser, _SHRINKING) and stabiliser.extent == Extent.ENTRY  # and does no more
-    plain = stabiliser.natural(w) if decays and isinstance(stabiliser, DecoupledWeightDecay) else stabiliser
-    most = plain.bound * (role.step_norm_bound(block) if decays else 1.0)
+    decays = isinstance(stabiliser, WeightDecay) and stabiliser.extent == Extent.ENTRY  # and does no more
+    most = stabiliser.bound * (role.step_norm_bound(block) if decays else 1.0)
     share = lower / most if 0 < most < math.inf else nothing
     bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
         apart = spread(w)
-        if eta > 0 and decays:
+        if eta > 0 and decays:  # one part of all rows: of what they have in common, and of what they differ by
             rounded = torch.finfo(w.dtype).eps * upper  # of the rows, which may be far larger than what they differ by
             change = change.minimum(stabiliser.largest_change(w, eta, geometry, replace(known, upper=apart)) + rounded)
         for own, weight, s, moved in zip(numbers, w, apart.tolist(), change.tolist(), strict=True):

@@ -145,6 +145,6 @@ class HorizonRule:
 def with_decay(role: Role, factor: float) -> Role:
     """The role with its decay, if it has one, times a factor above 0."""
     decay = role.stabiliser
-    if factor == 1 or not isinstance(decay, Decay | DecoupledWeightDecay):
+    if factor == 1 or not isinstance(decay, Decay):
         return role
     return replace(role, stabiliser=replace(decay, rate=factor * decay.rate))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import ClassVar, Self
 
@@ -148,16 +148,29 @@ class Stabiliser(ABC):
         return 1
 
 
-class Checked(Stabiliser):
-    """Schemes with numbers that must be positive and finite, or None."""
+NORM: dict[str, int] = {"power": 1}
+INVERSE: dict[str, int] = {"power": -1}
+NUMBER: dict[str, int] = {"power": 0}
+"""Of a field that is a positive number: which power of it is a norm, 0 if none is."""
 
-    positive: ClassVar[dict[str, int]]
-    """Name of such a field -> the power of it that is a norm, 0 if none is."""
+
+@dataclass(frozen=True)
+class Checked(Stabiliser):
+    """Schemes with numbers that must be positive and finite, or None: fields with the metadata of a power."""
+
+    def _numbers(self) -> dict[str, tuple[float, int]]:
+        """Name of such a field -> its value, where it has one, and the power."""
+        found = {x.name: (getattr(self, x.name), x.metadata["power"]) for x in fields(self) if x.metadata}
+        return {name: number for name, number in found.items() if number[0] is not None}
 
     def __post_init__(self) -> None:
-        for name, power in self.positive.items():
-            if (value := getattr(self, name)) is not None:
-                require_positive(f"{type(self).__name__}'s {name}", value, power)
+        for name, (value, power) in self._numbers().items():
+            require_positive(f"{type(self).__name__}'s {name}", value, power)
+
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
+        """Radii times unit, rates over it."""
+        numbers = {name: x * unit if power > 0 else x / unit for name, (x, power) in self._numbers().items() if power}
+        return replace(self, **numbers)
 
 
 @dataclass(frozen=True)
@@ -171,12 +184,7 @@ class Ball(Checked):
         ValueError: a radius that is not positive and finite.
     """
 
-    positive: ClassVar[dict[str, int]] = {"radius": 1}
-    radius: float
-
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
-        """Radius times unit."""
-        return replace(self, radius=self.radius * unit)
+    radius: float = field(metadata=NORM)
 
     @property
     def bound(self) -> float:
@@ -195,12 +203,7 @@ class Decay(Checked):
         ValueError: a rate that is not positive and finite.
     """
 
-    positive: ClassVar[dict[str, int]] = {"rate": -1}
-    rate: float
-
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
-        """Rate over unit."""
-        return replace(self, rate=self.rate / unit)
+    rate: float = field(metadata=INVERSE)
 
     @property
     def bound(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, NormEstimates, State, expand
 from surefoot.linalg import device
-from surefoot.scaling import Constant
-from surefoot.stabilise.base import Ball, Known, Limit, Moved, along
+from surefoot.stabilise.base import NUMBER, Ball, Known, Limit, Moved, Stabiliser, along
 from surefoot.stabilise.decay import DecoupledWeightDecay
 from surefoot.stabilise.running_bound import MARGIN, MARGIN_STEPS, enforce, margin
 
@@ -45,9 +44,8 @@ class PostClip(Ball):
 
     told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
     extent: ClassVar[Extent] = Extent.NORM
-    positive: ClassVar[dict[str, int]] = {"radius": 1, "period": 0}
 
-    period: int | None = None
+    period: int | None = field(default=None, metadata=NUMBER)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """The running bound "upper" on a costly norm: at first inf on a CPU, a certificate on an accelerator."""
@@ -86,7 +84,7 @@ class PostClip(Ball):
 
 
 @dataclass(frozen=True)
-class DecayedPostClip(Ball, DecoupledWeightDecay):
+class DecayedPostClip(PostClip, DecoupledWeightDecay):
     """`clip((1 - lr rate) w - eta d, radius)`: `DecoupledWeightDecay`, then `PostClip`.
 
     Decay only lowers a norm, so that all that `PostClip` proves of it holds.
@@ -104,38 +102,20 @@ class DecayedPostClip(Ball, DecoupledWeightDecay):
     'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
     """
 
-    extent: ClassVar[Extent] = Extent.NORM
-    positive: ClassVar[dict[str, int]] = {"rate": 0, "radius": 1}
+    period: ClassVar[None] = None  # type: ignore[misc]
 
-    def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
-        """`PostClip`'s."""
-        return self.clip.init_state(w, geometry, ball)
+    def describe(self, norm: str, longest: float = 1.0) -> str:
+        """`norm <= radius`, as of `PostClip`."""
+        return Stabiliser.describe(self, norm, longest)
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Decay, step, project."""
-        return self.clip.move(self.natural(w).shrunk(w, eta), d, eta, ball, cache, longest)
-
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> DecayedPostClip:
-        """Radius times unit, the decay for this shape."""
-        return replace(self, lr_scale=Constant(self.lr_scale(shape)), radius=self.radius * unit)
+        return super().move(self.shrunk(w, eta), d, eta, ball, cache, longest)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The decay, and `PostClip`'s of what it leaves."""
         decay = min(1.0, eta * self.natural(w).rate) * known.upper
-        return decay + self.clip.largest_change(w, eta, ball, replace(known, upper=known.upper - decay))
-
-    @property
-    def clip(self) -> PostClip:
-        """The bound alone."""
-        return PostClip(self.radius)
-
-    def certificate_period(self, eta: Eta) -> int:
-        """`PostClip`'s."""
-        return self.clip.certificate_period(eta)
-
-    def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`norm <= radius`, as of `PostClip`."""
-        return self.clip.describe(norm, longest)
+        return decay + super().largest_change(w, eta, ball, replace(known, upper=known.upper - decay))
 
 
 @dataclass(frozen=True)
@@ -192,9 +172,8 @@ class StreamingPostClip(Ball):
     """
 
     told: ClassVar[str] = "{norm} near {radius:.4g}, {vectors} directions clipped, no guarantee"
-    positive: ClassVar[dict[str, int]] = {"radius": 1, "vectors": 0}
 
-    vectors: int = 1
+    vectors: int = field(default=1, metadata=NUMBER)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf, isfinite
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite, isinf
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import Checked, Decay, Known, Limit, Moved, along, remaining
+from surefoot.stabilise.base import NUMBER, Decay, Known, Limit, Moved, along, remaining
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -43,12 +43,16 @@ class WeightDecay(Decay):
 
     def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
         """`(1 - eta rate) w`, in the memory of w where that may be."""
-        keep = remaining(eta, self.rate)
+        keep = remaining(eta, self.natural(w).rate)
         return w.mul_(keep) if device.may_branch(w) else w * keep
+
+    def natural(self, w: Tensor) -> WeightDecay:
+        """The same decay of this weight, by `eta`."""
+        return self
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`."""
-        return eta * known.longest(ball) + min(1.0, eta * self.rate) * known.upper
+        return eta * known.longest(ball) + min(1.0, eta * self.natural(w).rate) * known.upper
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest / rate)`."""
@@ -56,7 +60,7 @@ class WeightDecay(Decay):
 
 
 @dataclass(frozen=True)
-class DecoupledWeightDecay(Checked):
+class DecoupledWeightDecay(WeightDecay):
     """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
 
     It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape. Where the
@@ -74,38 +78,32 @@ class DecoupledWeightDecay(Checked):
     'norm <= max(initial, 20) by decay while lr <= 10'
     """
 
-    extent: ClassVar[Extent] = Extent.ENTRY
-    positive: ClassVar[dict[str, int]] = {"rate": 0}
-
-    rate: float
+    rate: float = field(metadata=NUMBER)  # as published it is absolute, whatever the unit
     lr_scale: Scale
 
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
-        """`WeightDecay`'s, in natural units."""
-        return self.natural(w).move(w, d, eta, ball, cache)
+    @property
+    def bound(self) -> float:
+        """`lr_scale / rate`, for weights that start below it; inf before the shape is known."""
+        return self.lr_scale.value / self.rate if isinstance(self.lr_scale, Constant) else inf
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> DecoupledWeightDecay:
-        """Its scale for this shape; a published rate is absolute, whatever the unit."""
-        return replace(self, lr_scale=Constant(self.lr_scale(shape)))
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
+        """Its scale for this shape, too."""
+        return replace(super().scaled(unit, shape), lr_scale=Constant(self.lr_scale(shape)))
 
-    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """`WeightDecay`'s."""
-        return self.natural(w).largest_change(w, eta, ball, known)
-
-    def by(self, scale: float) -> DecoupledWeightDecay:
+    def by(self, scale: float) -> Self:
         """The same decay, its rate by the lr of a role with this scale; of a shape, as `scaled` gives it."""
         assert isinstance(self.lr_scale, Constant)
         return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))
 
     def natural(self, w: Tensor) -> WeightDecay:
-        """The same decay of this weight, by `eta`."""
+        """Of rate `rate / lr_scale`."""
         return WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest lr_scale / rate)`; before the shape is known, the decay of a step."""
-        if not isinstance(self.lr_scale, Constant):
+        if isinf(self.bound):
             return f"decay {self.rate:.4g} lr"
-        return _decayed(norm, longest, self.lr_scale.value / self.rate, "lr", 1 / self.rate)
+        return _decayed(norm, longest, self.bound, "lr", 1 / self.rate)
 
 
 @dataclass(frozen=True)
@@ -172,9 +170,8 @@ class StreamingPreDecay(Decay):
     """
 
     told: ClassVar[str] = "{norm} near {bound:.4g}, {vectors} directions decayed, no guarantee"
-    positive: ClassVar[dict[str, int]] = {"rate": -1, "vectors": 0}
 
-    vectors: int = 1
+    vectors: int = field(default=1, metadata=NUMBER)
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """Singular-vector estimates, where the weight's norm is costly."""

@@ -1,7 +1,7 @@
 """Training on manifolds of matrices: rows or columns of fixed length, orthogonal matrices; steps along them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from surefoot.geometry.base import Cache, ChangeBounds, Eta, Geometry, Tangents
 from surefoot.geometry.change_bounds import Sizes
 from surefoot.geometry.constraints import Constraint, SameLengths
 from surefoot.linalg.device import widened
-from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
+from surefoot.stabilise.base import NORM, Ball, Checked, Known, Limit, Moved, Stabiliser, along
 from surefoot.stabilise.sphere import Normalise, scaled_to
 
 
@@ -20,8 +20,7 @@ from surefoot.stabilise.sphere import Normalise, scaled_to
 class _Lengths(Checked):
     """Vectors along `dim` of fixed length: the best step that keeps them to first order, then each is rescaled."""
 
-    radius: float | None = None
-    positive: ClassVar[dict[str, int]] = {"radius": 1}
+    radius: float | None = field(default=None, metadata=NORM)
     dim: ClassVar[int]
     vector: ClassVar[str]
 
@@ -42,10 +41,10 @@ class _Lengths(Checked):
         stepped = along(w, d, eta)
         return scaled_to(stepped, w, _lengths(stepped, self.dim), self._target(w, ball)), cache
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:  # type: ignore[override]
         """Radius times unit; a vector is one row: `Normalise`."""
-        radius = None if self.radius is None else self.radius * unit
-        return type(self)(radius) if len(shape) > 2 else Normalise(radius)
+        same = super().scaled(unit, shape)
+        return same if len(shape) > 2 else Normalise(same.radius)
 
     def _target(self, w: Tensor, ball: Geometry) -> Tensor:
         now = _lengths(w, self.dim)
@@ -167,9 +166,9 @@ class Stiefel(Ball):
         there = Tangents.of(ball).retract(along(w, d, eta)) * self.radius
         return torch.where((w != 0).any(tuple(range(-ball.ndim, 0)), keepdim=True), there, w), cache
 
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
+    def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:  # type: ignore[override]
         """Radius times unit; a vector is one row: `Normalise`."""
-        return type(self)(self.radius * unit) if len(shape) > 2 else Normalise(self.radius * unit)
+        return super().scaled(unit, shape) if len(shape) > 2 else Normalise(self.radius * unit)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step and the way back, which is the shortest one; at most both norms together.

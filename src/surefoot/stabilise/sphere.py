@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from surefoot.geometry.spectral import ScaledSpectral
 from surefoot.linalg.bounds import divisor
 from surefoot.linalg.device import widened
 from surefoot.linalg.small_eigh import finite_only
-from surefoot.stabilise.base import Ball, Checked, Known, Limit, Moved, Stabiliser, along
+from surefoot.stabilise.base import NORM, Ball, Checked, Known, Limit, Moved, Stabiliser, along
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Normalise(Checked):
     ('norm = 2, or 0 where it is 0', 'norm = initial')
     """
 
-    positive: ClassVar[dict[str, int]] = {"radius": 1}
-    radius: float | None = None
+    radius: float | None = field(default=None, metadata=NORM)
     norm: Geometry | None = None
 
     @property
@@ -47,10 +46,6 @@ class Normalise(Checked):
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Step, then rescale."""
         return _rescaled(along(w, d, eta), w, self.norm or ball, self.radius), cache
-
-    def scaled(self, unit: float, shape: tuple[int, ...]) -> Normalise:
-        """Radius times unit."""
-        return Normalise(None if self.radius is None else self.radius * unit, self.norm)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way."""
