@@ -193,8 +193,7 @@ def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str,
     beta = getattr(momentum, "beta", getattr(momentum, "beta1", theirs))
     split, whole = placement.role.view.split, _long(whole_of(weight.detach()))
     blocks = zip(split(moved), split(whole), placement.stabilisers, placement.lr_scales, strict=True)
-    lengths = [_length(*block) for block in blocks]
-    ours = math.hypot(*lengths) * _reach(beta, getattr(momentum, "lookahead", None))
+    ours = math.hypot(*(_length(*block) for block in blocks)) * _reach(beta, getattr(momentum, "lookahead", None))
     return length / ours if ours else 0.0
 
 

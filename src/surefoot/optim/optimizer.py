@@ -242,7 +242,8 @@ class SteepestDescent(Optimizer):
             ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
             ours |= {"param_names": [self._names[p] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
-                for key, value in self._precision.in_full(p, loaded["state"].get(index, {}), whole_of).items():
+                saved = loaded["state"].get(index, {})
+                for key, value in self._precision.in_full(p, self._placements[p], saved, whole_of).items():
                     whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
                     self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):

@@ -15,7 +15,7 @@ from surefoot.plan import Placement
 HALF = (torch.bfloat16, torch.float16)
 
 SCALES = {"momentum": "momentum_scale", "exp_avg": "exp_avg_scale"}
-"""Averages that may be kept in 8 bits, and the names of their scales: not Adam's mean squares, of which many were 0."""
+"""Averages that may be kept in 8 bits, and the names of their scales: not Adam's two, see `Precision.packs`."""
 
 ADDED = ("master", "rounds", *SCALES.values())
 """What `Precision` adds to a parameter's state, beside momentum and stabiliser."""
@@ -135,7 +135,7 @@ class Precision:
 
     Args:
         momentum: float32, 4 bytes per parameter; bfloat16, 2 bytes; or int8, 1.03 bytes, 32 entries with a scale in
-            common, but bfloat16 for vectors and Adam's mean squares. Both by stochastic rounding: rounding to nearest
+            common, but bfloat16 for vectors and Adam's two means. Both by stochastic rounding: rounding to nearest
             would lose what a gradient adds to a much larger average. float64 parameters have theirs in float64.
         weights: how bfloat16 and float16 parameters are rounded; others never are.
 
@@ -192,29 +192,34 @@ class Precision:
         like = new() if any(x.dtype != dtype for x in others) else kept
         added = self.rounding(p).init_state(p, dtype)
         converted = {key: x.to(less if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
-        for key in SCALES.keys() & averages if self.packs(p) else ():
+        for key in SCALES.keys() & averages & kept.keys() if self.packs(p, place) else ():
             packed = kept[key].dtype == torch.int8
             converted[key], added[SCALES[key]] = (kept[key], state[SCALES[key]]) if packed else to_int8(kept[key])
         if less == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}
 
-    def packs(self, p: Tensor) -> bool:
-        """Whether a parameter's average is kept in 8 bits, with a scale."""
-        return self.momentum == torch.int8 and p.ndim > 1 and p.dtype != torch.float64
+    def packs(self, p: Tensor, place: Placement) -> bool:
+        """Whether a parameter's average is kept in 8 bits, with a scale: not one that each entry's own history divides.
 
-    def in_full(self, p: Tensor, entries: State, whole: Callable[[Tensor], Tensor]) -> State:
+        An entry far below others that share its scale is rounded to 0 or far above its history: no step had a bound.
+        """
+        apart = "exp_avg_sq" in place.role.momentum.averages
+        return self.momentum == torch.int8 and p.ndim > 1 and p.dtype != torch.float64 and not apart
+
+    def in_full(self, p: Tensor, place: Placement, entries: State, whole: Callable[[Tensor], Tensor]) -> State:
         """A parameter's saved state, whose averages in 8 bits are made float32 unless they are kept so.
 
         Args:
             p: the parameter.
+            place: its role.
             entries: its state in a checkpoint.
             whole: gives all of a tensor that may be cut.
 
         Returns:
             The state without scales, or itself.
         """
-        if self.packs(p) or not SCALES.values() & entries.keys():
+        if self.packs(p, place) or not SCALES.values() & entries.keys():
             return entries
         found = {name: whole(x) for name, x in entries.items()}
         full = {name: from_int8(found[name], found[scale]) for name, scale in SCALES.items() if scale in found}
