@@ -151,9 +151,8 @@ class SteepestDescent(Optimizer):
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
         param_groups.refuse_step(self.param_groups, self._unplaced)
-        if self._sharding:
-            for p in self._sharding.agree(self.param_groups):  # those that were cast
-                self._convert(p)
+        for p in self._sharding.agree(self.param_groups) if self._sharding else ():  # those that were cast
+            self._convert(p)
         for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):
             advance(some, self._precision, self._bounds, self._step)
         for group in self.param_groups:
