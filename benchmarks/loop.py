@@ -30,11 +30,11 @@ OURS = {
     "surefoot train, steady, --autocast bfloat16": {"method": "steady", "autocast": "bfloat16"},
 }
 FULL = {
-    "bytes": TrainConfig.of(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000),
-    "bpe:4096": TrainConfig.of(width=64, depth=4, batch_size=16, context=128, lr=2.0**-6, steps=1000),
+    "bytes": TrainConfig(width=256, depth=4, batch_size=32, context=256, lr=2.0**-6, steps=1000),
+    "bpe:4096": TrainConfig(width=64, depth=4, batch_size=16, context=128, lr=2.0**-6, steps=1000),
 }
 """Data, and a run of 8,192 and of 2,048 tokens a step."""
-SMOKE = {"bytes": TrainConfig.of(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)}
+SMOKE = {"bytes": TrainConfig(width=32, depth=1, batch_size=2, context=16, lr=2.0**-6, steps=1000)}
 COLUMNS: Columns = {
     "loop": ("loop", ""),
     "model": ("model", ""),
@@ -57,7 +57,7 @@ def plain(
 
     def step() -> None:
         nonlocal taken
-        tokens, targets = corpus.batch("train", 0, taken, config.batches.batch_size, config.batches.context)
+        tokens, targets = corpus.batch("train", 0, taken, config.batch_size, config.context)
         loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -79,9 +79,9 @@ def measure(data: str, config: TrainConfig, rounds: int, compiled: bool) -> Iter
     for name, time in times.items():
         yield {
             "loop": f"{name}, compiled" if compiled else name,
-            "model": f"gpt, width {config.architecture.width}, depth {config.architecture.depth}, {data}",
+            "model": f"gpt, width {config.width}, depth {config.depth}, {data}",
             **time.columns(),
-            "tokens_per_second": 1e3 * config.batches.batch_size * config.batches.context / time.typical_ms,
+            "tokens_per_second": 1e3 * config.batch_size * config.context / time.typical_ms,
             "ratio": times[PLAIN].typical_ms / time.typical_ms,
         }
 

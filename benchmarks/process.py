@@ -79,7 +79,7 @@ def train(width: int, steps: int, keep: bool, threads: int) -> tuple[float, int]
     torch.set_num_threads(threads)
     if keep:
         keep_freed()
-    config = TrainConfig.of(width=width, batch_size=32, lr=2.0**-6, steps=1000, stabiliser="post_clip:2")
+    config = TrainConfig(width=width, batch_size=32, lr=2.0**-6, steps=1000, stabiliser="post_clip:2")
     run = Run(config, load(None))
     for _ in range(2):
         run.advance()

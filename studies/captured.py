@@ -64,12 +64,12 @@ class Captured:
 
     def __init__(self, job: Job) -> None:
         self.began = time.perf_counter()
-        self.job, config, shape = job, job.config, job.config.batches
+        self.job, config = job, job.config
         self.run = Run(config, job.corpus, job.method)
-        self.steps, device = config.schedule.steps, self.run.device
-        sizes = shape.batch_size, shape.context, shape.data_order, str(device)
+        self.steps, device = config.steps, self.run.device
+        sizes = config.batch_size, config.context, config.data_order, str(device)
         self.windows = _windows(job.corpus, config.seed, self.steps, *sizes)
-        self.factors = torch.tensor([config.schedule.factor(step) for step in range(self.steps)], device=device)
+        self.factors = torch.tensor([config.factor(step) for step in range(self.steps)], device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.peaks = []
         for group in self.run.optimizer.param_groups:

@@ -196,7 +196,7 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread; the facts have the state's bytes a parameter, and the averages' losses."""
     torch.set_num_threads(1)
     way = Way(trial.recipe)
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random",
         width=trial.width,
         lr=2.0**trial.log2_lr,

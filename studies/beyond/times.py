@@ -53,7 +53,7 @@ def start(way: Way, width: int = SCREEN_WIDTH, **settings: int) -> Run:
     steps = STEPS * (ROUNDS + 1)
     rate = 2.0 ** way.centre(SCREEN_WIDTH)
     return Run(
-        TrainConfig.of(data_order="random", width=width, lr=rate, seed=0, steps=steps, **settings),
+        TrainConfig(data_order="random", width=width, lr=rate, seed=0, steps=steps, **settings),
         corpus(),
         way.method(steps),
     )

@@ -227,7 +227,7 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     settings = dict(trial.settings)
     text, bound = corpus(settings.pop("data", None)), settings.pop("stabiliser", None)
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     way = method(trial.recipe, bound) if bound else chosen(trial.recipe)

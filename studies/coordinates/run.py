@@ -83,7 +83,7 @@ def main() -> None:
     if not options.table:
         corpus = load(None)
         for folder, (name, model, widths, seeds) in PARTS.items():
-            config = TrainConfig.of(
+            config = TrainConfig(
                 data_order="random",
                 model=model,
                 method=name,

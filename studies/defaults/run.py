@@ -57,7 +57,7 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train one variant."""
     torch.set_num_threads(1)
     variant = STUDIES[trial.settings["study"]].variants()[trial.recipe]
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random",
         width=trial.width,
         lr=2.0**trial.log2_lr,

@@ -117,7 +117,7 @@ def job(key: Spec, corpora: Mapping[str, Corpus], **sizes: Any) -> Job:
     """The run of a spec."""
     steps = key.get("steps", STEPS)
     own = {"width": key["width"], "steps": steps, "lr": 2.0 ** key["log2_lr"], "seed": key["seed"]}
-    config = TrainConfig.of(**{"depth": 4, "batch_size": 16, "context": 128, "device": "cuda", **own, **sizes})
+    config = TrainConfig(**{"depth": 4, "batch_size": 16, "context": 128, "device": "cuda", **own, **sizes})
     method = Steepest(recipe(DECAYED / steps, key.get("beta")))
     scale = {key["kind"]: key["factor"]} if "kind" in key else {}
     return Job(key, config, method, corpora[key.get("text", "tokens")], scale)

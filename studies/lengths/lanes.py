@@ -33,7 +33,7 @@ def main() -> None:
     for lanes in (*LANES, documents, None):
         order = "documents" if lanes else "random"
         text.epochs_of[128] = epochs.Epochs(text.document_ends, 128, lanes)
-        config = TrainConfig.of(
+        config = TrainConfig(
             width=32, depth=4, batch_size=16, context=128, lr=2.0**-3.5, seed=800, steps=481, data_order=order
         )
         result = train(config, text)

@@ -94,7 +94,7 @@ def measured(recipe: str, width: int, steps: int, point: Point, seed: int) -> di
 def job(recipe: str, width: int, steps: int, point: Point, seed: int, **more: Any) -> tuple[TrainConfig, Method]:
     """Settings and method of a run."""
     sizes = {"width": width, "depth": 4, "batch_size": 16, "context": 128, "steps": steps}
-    return TrainConfig.of(**sizes, lr=2.0 ** point[0], seed=seed, **more), RECIPES[recipe].at(*point, steps)
+    return TrainConfig(**sizes, lr=2.0 ** point[0], seed=seed, **more), RECIPES[recipe].at(*point, steps)
 
 
 def write(recipe: str, width: int, steps: int, point: Point, seed: int, result: TrainResult) -> dict[str, Any]:

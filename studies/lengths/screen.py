@@ -149,17 +149,17 @@ def measure(length: str, levels: Sequence[Any], seed: int, text: Corpus) -> dict
     table = dict(recipe.table)
     for name in changed:
         table |= {kind: change(table[kind]) for kind, change in {**FACTORS, **ALONE}[name].items()}
-    config = TrainConfig.of(**sizes, lr=lr, seed=seed, decay=0.5 if SHORTER in changed else 0.9)
+    config = TrainConfig(**sizes, lr=lr, seed=seed, decay=0.5 if SHORTER in changed else 0.9)
     run = Run(config, text, Steepest(replace(recipe, table=table, horizon=None)))
     last = 0.1 if FINAL in changed else 0.0
-    rise = round(config.schedule.warmup * steps)
+    rise = round(config.warmup * steps)
 
     def factor(step: int) -> float:
-        now = config.schedule.factor(step) if step < rise else last + (1 - last) * config.schedule.factor(step)
+        now = config.factor(step) if step < rise else last + (1 - last) * config.factor(step)
         Falling.now = cosine[min(step, steps - 1)] if COSINE in changed else 1.5 * now
         return now
 
-    rates = [config.schedule.factor(step) for step in range(steps)]
+    rates = [config.factor(step) for step in range(steps)]
     cosine = [(1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
     much = sum(rates) / sum(x * y for x, y in zip(rates, cosine, strict=True))
     cosine = [much * each for each in cosine]

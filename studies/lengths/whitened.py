@@ -77,7 +77,7 @@ def measure(width: int, steps: int, shift: float, seed: int) -> None:
         return
     log2_lr, total = run.fitted("steady", steps)
     lr = 2.0**log2_lr
-    config = TrainConfig.of(width=width, depth=4, batch_size=16, context=128, steps=steps, lr=lr, seed=seed)
+    config = TrainConfig(width=width, depth=4, batch_size=16, context=128, steps=steps, lr=lr, seed=seed)
     result = train(config, run.corpus(), method=at_decay(recipe(shift), 2.0 ** (total + 1) / lr / steps))
     with Log(RESULTS) as log:
         log.append(where | {"val_loss": result.val_loss, "train_loss": result.train_loss})

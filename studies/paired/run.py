@@ -170,7 +170,7 @@ STUDIES = {
 def run_trial(trial: Trial, study: str) -> TrialResult:
     """Train one model on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps
     )
     training = Run(config, corpus(), STUDIES[study].ways[trial.recipe])

@@ -187,7 +187,7 @@ def run_trial(trial: Trial) -> TrialResult:
     text = corpus()
     if settings.pop("corpus") != text.sha256:
         raise ValueError(f"{text.name} is not the text that the study was started with")
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     curve: dict[str, float] = {}

@@ -84,7 +84,7 @@ def run_trial(trial: Trial) -> TrialResult:
     from families import FAMILIES
 
     torch.set_num_threads(1)
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps
     )
     result = train(config, corpus(), method=FAMILIES["steady"].method(point(trial.recipe)))

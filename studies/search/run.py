@@ -57,7 +57,7 @@ class Search:
         """The validation loss of one training run, from the log if it is there."""
         key = (number, width, shift, seed)
         if key not in self.done:
-            config = TrainConfig.of(
+            config = TrainConfig(
                 data_order="random", width=width, lr=2.0 ** (point["lr"] + shift), seed=seed, steps=STEPS
             )
             result = train(config, text(), method=self.family.method(point))

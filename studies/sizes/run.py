@@ -68,7 +68,7 @@ def trial_of(method: Method, trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     settings = dict(trial.settings)
     corpus = unchanged(None, settings.pop("corpus"))
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     result = train(config, corpus, method=method)

@@ -128,7 +128,7 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread; the facts have the largest norm of a hidden matrix every fifth step."""
     torch.set_num_threads(1)
     rate, settings, norms = trial.log2_lr, dict(trial.settings), {}
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**rate, seed=trial.seed, steps=trial.steps, **settings
     )
 

@@ -82,7 +82,7 @@ PARTS: dict[str, SweepConfig] = {
 def run_trial(trial: Trial) -> TrialResult:
     """Train one model on one thread, measuring every weight after every step."""
     torch.set_num_threads(1)
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps
     )
     training = Run(config, corpus(), METHODS[trial.recipe])
@@ -120,7 +120,7 @@ def corpus() -> Corpus:
 def time_steps(rounds: int = 64) -> None:
     """Write every scheme's mean time of a training step, all interleaved on one thread."""
     torch.set_num_threads(1)
-    config = TrainConfig.of(data_order="random", width=WIDTH, lr=2.0**-4, steps=10_000)
+    config = TrainConfig(data_order="random", width=WIDTH, lr=2.0**-4, steps=10_000)
     running = {name: Run(config, corpus(), method) for name, method in METHODS.items()}
     total = dict.fromkeys(running, 0.0)
     for turn in range(STEPS // 4 + rounds):  # by then most matrices are at their bound

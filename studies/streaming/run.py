@@ -121,7 +121,7 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     watched = Watched(sf.Spectral(), WAYS[trial.recipe])
     geometry = WAYS[trial.recipe] if trial.seed else watched
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps
     )
     training = Run(config, corpus(), with_directions(geometry))

@@ -92,7 +92,7 @@ def run_trial(trial: Trial) -> TrialResult:
     settings = dict(trial.settings)
     text = corpus(settings.pop("data"))
     assert text.sha256 == settings.pop("corpus")
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     result = train(config, text, method=METHODS[trial.recipe][0])

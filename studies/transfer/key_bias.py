@@ -39,9 +39,7 @@ def rms(tensors: list[torch.Tensor]) -> float:
 
 def measure(method: Method, lr: float, seed: int) -> dict[str, float]:
     """Train once; return gradients at step 10, biases and losses at the end."""
-    run = Run(
-        TrainConfig.of(data_order="random", model="key_bias:model", lr=lr, seed=seed, steps=150), load(None), method
-    )
+    run = Run(TrainConfig(data_order="random", model="key_bias:model", lr=lr, seed=seed, steps=150), load(None), method)
     biases = {
         kind: [p for name, p in run.model.named_parameters() if name.endswith(f"{kind}.bias")]
         for kind in ("key", "query")

@@ -175,7 +175,7 @@ def run_trial(trial: Trial) -> TrialResult:
     torch.set_num_threads(1)
     settings = dict(trial.settings)
     text = corpus(settings.pop("data", None))
-    config = TrainConfig.of(
+    config = TrainConfig(
         data_order="random", width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     result = train(config, text, method=METHODS[trial.recipe][0])
@@ -198,7 +198,7 @@ def time_steps(rounds: int = 20) -> None:
     earlier = json.loads(STEP_SECONDS.read_text())["seconds"] if STEP_SECONDS.exists() else {}
     running = {
         name: Run(
-            TrainConfig.of(data_order="random", width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method
+            TrainConfig(data_order="random", width=WIDTHS[-1], lr=2.0**centre, steps=10_000), corpus(None), method
         )
         for name, (method, centre) in METHODS.items()
         if name not in earlier or name == "adamw"

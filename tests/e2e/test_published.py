@@ -16,7 +16,7 @@ LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
 def test_a_run_has_the_published_vocabulary_and_shape():
-    config = TrainConfig.of(model="gpt2_small", width=64, lr=0.02, steps=10, batch_size=1, context=8)
+    config = TrainConfig(model="gpt2_small", width=64, lr=0.02, steps=10, batch_size=1, context=8)
     run = Run(config, load(LICENSE, context=8))
     assert {
         name: tuple(run.model.get_parameter(name).shape) for name in ("embedding.weight", "position_embedding.weight")
@@ -29,7 +29,7 @@ def test_a_run_has_the_published_vocabulary_and_shape():
 
 def test_a_synthetic_language_of_few_symbols_does_not_look_diverged():
     """The loss starts at log 50257, above twice the entropy of a uniform guess among the data's own tokens."""
-    config = TrainConfig.of(model="gpt2-small", width=64, steps=10, batch_size=1, context=8)
+    config = TrainConfig(model="gpt2-small", width=64, steps=10, batch_size=1, context=8)
     run = Run(config, load("markov:16", context=8))
     run.losses[0], run.step = math.log(50257), 1
     assert not run.diverged()
@@ -40,8 +40,8 @@ def test_a_synthetic_language_of_few_symbols_does_not_look_diverged():
 def test_sizes_are_the_models_own_unless_they_are_given():
     assert vars(Architecture()) == {"model": "gpt", "width": 64, "depth": 2, "head_dim": 16}
     assert vars(Architecture("gpt2_xl")) == {"model": "gpt2-xl", "width": 1600, "depth": 48, "head_dim": 64}
-    config = TrainConfig.of(model="llama-130m", width=128)
-    assert TrainConfig.of(**config.to_json()) == config.replace(seed=0) == config
+    config = TrainConfig(model="llama-130m", width=128)
+    assert TrainConfig(**config.to_json()) == config.replace(seed=0) == config
     with pytest.raises(ValueError, match="gpt2-xl has depth 48, not 2"):
         TrainConfig().replace(model="gpt2-xl")
     with pytest.raises(ValueError, match="width must be at least 1, got 0"):
@@ -56,14 +56,14 @@ def test_a_published_llama_at_another_width_keeps_its_ratio(width, inner):
 
 def test_data_with_more_tokens_than_the_model_is_refused():
     with torch.device("meta"), pytest.raises(ValueError, match="llama-130m has 32000 tokens, the data 50257"):
-        build(TrainConfig.of(model="llama-130m"), 50257)
+        build(TrainConfig(model="llama-130m"), 50257)
 
 
 def test_nothing_is_allocated_to_refuse_a_model(monkeypatch):
     made = []
     monkeypatch.setattr(torch.nn.Embedding, "__init__", _recording(torch.nn.Embedding.__init__, made))
     monkeypatch.setattr(torch.Tensor, "normal_", None)  # on the meta device it imports the compiler
-    require_model(TrainConfig.of(model="gpt2-xl"), load(LICENSE))
+    require_model(TrainConfig(model="gpt2-xl"), load(LICENSE))
     assert made
     assert all(weight.is_meta for weight in made)
 

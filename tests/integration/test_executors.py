@@ -111,7 +111,7 @@ def test_a_sweep_has_the_results_of_the_pool(name, make, tmp_path):
 def test_a_coordinate_check_has_the_results_of_the_pool(name, make, tmp_path):
     from surefoot.experiment.sweep.executors import Pool
 
-    config, corpus = TrainConfig.of(steps=2, head_dim=8, **SMALL), load("markov:16")
+    config, corpus = TrainConfig(steps=2, head_dim=8, **SMALL), load("markov:16")
     for where, place in (("pool", Pool(2)), (name, make(name))):
         check(config, corpus, tmp_path / where, (8, 16), (0, 1), executor=place, data="markov:16")
     pool, other = (without_seconds(tmp_path / w / "results.jsonl", ("width", "seed")) for w in ("pool", name))

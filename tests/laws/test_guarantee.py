@@ -186,11 +186,11 @@ def test_scaling_instead_of_clipping_is_logged_once(accelerator, caplog):
 )
 def test_real_training_stays_inside_at_every_rate(stabiliser, log2_lr):
     """The reference GPT on the integer language, at rates from the usual to eight times that."""
-    config = TrainConfig.of(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
+    config = TrainConfig(width=32, lr=2.0**log2_lr, steps=25, stabiliser=stabiliser, batch_size=4, context=16)
     training = Run(config, load("markov:32"))
     plan = sf.Plan.of(training.model)
     start = norms(training.model, plan)
-    for _ in range(config.schedule.steps):
+    for _ in range(config.steps):
         training.advance()
         for name, norm in norms(training.model, plan).items():
             bound = max(start[name], 2.0) if stabiliser.startswith("pre") else RADIUS

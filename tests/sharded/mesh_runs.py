@@ -26,7 +26,7 @@ def trained(rank, sizes, settings, layout=None, folder=None, **options):
     """Losses and weights of a run in float64, on a mesh or, without sizes, alone."""
     torch.set_default_dtype(torch.float64)
     processes = Mesh(MeshShape(*sizes), torch.device("cpu")) if sizes else ALONE
-    config, layout, runs = TrainConfig.of(**FIRST | settings), Layout(processes, **(layout or {})), []
+    config, layout, runs = TrainConfig(**FIRST | settings), Layout(processes, **(layout or {})), []
     checkpoints = Checkpoints(Path(folder), **options) if folder else None
     train(config, text(), layout=layout, checkpoints=checkpoints, observe=runs.append, log_every=1000)
     if not runs:  # it was at its end already

@@ -134,7 +134,7 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
     shutil.copytree(saved, folder)
     harm(folder / "step-00000004", mark)
     torch.set_default_dtype(torch.float64)
-    run = Run(TrainConfig.of(**FIRST, steps=4), text())
+    run = Run(TrainConfig(**FIRST, steps=4), text())
     with pytest.warns(UserWarning, match=r"(?s)step-00000004.*passed over"):
         Checkpoints(folder).resume(run)
     assert run.step == 2
@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
             pytest.warns(UserWarning, match="passed over"),
             pytest.raises(ValueError, match="no other one can be read"),
         ):
-            Checkpoints(folder).resume(Run(TrainConfig.of(**FIRST, steps=4), text()))
+            Checkpoints(folder).resume(Run(TrainConfig(**FIRST, steps=4), text()))
     assert not mark.exists()
 
 
@@ -163,7 +163,7 @@ def resumes(rank, folder, unreadable=None):
 
     torch.set_default_dtype(torch.float64)
     processes = Mesh(MeshShape(1, 2, 1), torch.device("cpu"))
-    run = Run(TrainConfig.of(**FIRST, steps=4), text(), layout=Layout(processes))
+    run = Run(TrainConfig(**FIRST, steps=4), text(), layout=Layout(processes))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with mock.patch.object(checkpoint, "load", load):
@@ -196,7 +196,7 @@ def test_the_best_and_the_newest_are_kept(tmp_path):
 def keeping(rank, folder):
     """Three checkpoints beside a later one that is damaged and one that nobody finished; the step of a resumed run."""
     processes = Mesh(MeshShape(1, 2, 1), torch.device("cpu"))
-    config, layout = TrainConfig.of(**FIRST, steps=9), Layout(processes)
+    config, layout = TrainConfig(**FIRST, steps=9), Layout(processes)
     run = Run(config, text(), layout=layout)
     checkpoints = Checkpoints(Path(folder), every=1, keep=1, best=True, background=True)
     for step, loss in ((2, 1.0), (4, 3.0), (6, 2.0)):
@@ -233,7 +233,7 @@ def final(out):
     """The tensors of the last checkpoint, whole."""
     steps = json.loads((out / "config.json").read_text())
     known = TrainConfig().to_json()
-    run = Run(TrainConfig.of(**{name: value for name, value in steps.items() if name in known}), text())
+    run = Run(TrainConfig(**{name: value for name, value in steps.items() if name in known}), text())
     checkpoints = Checkpoints(out / "checkpoints")
     checkpoints.resume(run)
     return run

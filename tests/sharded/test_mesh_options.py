@@ -29,7 +29,7 @@ def stopped(rank, folder):
 
     layout = Layout(Mesh(MeshShape(1, 2, 1), torch.device("cpu")))
     with mock.patch.object(Run, "advance", advance), pytest.raises(KeyboardInterrupt):
-        train(TrainConfig.of(**FIRST, steps=9), text(), layout=layout, checkpoints=checkpoints)
+        train(TrainConfig(**FIRST, steps=9), text(), layout=layout, checkpoints=checkpoints)
     return [path.name for path in checkpoints.paths()]
 
 
@@ -49,7 +49,7 @@ def averaged(rank, sizes, folder, kind):
     """The average's loss and weights after four steps, whole, in float64."""
     torch.set_default_dtype(torch.float64)
     layout = Layout(Mesh(MeshShape(*sizes), torch.device("cpu")) if sizes else ALONE)
-    config, checkpoints, runs = TrainConfig.of(**FIRST, steps=4, average=kind), Checkpoints(Path(folder), every=2), []
+    config, checkpoints, runs = TrainConfig(**FIRST, steps=4, average=kind), Checkpoints(Path(folder), every=2), []
     result = train(config, text(), layout=layout, checkpoints=checkpoints, observe=runs.append)
     weights = runs[-1].average.weights
     whole = {name: w.full_tensor() if hasattr(w, "full_tensor") else w for name, w in weights.items()}

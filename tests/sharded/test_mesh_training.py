@@ -137,7 +137,7 @@ def test_a_mesh_of_another_size_is_refused():
 
 def test_accumulated_passes_take_the_step_of_the_whole_batch():
     torch.set_default_dtype(torch.float64)
-    config = TrainConfig.of(**FIRST, steps=3)
+    config = TrainConfig(**FIRST, steps=3)
     runs = [Run(config, text(), layout=layout) for layout in (Layout(), Layout(accumulate=4, recompute=True))]
     for run in runs:
         for _ in range(3):

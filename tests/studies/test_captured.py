@@ -34,7 +34,7 @@ def test_each_run_is_the_loop_s(captured, corpus, device):
     sizes = {"width": 16, "depth": 1, "batch_size": 2, "context": 16, "steps": 8, "device": device}
     jobs = []
     for seed, (name, lr) in enumerate((("steady", 0.1), ("moonlight_tuned", 0.1), ("adamw", 0.01))):
-        config = TrainConfig.of(**sizes, method=name, lr=lr, seed=seed)
+        config = TrainConfig(**sizes, method=name, lr=lr, seed=seed)
         jobs.append(captured.Job(name, config, method(name), corpus))
     done = list(captured.train_all(jobs, at_once=2))
     assert [job.key for job, _ in done] == [job.key for job in jobs]
@@ -45,7 +45,7 @@ def test_each_run_is_the_loop_s(captured, corpus, device):
 
 
 def test_a_role_s_rate_can_be_changed_alone(captured, corpus):
-    config = TrainConfig.of(width=16, depth=1, batch_size=2, context=16, steps=2, lr=0.1)
+    config = TrainConfig(width=16, depth=1, batch_size=2, context=16, steps=2, lr=0.1)
     plain = captured.Job(0, config, method("steady"), corpus)
     held = replace(plain, scale={"embedding": 0.0})
     weights = [captured.Captured(job).run.model.state_dict() for job in (plain, held)]
@@ -57,7 +57,7 @@ def test_a_role_s_rate_can_be_changed_alone(captured, corpus):
 
 def test_a_loss_that_is_not_finite_is_divergence(captured, corpus):
     """At any step: the loop asks at every tenth, and ends there."""
-    config = TrainConfig.of(width=16, depth=1, batch_size=2, context=16, steps=24, lr=0.1)
+    config = TrainConfig(width=16, depth=1, batch_size=2, context=16, steps=24, lr=0.1)
     run = captured.Captured(captured.Job(0, config, method("steady"), corpus))
     run.run.losses[1] = torch.inf
     assert run.result().diverged

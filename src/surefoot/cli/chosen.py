@@ -70,7 +70,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if "method" in chosen:
         method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
     chosen["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
-    resolved = TrainConfig.of(**chosen).to_json()
+    resolved = TrainConfig(**chosen).to_json()
     return {name: resolved[name] for name in chosen}
 
 
@@ -96,10 +96,9 @@ def data(arguments: argparse.Namespace) -> str | None:
 
 def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
     """Say on stderr that a run reads documents more than once, if it does."""
-    batches, steps = config.batches, config.schedule.steps
-    epochs = steps * batches.batch_size * batches.context / corpus.train.size
-    if batches.data_order == "documents" and epochs > 1:
-        told = f"{steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
+    epochs = config.run.steps * config.run.tokens / corpus.train.size
+    if config.data_order == "documents" and epochs > 1:
+        told = f"{config.steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
         print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
 
 
@@ -126,6 +125,6 @@ def trial_settings(
     corpus = load(data(arguments), context=arguments.context)
     shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
     for width in widths:
-        require_model(TrainConfig.of(width=width, **shared), corpus)
-    note_epochs(TrainConfig.of(**{**shared, "steps": arguments.steps, **longest}), corpus)
+        require_model(TrainConfig(width=width, **shared), corpus)
+    note_epochs(TrainConfig(**{**shared, "steps": arguments.steps, **longest}), corpus)
     return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

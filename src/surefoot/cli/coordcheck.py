@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.data.sources import absolute, load
 
     executor, data = chosen.executor(arguments), chosen.data(arguments)
-    config = TrainConfig.of(**chosen.settings(arguments))
+    config = TrainConfig(**chosen.settings(arguments))
     corpus = load(data, context=arguments.context)
     given = (tuple(arguments.widths), range(arguments.seeds), arguments.band)
     with reported(arguments, corpus.name):

@@ -142,7 +142,7 @@ def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str
     if (out := getattr(arguments, "out", None)) is None:
         return None
     if diverged:
-        words = _with(words, "--lr", f"{TrainConfig.of(**settings(arguments)).lr / 4:.3g}")
+        words = _with(words, "--lr", f"{TrainConfig(**settings(arguments)).lr / 4:.3g}")
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
     if arguments.command == "tokens":
         return [fresh if Path(word) == out else word for word in words]

@@ -76,10 +76,10 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
     own = {key: value for key, value in settings.items() if key not in ("data", "text", "corpus")}
 
     def rung(width: int) -> Rung:
-        size = TrainConfig.of(method=recipe, width=width, **own)
+        size = TrainConfig(method=recipe, width=width, **own)
         parameters = sum(p.numel() for p in require_model(size, corpus).parameters())
         steps = max(1, round(arguments.tokens_per_parameter * parameters / size.run.tokens))
-        config = TrainConfig.of(method=recipe, width=width, steps=steps, **own)
+        config = TrainConfig(method=recipe, width=width, steps=steps, **own)
         chosen.note_epochs(config, corpus)
         return Rung(width, parameters, steps, math.log2(config.lr))
 

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
-    config, source = TrainConfig.of(**chosen.settings(arguments)), chosen.data(arguments)
+    config, source = TrainConfig(**chosen.settings(arguments)), chosen.data(arguments)
     if arguments.lr == AUTO and (begun := _begun_at(arguments.out)):
         config = config.replace(lr=begun)
     corpus = load(source, context=arguments.context)
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_model(config, corpus)
     with _processes(arguments) as processes:
         layout = Layout(processes, arguments.accumulate, arguments.recompute, _compile if arguments.compile else None)
-        processes.rows(config.batches.batch_size, 0, layout.accumulate)
+        processes.rows(config.batch_size, 0, layout.accumulate)
         kept = {"keep": arguments.keep, "best": arguments.keep_best, "background": arguments.async_checkpoints}
         begins = {"start": arguments.start, "on_resume": _goes_on}
         checkpoints = Checkpoints(arguments.out / CHECKPOINTS, arguments.checkpoint_every, **kept, **begins)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not processes.first:
             _train_beside(training, arguments.norm_limit)
             return 0
-        peak = arguments.peak_flops or peak_of(pick_device(config.execution.device))
+        peak = arguments.peak_flops or peak_of(pick_device(config.device))
         compute = Compute(flops_per_token(config, corpus.vocab), peak and peak * processes.count)
         return _run_first(arguments, config, corpus, identity, training, compute)
 

@@ -147,19 +147,19 @@ def measure(config: TrainConfig, corpus: Corpus, method: Method | None = None) -
         `monitor.activations`, `norm` and `moved`, parameter -> norm, and norm of its change, in natural units.
     """
     run = Run(config, corpus, method)
-    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batches.batch_size, config.batches.context)
+    tokens, _ = corpus.batch("validation", VALIDATION_SEED, 0, config.batch_size, config.context)
     plan = Plan.of(run.model)
     layers = {name: name for name in owners(run.model) if name not in {"", *lm_heads(run.model, plan)}} | {"": LOGITS}
     routers = [name.rpartition(".")[0] for name, of in plan.placements.items() if of.role.name == "router"]
     begun = time.perf_counter()
     before, first = _outputs(run.model, tokens.to(run.device), layers), copy.deepcopy(run.model)
-    for _ in range(config.schedule.steps):
+    for _ in range(config.steps):
         run.advance()
     after = _outputs(run.model, tokens.to(run.device), layers)
     seconds = round(time.perf_counter() - begun, 3)
     start = {layer: finite_or_none(rms(y)) for layer, y in before.items()}
     change = {layer: finite_or_none(rms(after[layer] - y)) for layer, y in before.items()}
-    sizes = {"width": config.architecture.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
+    sizes = {"width": config.width, "seed": config.seed, "loss": run.record()["loss"], "seconds": seconds}
     more = _stability(run.model, first, plan, tokens.to(run.device), layers)
     return {**sizes, "logits": [LOGITS, *routers], "start": start, "change": change, **more}
 

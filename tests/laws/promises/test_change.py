@@ -240,10 +240,10 @@ def test_in_real_training_too(stabiliser, method):
     """The reference GPT on the integer language, every parameter at every step, at a rate that reaches the bounds."""
     lr = {"muon": 2.0**-6, "lion": 2.0**-8}.get(method, 0.125)
     settings = {"stabiliser": stabiliser} if stabiliser != "free:" else {}
-    config = TrainConfig.of(width=32, lr=lr, steps=6, batch_size=4, context=16, method=method, **settings)
+    config = TrainConfig(width=32, lr=lr, steps=6, batch_size=4, context=16, method=method, **settings)
     training = training_run.Run(config, load("markov:32"))
     plan = training.method.plan(training.model)
-    for _ in range(config.schedule.steps):
+    for _ in range(config.steps):
         bounds = training.optimizer.stability()
         before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
         training.advance()

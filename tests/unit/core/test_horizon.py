@@ -66,7 +66,7 @@ def test_a_base_below_one_is_refused():
 @pytest.mark.parametrize(("steps", "factor"), [(400, 1.0), (1600, 0.25)])
 def test_a_run_gives_its_length(tmp_path, steps, factor):
     (tmp_path / "a.txt").write_text("some text\n" * 500)
-    run = Run(TrainConfig.of(width=16, depth=1, steps=steps, lr=0.1), load(f"{tmp_path}"))
+    run = Run(TrainConfig(width=16, depth=1, steps=steps, lr=0.1), load(f"{tmp_path}"))
     assert run.method.recipe.role("linear").stabiliser.rate == pytest.approx(0.08 * factor)
 
 

@@ -110,8 +110,8 @@ def test_the_schedule_rises_over_a_tenth_and_falls_to_zero():
     assert rates[:3] == pytest.approx([peak / 2, peak, peak])
     assert rates[2:] == pytest.approx([peak * (18 - i) / 18 for i in range(18)])
     assert optimizer.param_groups[0]["lr"] == 0
-    config = TrainConfig.of(steps=20)
-    assert [config.schedule.factor(s) for s in range(21)] == pytest.approx([run.factor(s) for s in range(21)])
+    config = TrainConfig(steps=20)
+    assert [config.factor(s) for s in range(21)] == pytest.approx([run.factor(s) for s in range(21)])
 
 
 def test_a_checkpoint_carries_the_run(tmp_path):
@@ -146,7 +146,7 @@ def test_a_resumed_run_keeps_the_rate_that_it_began_with(tmp_path, monkeypatch, 
     rate = read(tmp_path / "run" / "config.json")["lr"]
     (tmp_path / "run" / "checkpoints" / "step-00000004.pt").unlink()
     monkeypatch.setattr("surefoot.experiment.training.names.LAWS", {"steady": RateLaw(-9.0, 0.0, 0.0)})
-    assert TrainConfig.of(steps=4).lr == 2**-9, "another version's law"
+    assert TrainConfig(steps=4).lr == 2**-9, "another version's law"
     capsys.readouterr()
     assert main(command) == 0
     assert f"learning rate {rate:.4g}, which the run began with" in capsys.readouterr().err
@@ -173,7 +173,7 @@ def test_the_command_line_takes_the_same_rate_and_says_so(tmp_path, capsys):
 
 
 def test_a_resolved_rate_stays_when_other_settings_change():
-    config = TrainConfig.of(steps=400)
+    config = TrainConfig(steps=400)
     assert config.lr == LAWS["steady"](sf.Run(400, 1024))
     assert config.replace(steps=800).lr == config.lr
     assert replace(config, seed=3).lr == config.lr

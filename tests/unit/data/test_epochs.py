@@ -106,8 +106,8 @@ def test_documents_are_what_the_data_say_they_are(data, tmp_path):
 
 def test_the_order_is_an_option_and_a_checkpoint_of_before_means_random():
     corpus = load("markov:64")
-    config = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=8)
-    assert config.batches.data_order == "documents"
+    config = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=8)
+    assert config.data_order == "documents"
     read = [Run(config.replace(data_order=order), corpus).loss("train", 0, 0) for order in ("documents", "random")]
     assert read[0] != read[1]
     with pytest.raises(ValueError, match="data_order='sorted' is unknown; choose documents, random"):
@@ -117,7 +117,7 @@ def test_the_order_is_an_option_and_a_checkpoint_of_before_means_random():
 def test_evaluations_are_the_same_in_both_orders():
     text = np.arange(200, dtype=np.uint8)
     corpus = Corpus(text[:150], text[150:], "numbers", "")
-    config = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=8)
+    config = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=8)
     losses = [Run(config.replace(data_order=order), corpus).validate() for order in ("documents", "random")]
     assert losses[0] == losses[1]
 

@@ -46,7 +46,7 @@ def slopes_of(
         assert isinstance(method, methods.Steepest)
         table = {role: replace(old, **changes.get(role, {})) for role, old in method.recipe.table.items()}
         method = methods.Steepest(recipes.Recipe("changed", table))
-    config = TrainConfig.of(depth=depth, steps=10, warmup=0.0, decay=0.0, **size)
+    config = TrainConfig(depth=depth, steps=10, warmup=0.0, decay=0.0, **size)
     configs = [config.replace(width=width, seed=seed) for width in widths for seed in range(seeds)]
     summary = evaluate([measure(one, corpus, method) for one in configs])
     return {layer["layer"]: (layer["start"]["slope"], layer["change"]["slope"]) for layer in summary["layers"]}
@@ -68,7 +68,7 @@ def test_dependencies_norms_and_steps_are_fitted_too(corpus):
     records = {
         name: [
             measure(
-                TrainConfig.of(
+                TrainConfig(
                     width=w,
                     depth=1,
                     lr=2.0**-4 if name == "steady" else 2.0**-7,
@@ -211,7 +211,7 @@ def test_what_may_be_noise_is_said():
 
 
 def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
-    config = TrainConfig.of(depth=1, steps=2, batch_size=2, context=8)
+    config = TrainConfig(depth=1, steps=2, batch_size=2, context=8)
     made: list[tuple[int, int]] = []
 
     def run(widths: tuple[int, ...], seeds: range, band: float, config: TrainConfig = config) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def test_more_seeds_and_another_band_go_on_from_what_is_there(corpus, tmp_path):
 
 
 def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
-    record = measure(TrainConfig.of(width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
+    record = measure(TrainConfig(width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
     layers = list(record["start"])
     assert layers[0] == "embedding"
     assert layers[-1] == LOGITS
@@ -246,7 +246,7 @@ def test_layers_are_the_owners_of_parameters_and_the_logits(corpus):
 
 
 def test_routers_are_heads_whose_logits_may_fall(corpus):
-    record = measure(TrainConfig.of(model="moe", width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
+    record = measure(TrainConfig(model="moe", width=16, depth=1, steps=1, batch_size=2, context=8), corpus)
     assert record["logits"] == [LOGITS, "blocks.0.mlp.router"]
 
     def falls(width: int, seed: int) -> float:
@@ -273,7 +273,7 @@ class Tied(nn.Module):
 
 def test_logits_are_the_models_own_output(corpus, monkeypatch):
     monkeypatch.setattr("surefoot.experiment.training.build.call", lambda _, width: Tied(width))
-    configs = [TrainConfig.of(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
+    configs = [TrainConfig(model="a:b", width=width, steps=8, warmup=0.0, decay=0.0) for width in FEW]
     summary = evaluate([measure(config, corpus) for config in configs], band=0.15)
     assert [layer["layer"] for layer in summary["layers"]] == ["embedding", "norm", LOGITS]
     assert summary["passes"], summary

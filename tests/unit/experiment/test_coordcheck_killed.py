@@ -35,7 +35,7 @@ class Here:
 
 def test_runs_that_are_killed_stop_the_check_when_the_others_are_done(tmp_path):
     corpus, executor = load("markov:16"), Here(fatal=32)
-    config = TrainConfig.of(depth=1, steps=2, batch_size=2, context=8)
+    config = TrainConfig(depth=1, steps=2, batch_size=2, context=8)
     with pytest.raises(SweepError, match=r"width 32, seed 0: killed twice: it died; width 32, seed 1: killed twice"):
         check(config, corpus, tmp_path, (16, 32), (0, 1), 9.0, executor=executor, data="markov:16")
     assert executor.closed

@@ -42,7 +42,7 @@ def test_unknown_method_lists_the_known():
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_every_method_initialises_by_seed_and_takes_a_step(name, corpus):
-    runs = [Run(TrainConfig.of(method=name, width=32, depth=1, lr=1e-3, seed=seed), corpus) for seed in (0, 0, 1)]
+    runs = [Run(TrainConfig(method=name, width=32, depth=1, lr=1e-3, seed=seed), corpus) for seed in (0, 0, 1)]
     weights = [run.model.get_parameter("blocks.0.mlp.up.weight") for run in runs]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -138,7 +138,7 @@ def test_mup_refuses_a_tied_head_without_a_multiplier():
 def slopes(method: methods.Method, corpus: Corpus, widths: tuple[int, ...] = FEW, seeds: int = 1) -> list[float]:
     """Of the change of every layer."""
     size = {"depth": 1, "steps": 8, "batch_size": 8, "context": 32}
-    configs = [TrainConfig.of(width=w, lr=2.0**-8, seed=s, **size) for w in widths for s in range(seeds)]
+    configs = [TrainConfig(width=w, lr=2.0**-8, seed=s, **size) for w in widths for s in range(seeds)]
     layers = evaluate([measure(config, corpus, method) for config in configs])["layers"]
     return [layer["change"]["slope"] for layer in layers]
 

@@ -25,7 +25,7 @@ from surefoot.plan import Plan
 
 UNITS = {"steady", "beyond_mup", "moga_column", "muon", "hyperball", "frobenius_sphere", "lion", "adamw", "mup_adamw"}
 """Methods whose norms of weights and of steps differ in kind."""
-TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def test_a_line(corpus, tmp_path):
     assert lines[0]["norms"]["blocks.0.mlp.up.weight"][0] == pytest.approx(1, rel=0.3)
     del lines[0]
     assert lines[0].keys() == {"step", "lr", "norms", "dependency", "loss_bounds", "moved", "updates"}
-    assert lines[0]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(5)
+    assert lines[0]["lr"] == TINY.lr * TINY.factor(5)
     assert set(lines[0]["norms"]) == set(lines[0]["updates"]) == set(lines[0]["moved"]) == set(layers)
-    assert all(0 < moved <= 1.01 * TINY.optimisation.lr * 16 for moved in lines[0]["moved"].values())
+    assert all(0 < moved <= 1.01 * TINY.lr * 16 for moved in lines[0]["moved"].values())
     assert lines[0]["updates"]["blocks.0.mlp.up.weight"] == pytest.approx(lines[0]["lr"], rel=2e-3)
     assert list(lines[0]["loss_bounds"]) == ["head.weight"]
     behind, norm = lines[0]["loss_bounds"]["head.weight"], lines[0]["norms"]["head.weight"]
@@ -164,7 +164,7 @@ def test_alarms_are_judged_in_the_sum_of_learning_rates(corpus, tmp_path, monkey
 
     monkeypatch.setattr(norm_log, "Alarms", Spy)
     logged(TINY, corpus, tmp_path, log_every=6)
-    rates = [TINY.schedule.factor(step) for step in range(12)]
+    rates = [TINY.factor(step) for step in range(12)]
     assert times == pytest.approx([sum(rates), 0.0, sum(rates[:6]), sum(rates)])
 
 

@@ -49,7 +49,7 @@ def markov(folder):
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(source, accumulate, tmp_path):
     (tmp_path / "data").mkdir()
     name = source(tmp_path / "data")
-    config = TrainConfig.of(width=16, depth=1, batch_size=4, context=16, steps=STEPS, lr=2.0**-5, seed=3)
+    config = TrainConfig(width=16, depth=1, batch_size=4, context=16, steps=STEPS, lr=2.0**-5, seed=3)
     layout, chance = Layout(accumulate=accumulate), random.Random(f"{source.__name__}{accumulate}")
     whole = Run(config, load(name), layout=layout)
     for _ in range(STEPS):

@@ -22,7 +22,7 @@ def own_threads():
 
 
 def test_the_first_parameter_that_is_not_finite_is_named():
-    run = Run(TrainConfig.of(width=16, depth=1, steps=1), load("markov:16"))
+    run = Run(TrainConfig(width=16, depth=1, steps=1), load("markov:16"))
     names = list(dict(run.model.named_parameters()))
     assert run.not_finite() is None
     run.model.get_parameter(names[3]).grad = torch.full_like(run.model.get_parameter(names[3]), torch.inf)
@@ -49,6 +49,6 @@ def test_a_worker_that_has_loaded_torch_has_one_thread_too(monkeypatch):
 def test_looking_changes_no_result():
     result = run_trial(Trial("adamw", 16, -7.0, 0, 12, SMALL))
     settings = {name: value for name, value in SMALL.items() if name != "data"}
-    plain = train(TrainConfig.of(method="adamw", width=16, lr=2.0**-7, steps=12, **settings), load("markov:16"))
+    plain = train(TrainConfig(method="adamw", width=16, lr=2.0**-7, steps=12, **settings), load("markov:16"))
     assert (result.train_loss, result.val_loss) == (plain.train_loss, plain.val_loss)
     assert result.not_finite is None

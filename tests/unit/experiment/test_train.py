@@ -24,7 +24,7 @@ KINDS_OF_STATE = {
     "mup_adamw",
 }  # fmt: skip
 """Methods with a momentum, an average of other things, or a stabiliser of each kind."""
-TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_impossible_configurations_are_refused(change, message):
 def test_settings_are_flat_in_files():
     keys = "model width depth head_dim method stabiliser lr seed steps batch_size context warmup decay device autocast"
     assert set(TINY.to_json()) == {*keys.split(), "cooldown_shape", "average", "data_order"}
-    assert TrainConfig.of(**TINY.to_json()) == TINY
-    assert TINY.replace(seed=3, width=32) == TrainConfig.of(**{**TINY.to_json(), "seed": 3, "width": 32})
+    assert TrainConfig(**TINY.to_json()) == TINY
+    assert TINY.replace(seed=3, width=32) == TrainConfig(**{**TINY.to_json(), "seed": 3, "width": 32})
     with pytest.raises(TypeError, match="'depht'"):
         TINY.replace(depht=3)
 
@@ -86,8 +86,8 @@ def test_schedule_rises_to_one_and_falls_to_zero(steps, warmup, decay, shape):
 
 def test_optimizer_follows_the_schedule(corpus):
     run = Run(TINY.replace(method="mup_adamw", decay=0.5), corpus)
-    for step in range(TINY.schedule.steps):
-        factor = replace(TINY.schedule, decay=0.5).factor(step)
+    for step in range(TINY.steps):
+        factor = TINY.replace(decay=0.5).factor(step)
         rates = [group["lr"] / group["initial_lr"] for group in run.optimizer.param_groups]
         assert rates == pytest.approx([factor] * len(rates))
         run.advance()
@@ -113,7 +113,7 @@ def test_losses_are_what_they_are_said_to_be(corpus):
     assert result.train_loss == pytest.approx(np.mean([r["loss"] for r in records[-2:]]))  # 10 % of 12, rounded up
     assert records[0]["loss"] == pytest.approx(math.log(256), rel=0.02)
     assert [record["tokens"] for record in records] == [64 * step for step in range(1, 13)]
-    assert records[-1]["lr"] == TINY.optimisation.lr * TINY.schedule.factor(11)
+    assert records[-1]["lr"] == TINY.lr * TINY.factor(11)
     assert result.val_loss < records[0]["loss"]
     assert not result.diverged
 
@@ -236,7 +236,7 @@ def test_a_method_can_be_varied(corpus):
 
 
 def test_a_model_can_be_prepared_and_a_compiled_one_trains_alike(corpus):
-    config = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=8)
+    config = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=8)
     graphs = []
 
     def compiler(graph, inputs):

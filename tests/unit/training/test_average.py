@@ -13,7 +13,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.run import Run
 
-TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5, stabiliser="post_clip:2")
+TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5, stabiliser="post_clip:2")
 AVERAGED = TINY.replace(average=0.8)
 LAST = TINY.replace(average="last:0.5")
 
@@ -56,9 +56,9 @@ def test_the_mean_of_the_last_weights_is_torchs(corpus):
 
 
 def test_training_is_that_without_an_average(corpus):
-    records = {config.optimisation.average: [] for config in (TINY, AVERAGED)}
+    records = {config.average: [] for config in (TINY, AVERAGED)}
     results = [
-        train(config, corpus, on_step=records[config.optimisation.average].append, log_every=3, eval_every=4)
+        train(config, corpus, on_step=records[config.average].append, log_every=3, eval_every=4)
         for config in (TINY, AVERAGED)
     ]
     assert replace(results[0], seconds=0) == replace(results[1], seconds=0, val_loss_average=None)
@@ -78,7 +78,7 @@ def test_evaluating_counts_as_no_write_to_the_weights(corpus):
         assert torch.equal(p, w)
 
 
-@pytest.mark.parametrize("averaged", [AVERAGED, LAST], ids=lambda config: str(config.optimisation.average))
+@pytest.mark.parametrize("averaged", [AVERAGED, LAST], ids=lambda config: str(config.average))
 def test_the_average_goes_on_bit_for_bit(averaged, corpus, tmp_path):
     whole = train(averaged, corpus, checkpoints=Checkpoints(tmp_path / "whole", every=5))
     (tmp_path / "part").mkdir()

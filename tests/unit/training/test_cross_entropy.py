@@ -44,7 +44,7 @@ def test_what_is_compiled_has_a_bias_or_few_logits_keeps_its_own_forward_pass():
 
 
 def test_a_run_has_the_same_losses_in_parts(monkeypatch):
-    config, corpus = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=80), load("markov:64")
+    config, corpus = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=80), load("markov:64")
     plain = train(config, corpus)
     monkeypatch.setattr(module, "FEW", 0)
     ours = train(config, corpus)

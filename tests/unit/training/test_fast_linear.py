@@ -94,7 +94,7 @@ def test_the_loss_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_run_has_the_same_losses(recompute, monkeypatch):
-    config, corpus = TrainConfig.of(width=16, depth=1, steps=4, batch_size=2, context=80), load("markov:64")
+    config, corpus = TrainConfig(width=16, depth=1, steps=4, batch_size=2, context=80), load("markov:64")
     ours = train(config, corpus, layout=Layout(recompute=recompute))
     monkeypatch.setenv(VARIABLE, "torch")
     plain = train(config, corpus)
@@ -152,10 +152,7 @@ def test_what_bfloat16_needs_autocast_for():
 def test_autocast_of_a_run_on_a_cpu(model, monkeypatch):
     """By linear layers, not by `torch.autocast`."""
     monkeypatch.setattr(losses, "FEW", 0)
-    config, corpus = (
-        TrainConfig.of(width=32, depth=1, steps=4, batch_size=2, context=80, model=model),
-        load("markov:64"),
-    )
+    config, corpus = (TrainConfig(width=32, depth=1, steps=4, batch_size=2, context=80, model=model), load("markov:64"))
     exact, rounded = (Run(config.replace(autocast=kind), corpus) for kind in ("none", "bfloat16"))
     asked = []
     monkeypatch.setattr(torch, "autocast", lambda *args, enabled: asked.append(enabled) or nullcontext())

@@ -12,7 +12,7 @@ from surefoot.experiment.training.checkpoint import Checkpoints, load, save
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.loop import train
 
-TINY = TrainConfig.of(width=16, depth=1, steps=4, batch_size=4, context=16, lr=2.0**-5, data_order="random")
+TINY = TrainConfig(width=16, depth=1, steps=4, batch_size=4, context=16, lr=2.0**-5, data_order="random")
 
 
 @pytest.fixture(scope="module")

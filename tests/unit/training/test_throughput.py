@@ -15,7 +15,7 @@ from surefoot.experiment.training.loop import train
 from surefoot.experiment.training.run import Run
 from surefoot.experiment.training.throughput import Compute, flops_per_token, peak_of
 
-TINY = TrainConfig.of(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
+TINY = TrainConfig(width=16, depth=1, steps=12, batch_size=4, context=16, lr=2.0**-5)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def corpus():
 
 @pytest.mark.parametrize("model", ["gpt", "llama", "qwen"])
 def test_flops_are_those_of_the_formula(model, corpus):
-    config = TrainConfig.of(model=model, width=32, depth=3, context=24)
+    config = TrainConfig(model=model, width=32, depth=3, context=24)
     matrices = [
         p for name, p in Run(config, corpus).model.named_parameters() if p.ndim == 2 and "embedding" not in name
     ]
@@ -49,7 +49,7 @@ class Impatient(nn.Module):
 def test_a_model_that_cannot_be_counted_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "impatient", types.SimpleNamespace(build=Impatient))
     with pytest.warns(UserWarning, match="the FLOPs of impatient:build are not counted"):
-        found = flops_per_token(TrainConfig.of(model="impatient:build"), 256)
+        found = flops_per_token(TrainConfig(model="impatient:build"), 256)
     assert found is None
     assert Compute(found, 1e12).at(100.0) == {"flops_per_token": None, "utilisation": None}
 

@@ -18,7 +18,7 @@ def run_trial(trial: Trial) -> TrialResult:
     """Train one model.
 
     Args:
-        trial: its `settings` are those of `TrainConfig.of`, "data" (a path, or None for the default corpus), "corpus"
+        trial: its `settings` are those of `TrainConfig`, "data" (a path, or None for the default corpus), "corpus"
             (the data's SHA-256), "text" (the data's name, for people) and "evaluations" (how often the validation loss
             is measured on the way; none by default).
 
@@ -33,7 +33,7 @@ def run_trial(trial: Trial) -> TrialResult:
     settings = {key: value for key, value in trial.settings.items() if key != "text"}
     corpus = unchanged(settings.pop("data", None), settings.pop("corpus", None))
     evaluations = settings.pop("evaluations", 0)
-    config = TrainConfig.of(
+    config = TrainConfig(
         method=trial.recipe, width=trial.width, lr=2.0**trial.log2_lr, seed=trial.seed, steps=trial.steps, **settings
     )
     every = math.ceil(trial.steps / evaluations) if evaluations else 0

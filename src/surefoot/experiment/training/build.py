@@ -44,7 +44,7 @@ def build(config: TrainConfig, vocab: int) -> nn.Module:
     A user's function may draw from torch's global generator, which is seeded before the call and restored after it.
 
     Args:
-        config: its architecture, and its seed for a user's function.
+        config: the model, its sizes, and the seed for a user's function.
         vocab: number of the data's tokens; a published model keeps its own, larger vocabulary.
 
     Returns:
@@ -54,22 +54,20 @@ def build(config: TrainConfig, vocab: int) -> nn.Module:
         ValueError: an unknown reference model, a width that is not a multiple of the head dimension, more tokens than a
             published model has, or a function that cannot be called, see `user_model.call`.
     """
-    size = config.architecture
-    if size.model in PUBLISHED:
+    if config.model in PUBLISHED:
         if vocab > classes(config, vocab):
-            raise ValueError(f"{size.model} has {classes(config, vocab)} tokens, the data {vocab}: choose other data")
-        return published(size.model, size.width)
-    if not is_user_model(size.model):
-        return reference(size.model, size.width, size.depth, size.head_dim, vocab)
+            raise ValueError(f"{config.model} has {classes(config, vocab)} tokens, the data {vocab}: choose other data")
+        return published(config.model, config.width)
+    if not is_user_model(config.model):
+        return reference(config.model, config.width, config.depth, config.head_dim, vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return call(size.model, size.width)
+        return call(config.model, config.width)
 
 
 def classes(config: TrainConfig, vocab: int) -> int:
     """The number of tokens that a model tells apart: the data's, or a published model's own."""
-    name = config.architecture.model
-    return PUBLISHED[name].vocab if name in PUBLISHED else vocab
+    return PUBLISHED[config.model].vocab if config.model in PUBLISHED else vocab
 
 
 class _Undrawn(TorchFunctionMode):
@@ -101,7 +99,7 @@ def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
         ValueError: it cannot be built, it has no plan, its positions are fewer than a sequence's tokens, or a user's
             own does not make logits of the data's tokens.
     """
-    name, context = config.architecture.model, config.batches.context
+    name, context = config.model, config.context
     with nullcontext() if is_user_model(name) else without_memory():
         model = build(config, corpus.vocab)
     Plan.of(model)

@@ -55,7 +55,10 @@ _STABILISER = {
     "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
     "metavar": "NAME:VALUE",
 }
-_RATE = {"help": "peak learning rate, or auto: by the length of the run, or the method's own", "number": RATE}
+_RATE: Any = field(
+    default=AUTO,
+    metadata={"help": "peak learning rate, or auto: by the length of the run, or the method's own", "number": RATE},
+)
 _AVERAGE = {
     "help": "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps "
     "(last:0.2), and evaluate the average; 0: no average",
@@ -73,7 +76,7 @@ class Optimisation(Settings):
 
     method: str = "steady"
     stabiliser: str | None = field(default=None, metadata=_STABILISER)
-    lr: float | str = field(default=AUTO, metadata=_RATE)
+    lr: float = _RATE
     average: float | str = field(default=0.0, metadata=_AVERAGE)
 
 
@@ -108,66 +111,33 @@ class Execution(Settings):
 
 
 @dataclass(frozen=True)
-class TrainConfig(Settings):
-    """Everything that determines a run, in parts. Files, checkpoints and `of` have the parts' settings flat.
+class TrainConfig(Execution, Batches, Schedule, Optimisation, Architecture):
+    """Everything that determines a run.
 
     Raises:
         ValueError: a number out of range or an unknown choice.
 
-    >>> TrainConfig.of(width=128, steps=10).replace(seed=1).architecture.width
+    >>> TrainConfig(width=128, steps=10).replace(seed=1).width
     128
     """
 
-    architecture: Architecture = Architecture()
-    optimisation: Optimisation = Optimisation()
-    schedule: Schedule = field(default_factory=Schedule)
-    batches: Batches = Batches()
-    execution: Execution = Execution()
     seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": SEED})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimisation.lr == AUTO:
-            rate = 2.0 ** log2_lr(self.optimisation.method, self.run)
-            object.__setattr__(self, "optimisation", dataclasses.replace(self.optimisation, lr=rate))
+        if vars(self)["lr"] == AUTO:  # which its type does not have
+            object.__setattr__(self, "lr", 2.0 ** log2_lr(self.method, self.run))
 
     @property
     def run(self) -> Run:
         """The length of the run."""
-        return Run(self.schedule.steps, self.batches.batch_size * self.batches.context)
-
-    @property
-    def lr(self) -> float:
-        """The peak learning rate, a number."""
-        assert not isinstance(self.optimisation.lr, str)
-        return self.optimisation.lr
-
-    @classmethod
-    def of(cls, **settings: Any) -> Self:
-        """The configuration with these settings, and defaults for the others.
-
-        Args:
-            **settings: values by the flat names of the settings, `width=128`.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            TypeError: a name that is not a setting's.
-            ValueError: a number out of range or an unknown choice.
-        """
-        parts: dict[str, Any] = {
-            name: type(part)(**{key: settings.pop(key) for key in vars(part) if key in settings})
-            for name, part in vars(cls()).items()
-            if isinstance(part, Settings)
-        }
-        return cls(**parts, **settings)
+        return Run(self.steps, self.batch_size * self.context)
 
     def replace(self, **settings: Any) -> Self:
         """The same configuration with other values of some settings.
 
         Args:
-            **settings: as in `of`.
+            **settings: values by the settings' names.
 
         Returns:
             The new configuration.
@@ -176,10 +146,8 @@ class TrainConfig(Settings):
             TypeError: a name that is not a setting's.
             ValueError: a number out of range or an unknown choice.
         """
-        return self.of(**{**self.to_json(), **settings})
+        return dataclasses.replace(self, **settings)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings by their flat names, as `config.json` and checkpoints have them."""
-        parts = asdict(self)
-        seed = parts.pop("seed")
-        return {**{name: value for part in parts.values() for name, value in part.items()}, "seed": seed}
+        """The settings by their names, as `config.json` and checkpoints have them."""
+        return asdict(self)

@@ -89,7 +89,7 @@ def _take_steps(run: Run, meter: Meter, watch: _Watch, checkpoints: Checkpoints 
     """Take the run's steps, until its end, divergence or a signal."""
     diverged, stopped = _diverged(run), False
     meter.start()
-    while run.step < run.config.schedule.steps and not diverged and not stopped:
+    while run.step < run.config.steps and not diverged and not stopped:
         run.advance(keep=watch.keeps(run))
         stopped = stop is not None and stop.asked()
         logs = (diverged := _diverged(run)) or _due(run, watch.eval_every) or _due(run, watch.log_every)
@@ -110,4 +110,4 @@ def _diverged(run: Run) -> bool:
 def _due(run: Run, every: int, ahead: int = 0) -> bool:
     """Whether something that happens every so many steps, and at the end, happens now or so many steps ahead."""
     step = run.step + ahead
-    return every > 0 and (step == run.config.schedule.steps or step % every == 0)
+    return every > 0 and (step == run.config.steps or step % every == 0)

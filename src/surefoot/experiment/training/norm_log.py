@@ -130,7 +130,7 @@ class NormLog(AbstractContextManager["NormLog"]):
         self._norms = Norms(run, self._limit)
         layers = {name: asdict(layer) for name, layer in self._norms.layers.items()}
         write_json(self._directory / LAYERS, layers)
-        self._times = [*accumulate(map(run.config.schedule.factor, range(run.config.schedule.steps)), initial=0.0)]
+        self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
         self._alarms = Alarms(self._norms.layers, self._times[-1])
         log = self._files.enter_context(continued(self._directory / NORMS, run.step))
         for line in log.records:  # alarms raised before the run was resumed are not raised again
@@ -145,7 +145,7 @@ def _line(run: Run, measured: Norms) -> Record:
     numbers = measured.measure()
     norms = {name: _pair(row, "forward") for name, row in numbers.items()}
     dependency = {name: _pair(row, "dependency") for name, row in numbers.items()}
-    lr = run.config.lr * run.config.schedule.factor(run.step)
+    lr = run.config.lr * run.config.factor(run.step)
     line: Record = {"step": run.step, "lr": lr, "norms": norms}
     if differing := {name: pair for name, pair in dependency.items() if pair != norms[name]}:
         line["dependency"] = differing

@@ -76,10 +76,10 @@ class Run:
         self.corpus: Corpus = corpus
         self.layout: Layout = layout or Layout()
         processes = self.layout.processes
-        processes.rows(config.batches.batch_size, 0, self.layout.accumulate)
-        method = method or method_named(config.optimisation.method, config.optimisation.stabiliser)
-        self.method: Method = method.over(config.schedule.steps)
-        self.device: torch.device = pick_device(config.execution.device)
+        processes.rows(config.batch_size, 0, self.layout.accumulate)
+        method = method or method_named(config.method, config.stabiliser)
+        self.method: Method = method.over(config.steps)
+        self.device: torch.device = pick_device(config.device)
         model = build(config, corpus.vocab)
         self.method.initialise_(model, config.seed)
         use_onednn(model)
@@ -87,17 +87,17 @@ class Run:
             plain = (each for each in blocks_of(model) if not any(isinstance(x, _BatchNorm) for x in each.modules()))
             for block in plain:  # the others' statistics would move twice
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        bfloat16 = config.execution.autocast == "bfloat16"
+        bfloat16 = config.autocast == "bfloat16"
         self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, bfloat16)
         self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.lr)
-        self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.schedule.factor)
+        self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
         self._autocasts = self._autocasts and not use_bfloat16(self.model)
-        kind = config.optimisation.average
-        self.average: Average | None = Average(self.model, kind, config.schedule.steps) if kind else None
-        self.losses: Tensor = torch.full((config.schedule.steps,), math.nan, device=self.device)
+        kind = config.average
+        self.average: Average | None = Average(self.model, kind, config.steps) if kind else None
+        self.losses: Tensor = torch.full((config.steps,), math.nan, device=self.device)
         self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
         self.step: int = 0
@@ -132,12 +132,12 @@ class Run:
         self, split: Literal["train", "validation"], seed: int, step: int, part: int = 0, parts: int = 1
     ) -> Tensor:
         """Mean cross entropy in nats per token of this process's rows of a part of a batch, a float32 scalar."""
-        shape = self.config.batches
-        rows = self.layout.processes.rows(shape.batch_size, part, parts)
-        order = shape.data_order if split == "train" else "random"
-        batch = self.corpus.batch(split, seed, step, shape.batch_size, shape.context, rows, order)
+        config = self.config
+        rows = self.layout.processes.rows(config.batch_size, part, parts)
+        order = config.data_order if split == "train" else "random"
+        batch = self.corpus.batch(split, seed, step, config.batch_size, config.context, rows, order)
         tokens, targets = (t.to(self.device, non_blocking=True) for t in batch)
-        own = is_user_model(self.config.architecture.model)  # others draw nothing
+        own = is_user_model(config.model)  # others draw nothing
         drawn = drawn_by(self.device, seed, SPLITS.index(split), step, rows.start) if own else nullcontext()
         with drawn, torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts):
             return cross_entropy(self.model, tokens, targets)
@@ -165,7 +165,7 @@ class Run:
         """True if the mean of the last losses is not finite, or above twice that of a uniform guess plus one nat."""
         recent = self.losses[max(0, self.step - CHECK_EVERY) : self.step]
         uniform = math.log(classes(self.config, self.corpus.vocab))
-        if is_user_model(self.config.architecture.model):  # it may have more logits, and begins at their logarithm
+        if is_user_model(self.config.model):  # it may have more logits, and begins at their logarithm
             uniform = max(uniform, float(self.losses[0]))
         return self.step > 0 and not float(recent.mean()) <= 2 * uniform + 1
 
@@ -271,8 +271,8 @@ class Run:
     def record(self) -> Record:
         """The line of the log after the last step: step, loss, learning rate, tokens and seconds."""
         config = self.config
-        tokens = self.step * config.batches.batch_size * config.batches.context
-        lr = config.lr * config.schedule.factor(self.step - 1)
+        tokens = self.step * config.run.tokens
+        lr = config.lr * config.factor(self.step - 1)
         loss = finite_or_none(float(self.losses[self.step - 1]))
         return {"step": self.step, "loss": loss, "lr": lr, "tokens": tokens, "seconds": round(self.seconds, 3)}
 
@@ -282,7 +282,7 @@ class Run:
 
     def result(self) -> TrainResult:
         """The outcome if the run ended now; evaluates the validation loss."""
-        tail = self.losses[max(0, self.step - math.ceil(TAIL * self.config.schedule.steps)) : self.step]
+        tail = self.losses[max(0, self.step - math.ceil(TAIL * self.config.steps)) : self.step]
         diverged = self.diverged()
         train_loss = None if diverged else finite_or_none(float(tail.mean()))
         losses = {"val_loss": None} if diverged else self.evaluate()

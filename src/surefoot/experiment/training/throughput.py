@@ -55,12 +55,12 @@ class Meter:
         taken = run.seconds - seconds
         optimizing = self._timer.read()
         self._timed, self._optimizing = self._timed + taken, self._optimizing + optimizing
-        speed = _ratio(_tokens(run, run.step - step), taken)
+        speed = _ratio((run.step - step) * run.config.run.tokens, taken)
         return {"tokens_per_second": speed, "optimizer_share": _ratio(optimizing, taken)}
 
     def of_all(self, result: TrainResult) -> TrainResult:
         """The outcome of the run with its throughput."""
-        speed = _ratio(_tokens(self._run, self._run.step), self._run.seconds)
+        speed = _ratio(self._run.step * self._run.config.run.tokens, self._run.seconds)
         return replace(result, tokens_per_second=speed, optimizer_share=_ratio(self._optimizing, self._timed))
 
 
@@ -92,10 +92,6 @@ class _Timer:
 
     def __exit__(self, *_: object) -> None:
         self._mark()
-
-
-def _tokens(run: Run, steps: int) -> int:
-    return steps * run.config.batches.batch_size * run.config.batches.context
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -142,14 +138,14 @@ def flops_per_token(config: TrainConfig, vocab: int) -> float | None:
 
     Source: A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B.
     """
-    context = config.batches.context
+    context = config.context
     try:
         with torch.device("meta"):
             model, tokens = build(config, vocab), torch.zeros(1, context, dtype=torch.long)
             with FlopCounterMode(display=False) as counter:
                 F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()  # type: ignore[no-untyped-call]
     except (RuntimeError, TypeError, ValueError) as error:
-        name = config.architecture.model
+        name = config.model
         warnings.warn(f"the FLOPs of {name} are not counted: on the meta device it raises {error}", stacklevel=2)
         return None
     return float(counter.get_total_flops()) / context

@@ -146,6 +146,6 @@ def test_steps_and_rate_follow_from_the_size(capsys):
     assert [rung.width for rung in (*wanted.rungs, target)] == [16, 32, 48, 64]
     for rung in (*wanted.rungs, target):
         assert rung.steps == round(5 * rung.parameters / 64)
-        assert 2**rung.log2_lr == pytest.approx(TrainConfig.of(steps=rung.steps, batch_size=4, context=16).lr)
+        assert 2**rung.log2_lr == pytest.approx(TrainConfig(steps=rung.steps, batch_size=4, context=16).lr)
     with pytest.raises(ValueError, match="--steps: a ladder's follow from --tokens-per-parameter, leave it out"):
         configure(_parser().parse_args([*asked, "--steps", "5"]))
