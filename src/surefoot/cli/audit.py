@@ -38,9 +38,9 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     help = f"{', '.join(MODELS)}, module:function returning a model, or a Hugging Face config.json"
     add("target", nargs="?", metavar="model", help=help)
-    options.add(parser, Architecture, "model", default=None, help="the same (default: gpt)")
+    options.add(parser, "model", default=None, help="the same (default: gpt)")
     options.add_recipes(parser, names=RECIPES)
-    options.add(parser, Architecture, "width", "depth", "head_dim")
+    options.add(parser, "width", "depth", "head_dim")
     help = f"vocabulary of a reference model (default: {VOCAB}, or the published model's)"
     add("--vocab", type=options.count, help=help)
     help = "read the weights beside a config.json too, all into memory, and warn of norms far from 1"

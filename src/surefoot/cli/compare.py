@@ -35,7 +35,7 @@ def add_to(commands: options.Commands) -> None:
     add("--target", type=options.positive, metavar="LOSS", help=help)
     options.add_executor(parser, "runs/compare")
     options.add_model(parser, "depth", "head_dim")
-    options.add(parser, Architecture, "width")
+    options.add(parser, "width")
     options.add_training(parser)
     options.add_json(parser)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
-from surefoot.experiment.training.config import Optimisation, TrainConfig
+from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
 surefoot coordcheck                                  the default recipe, widths 64 to 512
@@ -25,7 +25,7 @@ def add_to(commands: options.Commands) -> None:
     parser.add_argument("--widths", nargs="+", type=options.count, default=[64, 128, 256, 512], help="two or more")
     parser.add_argument("--seeds", type=options.count, default=3, help="seeds per width; three give intervals")
     parser.add_argument("--band", type=options.positive, default=0.1, help="largest slope that passes")
-    options.add(parser, Optimisation, "lr", type=options.rate)
+    options.add(parser, "lr", type=options.rate)
     options.add_training(parser, steps=10, warmup=0.0, decay=0.0)
     options.add_executor(parser, "runs/coordcheck", default=None)
     options.add_json(parser)

@@ -8,9 +8,8 @@ from typing import Any
 
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
-from surefoot.experiment.training.config import Architecture, Batches, Execution, Optimisation
+from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import AUTO, COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
-from surefoot.experiment.training.schedule import Schedule
 
 Commands = Any  # argparse's own type of `add_subparsers` is private
 Runner = Callable[[argparse.Namespace], int]
@@ -95,17 +94,16 @@ def checked(check: Callable[[str], object]) -> Callable[[str], str]:
     return read
 
 
-def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any) -> None:
-    """Add the options that the fields of a dataclass declare in their metadata.
+def add(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
+    """Add the options that the fields of `TrainConfig` declare in their metadata.
 
     Args:
         parser: of a command.
-        part: one of the dataclasses of `surefoot.experiment.training.config`.
-        *names: of the fields; none for all.
+        *names: of the fields.
         **changes: arguments of `add_argument` that replace those of the declaration.
     """
-    for setting in fields(part):
-        if setting.name in names or (not names and "help" in setting.metadata):
+    for setting in fields(TrainConfig):
+        if setting.name in names:
             declared = dict(setting.metadata)
             flag = declared.pop("flag", "--" + setting.name.replace("_", "-"))
             if (number := declared.pop("number", None)) is not None:
@@ -114,7 +112,7 @@ def add(parser: argparse.ArgumentParser, part: type, *names: str, **changes: Any
 
 
 def add_recipes(
-    parser: argparse.ArgumentParser, default: str | list[str] = Optimisation.method, names: Sequence[str] = METHODS
+    parser: argparse.ArgumentParser, default: str | list[str] = TrainConfig.method, names: Sequence[str] = METHODS
 ) -> None:
     """Add the choice of one method, or of several.
 
@@ -136,8 +134,8 @@ def add_recipes(
 def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
     """Add the choice of a model, and of those of "width", "depth" and "head_dim" that the command has one of."""
     help = f"one of {', '.join(MODELS)}, or module:function that takes a width"
-    add(parser, Architecture, "model", type=_model, metavar="NAME", help=help)
-    add(parser, Architecture, *sizes)
+    add(parser, "model", type=_model, metavar="NAME", help=help)
+    add(parser, *sizes)
 
 
 def _model(text: str) -> str:
@@ -159,10 +157,8 @@ def add_training(parser: argparse.ArgumentParser, **defaults: Any) -> None:
         parser: of a command.
         **defaults: of the command, by the names of the settings, in place of `TrainConfig`'s.
     """
-    add(parser, Optimisation, "stabiliser")
-    add(parser, Schedule)
-    add(parser, Batches)
-    add(parser, Execution)
+    add(parser, "stabiliser", "steps", "warmup", "decay", "cooldown_shape")
+    add(parser, "batch_size", "context", "data_order", "device", "autocast")
     help = "text file or folder (text:PATH is the same), bpe:N or bpe:N:PATH for BPE tokens, bin:PATH for a file or a "
     help += "folder of tokens (see surefoot tokens), or markov:N (default: Python's standard library)"
     parser.add_argument("--data", metavar="PATH", help=help)

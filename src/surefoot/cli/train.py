@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from surefoot.cli import options
-from surefoot.experiment.training.config import Optimisation, TrainConfig
 from surefoot.experiment.training.norm_alarm import LIMIT
 
 _EXAMPLES = """
@@ -27,9 +26,8 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     options.add_recipes(parser)
     options.add_model(parser, "width", "depth", "head_dim")
-    options.add(parser, Optimisation, "lr", type=options.rate)
-    options.add(parser, Optimisation, "average")
-    options.add(parser, TrainConfig, "seed")
+    options.add(parser, "lr", type=options.rate)
+    options.add(parser, "average", "seed")
     options.add_training(parser)
     help = "where validation batches are from: the validation split of another source, as for --data"
     add("--eval-data", metavar="PATH", help=help)

@@ -13,7 +13,7 @@ from surefoot.experiment.reports.style import TRAINING, estimate, plus_minus, sp
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.summary import points
 from surefoot.experiment.sweep.sweep import SUMMARY, load
-from surefoot.experiment.training.config import Optimisation
+from surefoot.experiment.training.config import TrainConfig
 
 Entry = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Entry], str]]
@@ -209,7 +209,7 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
 
 def whose(name: str) -> str:
     """Name a recipe, and say so if it is the default."""
-    return f"{name}, Surefoot's default recipe," if name == Optimisation.method else name
+    return f"{name}, Surefoot's default recipe," if name == TrainConfig.method else name
 
 
 def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
