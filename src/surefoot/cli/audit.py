@@ -82,7 +82,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
     """
     from surefoot.attention.logits import usually_scaled
     from surefoot.geometry import Spectral
-    from surefoot.monitor.weights import stability
+    from surefoot.optim.measuring import of_weights
 
     lines = []
     for name, placement in plan.placements.items():
@@ -95,9 +95,9 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
         stays = "which stays so; where a model's widths differ in d_head, surefoot.scale_attention_ makes it 1/d_head"
         lines.append(f"{len(usual)} modules scale attention by 1/sqrt(d_head), {stays}")
     if not any(p.is_meta for p in model.parameters()):
-        for name, placement in plan.placements.items():
-            blocks, _ = stability(model.get_parameter(name), placement, lr=0.0)
-            if (norm := max((block["forward_lower"] for block in blocks), default=0.0)) > LARGE_NORM:
+        weights = of_weights(model, plan)
+        for name in plan:
+            if (norm := weights[name].get("forward_lower", 0.0)) > LARGE_NORM:
                 lines.append(f"{name} has norm {norm:.3g}: plan.initialise_ it, or if pretrained use plan.relative_to")
     return lines
 

@@ -32,7 +32,7 @@ from surefoot.experiment.training.run import VALIDATION_SEED, Run
 from surefoot.monitor import activations
 from surefoot.monitor.activations import first_output, forward_hooks, lm_heads, owners
 from surefoot.monitor.maxima import rms
-from surefoot.monitor.weights import measured_change, stability
+from surefoot.optim.measuring import of_weights
 from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
@@ -168,11 +168,8 @@ def _stability(model: nn.Module, first: nn.Module, plan: Plan, tokens: Tensor, l
     """The quantities of `MEASURED`: layer or parameter -> value, None where it is not finite."""
     numbers = activations.measure(model, tokens, names=layers)
     dependency = {layer: numbers[name].get("dependency", 0.0) for name, layer in layers.items() if name in numbers}
-    norm, moved = {}, {}
-    for name, placement in plan.placements.items():
-        weight, old = model.get_parameter(name).detach(), first.get_parameter(name).detach()
-        norm[name] = max((block["forward_lower"] for block in stability(weight, placement, lr=0.0)[0]), default=0.0)
-        moved[name] = measured_change(old, weight, placement)
+    weights = of_weights(model, plan, dict(first.named_parameters()))
+    norm, moved = ({name: weights[name].get(key, 0.0) for name in plan} for key in ("forward_lower", "update_measured"))
     found = zip(MEASURED, (dependency, norm, moved), strict=True)
     return {quantity: {key: finite_or_none(x) for key, x in values.items()} for quantity, values in found}
 

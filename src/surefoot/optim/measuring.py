@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.batching import by_block, stack_blocks
 from surefoot.optim.param_groups import is_dtensor, whole_of
-from surefoot.plan import Placement
+from surefoot.plan import Placement, Plan
 from surefoot.stabilise.running_bound import RunningBound
 from surefoot.views.state import join_blocks
 
@@ -60,10 +60,30 @@ def report(
         numbers, cache = stability(weight, placement, lr * p.requires_grad, vectors.get(p), kept)
         vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
         found[name] = by_name(name, numbers)
-        if then is not None:
+        if then is not None and numbers:
             found[name][name]["update_measured"] = measured_change(then, weight, placement)
     found = sharding.together(found) if sharding else found
     return {key: numbers for name in parameters for key, numbers in found[name].items()}
+
+
+def of_weights(
+    model: nn.Module, plan: Plan, before: Mapping[str, Tensor] | None = None, vectors: dict[Tensor, State] | None = None
+) -> Numbers:
+    """The numbers of a model's weights under a plan, whatever optimizer trains it: what bounds the next step is 0.
+
+    Args:
+        model: not on the meta device.
+        plan: of the model.
+        before: as in `report`.
+        vectors: as in `report`; None where the weights are measured once.
+
+    Returns:
+        See `SteepestDescent.stability`.
+    """
+    parameters: dict[str, tuple[Tensor, Placement, float, State]] = {
+        name: (model.get_parameter(name), placement, 0.0, {}) for name, placement in plan.placements.items()
+    }
+    return report(parameters, before or {}, RunningBound(), {} if vectors is None else vectors, None)
 
 
 def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

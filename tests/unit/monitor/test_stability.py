@@ -13,6 +13,7 @@ import surefoot as sf
 from combinations import combinations
 from surefoot.momentum import Adam
 from surefoot.monitor.weights import MAIN, worst
+from surefoot.optim.measuring import of_weights
 
 SIDES = ("lower", "upper")
 
@@ -221,6 +222,27 @@ def test_reports_of_what_has_no_entries_or_took_no_step():
     model.weight.grad = torch.zeros(3, 0)
     optimizer.step()
     assert optimizer.stability() == before == {"weight": dict.fromkeys(before["weight"], 0.0)}
+
+
+def test_a_stack_of_no_matrices_has_no_number_at_all():
+    model = nn.Linear(2, 3)
+    model.experts = nn.Parameter(torch.empty(0, 3, 2))
+    plan, before = sf.Plan.of(model, overrides=[("experts", "experts")]), dict(model.named_parameters())
+    assert sf.SteepestDescent(model, plan, lr=0.1).stability(before)["experts"] == {}
+    assert of_weights(model, plan, before)["experts"] == {}
+
+
+def test_the_weights_of_any_optimizer_have_the_numbers_that_a_plan_gives_them():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    before = copy.deepcopy(dict(model.named_parameters()))
+    optimizer = sf.SteepestDescent(model, lr=0.1)
+    model(torch.randn(3, 4)).square().sum().backward()
+    optimizer.step()
+    numbers, own = of_weights(model, sf.Plan.of(model), before), optimizer.stability(before)
+    for name in before:
+        kept = [key for key in own[name] if key not in ("update_lower", "update_upper")]
+        assert {key: numbers[name][key] for key in kept} == pytest.approx({key: own[name][key] for key in kept})
+        assert numbers[name]["update_measured"] > 0 == numbers[name]["update_upper"]
 
 
 def test_parts_that_keep_adamw_have_a_bound_on_their_update_unless_their_betas_have_none():

@@ -13,9 +13,8 @@ from surefoot.experiment.files import Log, Record, continued, finite_or_none, wr
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
-from surefoot.monitor.weights import by_name, measured_change, stability
+from surefoot.optim.measuring import of_weights
 from surefoot.optim.optimizer import SteepestDescent
-from surefoot.optim.param_groups import whole_of
 from surefoot.plan import Placement, Plan
 
 NORMS, LAYERS = "norms.jsonl", "layers.json"
@@ -42,28 +41,19 @@ class Norms:
     def __init__(self, run: Run, limit: float) -> None:
         natural = Plan.of(run.model)
         self._run, self._natural = run, natural
-        self._vectors: dict[str, dict[str, Tensor]] = {}
+        self._vectors: dict[Tensor, dict[str, Tensor]] = {}
         self.bounds_updates: bool = isinstance(run.optimizer, SteepestDescent)
         plan = run.method.plan(run.model) if isinstance(run.method, Steepest) else natural
         self.layers: dict[str, Layer] = {name: _layer(plan[name], natural[name], limit) for name in natural}
 
     def measure(self) -> dict[str, Numbers]:
         """Return the stability numbers of each parameter that has entries, by name."""
-        own = self._run.optimizer
-        numbers = own.stability(self._run.before) if isinstance(own, SteepestDescent) else self._of_weights()
+        own, before = self._run.optimizer, self._run.before
+        if isinstance(own, SteepestDescent):
+            numbers = own.stability(before)
+        else:
+            numbers = of_weights(self._run.model, self._natural, before, self._vectors)
         return {name: numbers[name] for name in self.layers if numbers[name]}
-
-    def _of_weights(self) -> dict[str, dict[str, float]]:
-        """Return the largest numbers of each parameter's blocks, from singular vectors cached by earlier calls."""
-        numbers: dict[str, dict[str, float]] = {}
-        for name, placement in self._natural.placements.items():
-            weight, cache = whole_of(self._run.model.get_parameter(name)), self._vectors.get(name)
-            blocks, cache = stability(weight, placement, 0.0, cache)
-            self._vectors[name] = {key: x for key, x in cache.items() if key != "upper"}
-            numbers |= by_name(name, blocks)
-            if self._run.before is not None and blocks:
-                numbers[name]["update_measured"] = measured_change(whole_of(self._run.before[name]), weight, placement)
-        return numbers
 
 
 def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
