@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from gains import BASE
 from torch import Tensor, nn
 
 from surefoot import recipes
 from surefoot.experiment.models.decoder import GPT, GPTConfig, Size
-from surefoot.experiment.training.initial_values import gpt2_, torch_
-from surefoot.experiment.training.methods import AdamW, Initialise, Method, Steepest
+from surefoot.experiment.training.initial_values import torch_
+from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.geometry import Identity
 from surefoot.momentum import Adam, Momentum
 from surefoot.scaling import Constant, Moonlight
+
+sys.path.append(str(Path(__file__).parents[1]))
+from baselines import Factored, Started, gpt2_
 
 OWN = {"model": f"{Path(__file__).stem}:biased"}
 
@@ -40,23 +43,6 @@ class Restless(Momentum):
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
         """Return 1 for every finite gradient, zero or not."""
         return finite.to(g.dtype)
-
-
-@dataclass(frozen=True)
-class Started(Method):
-    """A method with other initial values."""
-
-    method: Method
-    initialise: Initialise
-    clip: float | None = None
-
-    def initialise_(self, model: nn.Module, seed: int) -> None:
-        """Write the initial values of `initialise`."""
-        self.initialise(model, seed)
-
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """Build the optimizer of `method`."""
-        return self.method.optimizer(model, lr)
 
 
 def biased(width: int) -> nn.Module:
@@ -153,7 +139,7 @@ def beyond_mup_3() -> Variants:
 
 def adamw() -> Variants:
     """Return variants of AdamW."""
-    base = AdamW(torch_, (0.6, 0.8), 0.1, 1.0)
+    base = AdamW((0.6, 0.8), 0.1, 1.0)
     rates = {"embedding": (0.25, 4, 16), "head": (0.25, 0.5, 2, 4), "gain": (0.25, 4)}
     betas = ((0.5, 0.8), (0.6, 0.9), (0.7, 0.8), (0.7, 0.9), (0.9, 0.95))
     return {
@@ -161,8 +147,8 @@ def adamw() -> Variants:
         **{f"betas {pair}": Variant(replace(base, betas=pair)) for pair in betas},
         **{f"decay {decay}": Variant(replace(base, weight_decay=decay)) for decay in (0.0, 0.3)},
         "no clipping": Variant(replace(base, clip=None)),
-        "GPT-2's initial values": Variant(replace(base, initialise=gpt2_)),
-        **{f"{k} {s}": Variant(replace(base, rates={k: float(s)})) for k, values in rates.items() for s in values},
+        "GPT-2's initial values": Variant(Started(base, gpt2_)),
+        **{f"{k} {s}": Variant(Factored(base, {k: float(s)})) for k, values in rates.items() for s in values},
         **_schedules(base),
     }
 
@@ -217,7 +203,7 @@ def adamw_grid() -> Variants:
     grid += itertools.product((torch_,), ((0.8, 0.95), (0.7, 0.9), (0.7, 0.8), (0.6, 0.8)), (0.1,), (None, 1.0))
     return {
         f"{start.__name__.rstrip('_')} init, betas {betas}, decay {decay}, clip {clip}": Variant(
-            AdamW(start, betas, decay, clip)
+            Started(AdamW(betas, decay, clip), start)
         )
         for start, betas, decay, clip in grid
     }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 import surefoot as sf
 from surefoot import recipes
-from surefoot.experiment.training.initial_values import gpt2_, torch_
 from surefoot.experiment.training.methods import AdamW, Method, MupAdamW, Steepest
 from surefoot.recipes.recipe import build
 from surefoot.stabilise import Stabiliser
+
+sys.path.append(str(Path(__file__).parents[1]))
+from baselines import Factored, Started, gpt2_
 
 Point = Mapping[str, Any]
 Range = tuple[float, float]  # searched on a log scale
@@ -130,47 +131,15 @@ def moga(linear: Callable[[Point], recipes.Recipe]) -> Callable[[Point], Method]
 def adamw(point: Point) -> Method:
     """AdamW with factors on the rates of embedding, head and gains."""
     factors = {kind: point[kind] for kind in ("embedding", "head", "gain")}
-    start = {"torch": torch_, "gpt2": gpt2_}[point["start"]]
-    return AdamW(start, _adam(point), point["decay"], {"1": 1.0, "none": None}[point["clip"]], factors)
-
-
-@dataclass(frozen=True)
-class FactoredMup(Method):
-    """muP-AdamW with factors on the rates of embedding, head and gains; the decay of a step stays `lr * decay`."""
-
-    mup: MupAdamW
-    factors: Mapping[str, float]
-
-    @property
-    def clip(self) -> float | None:  # type: ignore[override]
-        """That of muP-AdamW."""
-        return self.mup.clip
-
-    def initialise_(self, model: nn.Module, seed: int) -> None:
-        """Those of muP-AdamW."""
-        self.mup.initialise_(model, seed)
-
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """A group for each parameter, its rate that of muP times its factor."""
-        whole = self.mup.optimizer(model, lr)
-        names = {id(p): placement.role.name for p, placement in self._roles(model)}
-        groups = []
-        for group in whole.param_groups:
-            for p in group["params"]:
-                rate = group["lr"] * self.factors.get(names[id(p)], 1.0)
-                groups.append({"params": [p], "lr": rate, "weight_decay": group["weight_decay"]})
-        return torch.optim.AdamW(groups, lr=lr, betas=self.mup.betas, eps=whole.defaults["eps"], fused=True)
-
-    def _roles(self, model: nn.Module) -> list[tuple[nn.Parameter, sf.Placement]]:
-        placements = sf.Plan.of(model).placements
-        return [(p, placements[name]) for name, p in model.named_parameters()]
+    method = Factored(AdamW(_adam(point), point["decay"], {"1": 1.0, "none": None}[point["clip"]]), factors)
+    return {"torch": method, "gpt2": Started(method, gpt2_)}[point["start"]]
 
 
 def mup_adamw(point: Point) -> Method:
     """AdamW under muP, base width 64, with the same factors as AdamW."""
     factors = {kind: point[kind] for kind in ("embedding", "head", "gain")}
     clip = {"1": 1.0, "none": None}[point["clip"]]
-    return FactoredMup(MupAdamW(MupAdamW.base_width, _adam(point), point["decay"], clip), factors)
+    return Factored(MupAdamW(_adam(point), point["decay"], clip), factors)
 
 
 PAIR: dict[str, Range | Choice] = {"short": (0.05, 0.5), "ahead": (0.1, 0.7)}

@@ -1,13 +1,11 @@
-"""Initial values of the baselines: torch's, GPT-2's, muP's."""
+"""Initial values of the baselines: torch's, and muP's."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.experiment.models.layers import MLP, Block, GatedMLP
 from surefoot.initialise import generator_for
-from surefoot.layers import Attention
 from surefoot.plan import Plan
 
 
@@ -29,33 +27,6 @@ def torch_(model: nn.Module, seed: int) -> None:
                 nn.init.uniform_(parameter, -bound, bound, generator=generator_for(f"{name}.{key}", seed))
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator_for(f"{name}.weight", seed))
-        else:
-            _reset_norm_(name, module)
-
-
-@torch.no_grad()
-def gpt2_(model: nn.Module, seed: int) -> None:
-    """Write GPT-2's initial values: std 0.02; for layers that add to the residual stream `0.02/sqrt(2 * depth)`.
-
-    Source: Radford et al. 2019, section 2.3, and its released code.
-
-    Args:
-        model: written to.
-        seed: the values are a function of it and of the parameters' names.
-
-    Raises:
-        ValueError: as `torch_`.
-    """
-    depth = sum(isinstance(module, Block) for module in model.modules())
-    modules = [*model.modules()]
-    residual = {module.output for module in modules if isinstance(module, Attention)}
-    residual |= {module.down for module in modules if isinstance(module, MLP | GatedMLP)}
-    for name, module in _owners(model):
-        if isinstance(module, nn.Linear | nn.Embedding):
-            std = 0.02 / math.sqrt(2 * depth) if module in residual else 0.02
-            nn.init.normal_(module.weight, std=std, generator=generator_for(f"{name}.weight", seed))
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
         else:
             _reset_norm_(name, module)
 

@@ -1,8 +1,8 @@
 """Training methods by name: how a model is initialised and which optimizer it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Self, get_args
 
@@ -20,9 +20,6 @@ from surefoot.plan import Plan
 from surefoot.recipes import HorizonRule, Recipe
 from surefoot.scaling import Constant, Moonlight
 from surefoot.stabilise import Stabiliser
-
-Initialise = Callable[[nn.Module, int], None]
-"""Writes a model's initial weights in place: `(model, seed)`, never from the global random generator."""
 
 
 class Method(ABC):
@@ -85,32 +82,26 @@ class AdamW(Method):
     The defaults are the best of a fixed grid: studies/defaults, `run.py adamw`.
 
     Args:
-        initialise: initial weights, `torch_` or `gpt2_`.
         betas: coefficients of the two moments' running means.
         weight_decay: rate on parameters of two or more dimensions; each step takes `lr * weight_decay` of them.
         clip: see `Method`.
-        rates: factors on the learning rate by role ("embedding", "head", "gain", ...); 1 for the others.
     """
 
-    initialise: Initialise = torch_
     betas: tuple[float, float] = (0.6, 0.8)
     weight_decay: float = 0.1
     clip: float | None = 1.0
-    rates: Mapping[str, float] = field(default_factory=dict)
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
-        """Write the initial weights with the function `initialise`."""
-        self.initialise(model, seed)
+        """Write torch's own initial weights."""
+        torch_(model, seed)
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
-        """Fused AdamW with two groups, matrices and vectors, for every factor on the rate."""
-        roles = Plan.of(model).placements if self.rates else {}
-        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        """Fused AdamW with two groups, matrices and vectors."""
+        groups: dict[bool, dict[str, Any]] = {}
         for name, p in model.named_parameters():
             if p.requires_grad:
-                decays, rate = p.ndim >= 2, self.rates.get(roles[name].role.name, 1.0) if self.rates else 1.0
-                options = {"params": [], "lr": lr * rate, "weight_decay": self.weight_decay * decays}
-                groups.setdefault((decays, rate), options)["params"].append((name, p))
+                options = {"params": [], "weight_decay": self.weight_decay * (p.ndim >= 2)}
+                groups.setdefault(p.ndim >= 2, options)["params"].append((name, p))
         return torch.optim.AdamW(list(groups.values()), lr=lr, betas=self.betas, fused=True)
 
 
@@ -119,7 +110,7 @@ MUP_EPS = 1e-15
 
 
 @dataclass(frozen=True)
-class MupAdamW(Method):
+class MupAdamW(AdamW):
     """AdamW under muP: with `m = width / base_width`, the rate of hidden matrices is `lr / m`, as `convert` has it.
 
     Embedding and vectors take the plain rate. The head's multiplier `1/m` on the logits is folded into its weight:
@@ -127,18 +118,15 @@ class MupAdamW(Method):
     every width, as the package does.
 
     Args:
-        base_width: the width at which all rates are `lr`, as under standard AdamW: the unit of muP's rate.
         betas: see `AdamW`.
         weight_decay: see `AdamW`.
         clip: see `Method`.
+        base_width: the width at which all rates are `lr`, as under standard AdamW: the unit of muP's rate.
 
     Source: G. Yang et al., "Tensor Programs V", table 3 and appendix D.2; the `mup` package.
     """
 
     base_width: int = 64
-    betas: tuple[float, float] = AdamW.betas
-    weight_decay: float = AdamW.weight_decay
-    clip: float | None = AdamW.clip
 
     def initialise_(self, model: nn.Module, seed: int) -> None:
         """Write the initial weights of muP's table."""
