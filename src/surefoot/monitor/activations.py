@@ -151,15 +151,24 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
         Nothing.
     """
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(list(devices)), ExitStack() as stack:
+    with torch.no_grad(), torch.random.fork_rng(list(devices)), evaluating(model), ExitStack() as stack:
         for name in names:
             module, (before, after) = model.get_submodule(name), _hooks(name, observe)
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-        for part in model.modules():
-            stack.callback(setattr, part, "training", part.training)
-        model.eval()
         yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context in which all modules of a model are in eval mode; on exit each has its own again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _hooks(name: str, observe: Observer) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -22,12 +22,13 @@ from surefoot.experiment.files import finite_or_none
 from surefoot.experiment.models.cross_entropy import cross_entropy
 from surefoot.experiment.models.fast_linear import use_bfloat16, use_onednn
 from surefoot.experiment.models.sizes import is_user_model
-from surefoot.experiment.models.user_model import drawn_by, evaluating
+from surefoot.experiment.models.user_model import drawn_by
 from surefoot.experiment.training.average import Average
 from surefoot.experiment.training.build import build, classes, pick_device
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import Method
 from surefoot.experiment.training.methods import method as method_named
+from surefoot.monitor.activations import evaluating
 
 Record = dict[str, Any]
 
