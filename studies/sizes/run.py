@@ -99,7 +99,7 @@ class Part:
         """The sweeps of a recipe."""
         shared = {name: value for name, value in settings.items() if name != AXES[self.axis].setting}
         search = Bracket({recipe: LOG2_LR["steady"]}, BUDGET)
-        return Extrapolation((recipe,), self.axis, self.values, self.width, self.seeds, search, shared)
+        return Extrapolation((recipe,), self.seeds, search, self.axis, self.values, self.width, shared)
 
     def measure(self, recipe: str, settings: dict[str, Any], out: Path, executor: Executor) -> None:
         """Run what is missing: the sweeps, then the search at the target, from the predicted rate."""

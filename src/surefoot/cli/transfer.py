@@ -135,4 +135,4 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
     shared = chosen.trial_settings(arguments, recipes, [width], **{axis.setting: max(values)})
     settings = {**shared, "steps": arguments.steps}
     del settings[axis.setting]
-    return Extrapolation(recipes, axis.name, values, width, seeds, search, settings)
+    return Extrapolation(recipes, seeds, search, axis.name, values, width, settings)

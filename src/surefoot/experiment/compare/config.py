@@ -1,17 +1,17 @@
 """What a comparison consists of: who takes part, the runs of both stages, the question that is asked of them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.experiment.sweep.config import SweepConfig
+from surefoot.experiment.sweep.config import Configuration, SweepConfig
 from surefoot.experiment.sweep.search import Exact, Own, check_list
 from surefoot.experiment.training.names import centre, parse_at
 from surefoot.scaling import Run
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Configuration):
     """All that determines the runs of a comparison. A run directory belongs to one.
 
     Args:
@@ -50,10 +50,6 @@ class Comparison:
         """The comparison of a `config.json`."""
         recipes, published = tuple(config["recipes"]), tuple(config["published"])
         return cls(**{**config, "recipes": recipes, "published": published})
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of `config.json`."""
-        return asdict(self)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,7 +10,19 @@ from surefoot.experiment.sweep.search import Bracket, Grid, Own, check_list
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class Configuration:
+    """Base of what determines the runs of a directory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `config.json`, but for the kind of run; a search with its kind."""
+        values = asdict(self)
+        if "search" in values:
+            values["search"] = {"kind": type(vars(self)["search"]).__name__.lower(), **values["search"]}
+        return json.loads(json.dumps(values, allow_nan=False))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SweepConfig(Configuration):
     """What a sweep measures. A run directory belongs to one configuration.
 
     Args:
@@ -38,24 +50,19 @@ class SweepConfig:
             check_list(name, getattr(self, name))
         object.__setattr__(self, "widths", tuple(sorted(self.widths)))
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of ``config.json``."""
-        search = {"kind": type(self.search).__name__.lower(), **asdict(self.search)}
-        return json.loads(json.dumps({**asdict(self), "search": search}, allow_nan=False))  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(Configuration):
     """All that determines the runs of sweeps over an axis. A run directory belongs to one.
 
     Args:
         recipes: names of methods.
-        axis: a name of `AXES`.
-        values: of the axis, at least two, in any order.
-        width: of all models.
         seeds: every rate is run with each of them, at every value.
         search: of the first value's learning rates; at the others a `Bracket` starts where the value before has its
             optimum.
+        axis: a name of `AXES`.
+        values: of the axis, at least two, in any order.
+        width: of all models.
         settings: those of `SweepConfig`, and "steps", without the one that the axis gives.
 
     Raises:
@@ -63,11 +70,11 @@ class Extrapolation:
     """
 
     recipes: tuple[str, ...]
+    seeds: tuple[int, ...]
+    search: Grid | Bracket
     axis: str
     values: tuple[int, ...]
     width: int
-    seeds: tuple[int, ...]
-    search: Grid | Bracket
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,13 +96,6 @@ class Extrapolation:
         search = replace(self.search, centres=centres) if centres and isinstance(self.search, Bracket) else self.search
         return SweepConfig(self.recipes, (self.width,), self.seeds, settings.pop("steps"), search, settings)
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of `config.json`."""
-        shared = self.sweep(self.values[0]).to_json()
-        own = {"axis": self.axis, "values": list(self.values), "width": self.width}
-        kept = {key: shared[key] for key in ("recipes", "seeds", "search")}
-        return {**kept, **own, "settings": dict(self.settings)}
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -115,7 +115,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(Configuration):
     """All that determines the runs of a ladder but its target. A run directory belongs to one.
 
     Args:

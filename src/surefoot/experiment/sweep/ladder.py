@@ -40,7 +40,7 @@ def run(
     """
     if target.width <= (widest := ladder.widths[-1]):
         raise ValueError(f"--to-width {target.width} is no wider than the ladder's widest model, {widest}")
-    config = as_json(asdict(ladder))
+    config = ladder.to_json()
     with configs.claimed(directory, "ladder", config, f"width_{ladder.rungs[0].width}/{RESULTS}"):
         summary = _write(config, target, directory)
         runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
