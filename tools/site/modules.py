@@ -31,7 +31,7 @@ EXPERIMENT = (
     ("distributed",),
     ("training",),
     ("sweep",),
-    ("coordcheck", "compare"),
+    ("coordcheck",),
     ("reports",),
 )
 """The same inside `experiment`."""

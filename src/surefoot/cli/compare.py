@@ -4,7 +4,7 @@ import argparse
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
-from surefoot.experiment.compare.config import Comparison, Question
+from surefoot.experiment.sweep.config import Comparison, Question
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
 
@@ -43,7 +43,7 @@ def add_to(commands: options.Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Tune, run over fresh seeds, print the table and draw the picture."""
     from surefoot.cli import chosen
-    from surefoot.experiment.compare import run as comparing
+    from surefoot.experiment.sweep import compare as comparing
     from surefoot.experiment.sweep.worker import run_trial
 
     executor, comparison = chosen.executor(arguments), configure(arguments)

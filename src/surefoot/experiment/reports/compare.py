@@ -7,11 +7,11 @@ from typing import Any
 
 import altair as alt
 
-from surefoot.experiment.compare.run import load
 from surefoot.experiment.reports import charts
 from surefoot.experiment.reports.page import Chart, Fact, Page, Table
 from surefoot.experiment.reports.style import TRAINING, estimate, training
 from surefoot.experiment.sweep import fit
+from surefoot.experiment.sweep.compare import load
 
 FRAME = 1 / 3  # the loss axis spans the losses after this part of the steps: before, all curves fall alike
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import vl_convert
 
-from surefoot.experiment.compare import run as comparison
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import replace_files, write_atomic
 from surefoot.experiment.reports import compare, coordcheck, extrapolate, ladder, train, transfer
 from surefoot.experiment.reports.page import ASSETS, CONFIG, POINTING, Chart, Choice, Page, html
+from surefoot.experiment.sweep import compare as comparison
 from surefoot.experiment.sweep import extrapolate as axis
 from surefoot.experiment.sweep import ladder as rungs
 from surefoot.experiment.sweep import sweep

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from surefoot.experiment.compare import run as summary
+from surefoot.experiment.sweep import compare as summary
 from surefoot.experiment.sweep import fit
 
 

@@ -6,10 +6,9 @@ import math
 import pytest
 
 from inline_executor import Inline
-from surefoot.experiment.compare.config import Comparison, Question
-from surefoot.experiment.compare.run import load, run
 from surefoot.experiment.reports import compare as compare_report
-from surefoot.experiment.sweep.config import TrialResult
+from surefoot.experiment.sweep.compare import load, run
+from surefoot.experiment.sweep.config import Comparison, Question, TrialResult
 from surefoot.experiment.sweep.executors import Killed, Pool
 
 BEST = {"steady": -4.25, "adamw": -6.0, "muon": -3.0, "lion": math.nan}

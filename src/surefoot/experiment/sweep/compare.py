@@ -9,9 +9,9 @@ import numpy as np
 from scipy.special import stdtr
 
 from surefoot.experiment import configs
-from surefoot.experiment.compare.config import Comparison, Question
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
+from surefoot.experiment.sweep.config import Comparison, Question
 from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, train_loss, transfer_rate
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 from surefoot.experiment.training.names import parse_at
