@@ -25,6 +25,12 @@ def training(out: Path, text: Path, *more: str) -> list[str]:
     return ["train", "--out", f"{out}", *common, *more]
 
 
+def undeep(arguments: list[str]) -> list[str]:
+    """A command without its `--depth`, which a model of one's own does not read."""
+    at = arguments.index("--depth")
+    return arguments[:at] + arguments[at + 2 :]
+
+
 def command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-c", "import sys; from surefoot.cli import main; sys.exit(main())", *arguments]
 

@@ -67,6 +67,16 @@ def test_sizes_that_contradict_a_published_model_are_refused(arguments, message,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["train", "transfer", "ladder", "compare", "coordcheck"])
+@pytest.mark.parametrize("size", ["--depth", "--head-dim"])
+def test_sizes_that_a_model_of_ones_own_does_not_read_are_refused(command, size, tmp_path, text, capsys):
+    target = ["--to-width", "256"] if command == "ladder" else []
+    own = ["--out", f"{tmp_path / 'out'}", "--data", f"{text}", *target]
+    message = refused([command, "--model", "examples.own_width:build", size, "16", *own], capsys)
+    assert f"examples.own_width:build has sizes of its own: leave {size} out" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_convert_has_a_table_for_each_shape_of_a_published_model(capsys):
     assert main(["convert", "--lr", "6e-4", "--model", "llama_130m", "--json"]) == 0
     tables = json.loads(capsys.readouterr().out)

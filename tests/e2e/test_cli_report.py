@@ -6,7 +6,7 @@ from pathlib import Path
 
 from surefoot.cli import main
 
-from .commands import SMALL, lines, refused
+from .commands import SMALL, lines, refused, undeep
 
 
 def test_audit_prints_the_plan(capsys):
@@ -116,8 +116,8 @@ def test_coordcheck_of_a_model_of_ones_own(tmp_path, text, monkeypatch, capsys):
         "--band",
         "0.2",
     ]
-    assert main(check(tmp_path / "ours", text, *own)) == 0
-    assert main(check(tmp_path / "adamw", text, *own, "--method", "adamw")) == 1
+    assert main(undeep(check(tmp_path / "ours", text, *own))) == 0
+    assert main(undeep(check(tmp_path / "adamw", text, *own, "--method", "adamw"))) == 1
     assert "FAILS: " in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ import pytest
 from surefoot.cli import main
 from surefoot.experiment.training.checkpoint import load
 
-from .commands import lines, refused, start, training
+from .commands import lines, refused, start, training, undeep
 
 TIMES = ("seconds", "tokens_per_second", "optimizer_share", "utilisation")
 
@@ -186,7 +186,8 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     ways = ("--accumulate", "2", "--recompute", "--autocast", "bfloat16", "--average", "0.9", "--checkpoint-every", "4")
     part, whole = tmp_path / "part", tmp_path / "whole"
     for out in (whole, part):
-        assert main([*training(out, text), "--model", "own_models:Own", "--steps", "8", *ways]) == 0
+        own = [*undeep(training(out, text)), "--model", "own_models:Own", "--steps", "8", *ways]
+        assert main(own) == 0
         if out == whole:
             shutil.copytree(whole, part, ignore=shutil.ignore_patterns("step-00000008*", "result.json"))
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (part, whole))
@@ -194,13 +195,13 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     assert ours["val_loss_average"] < 5.6
     assert ours["flops_per_token"] == 6 * (2 * 16 * 16 + 256 * 16)
     capsys.readouterr()
-    bad = [*training(tmp_path / "bad", text), "--model"]
+    bad = [*undeep(training(tmp_path / "bad", text)), "--model"]
     assert "tokens below 256, it failed: index out of range" in refused([*bad, "own_models:small"], capsys)
     assert "logits (batch, 16, 256 or more) and returned (1, 16, 8)" in refused([*bad, "own_models:few"], capsys)
     assert "and returned dict" in refused([*bad, "own_models:wrapped"], capsys)
     assert not (tmp_path / "bad").exists()
-    more = [*training(tmp_path / "more", "markov:16"), "--model", "own_models:many", "--steps", "11", "--lr", "1e-5"]
-    assert main(more) == 0  # its loss begins at log 1024, above what is taken for divergence of 16 symbols
+    more = ["--model", "own_models:many", "--steps", "11", "--lr", "1e-5"]  # its loss begins at log 1024, above what
+    assert main([*undeep(training(tmp_path / "more", "markov:16")), *more]) == 0  # 16 symbols that diverge have
 
 
 DRAWING = """
@@ -226,11 +227,11 @@ def test_what_a_model_of_ones_own_draws_follows_from_the_seed_and_evaluation_cha
     own = ("--model", "drawing:Drawing", "--steps", "8", "--checkpoint-every", "4", "--log-every", "1")
     ways = {"whole": (), "part": (), "often": ("--eval-every", "1", "--recompute"), "other": ("--seed", "1")}
     for name, more in ways.items():
-        assert main([*training(tmp_path / name, text), *own, *more]) == 0
+        assert main([*undeep(training(tmp_path / name, text)), *own, *more]) == 0
     for path in tmp_path.glob("part/**/step-00000008*"):
         path.unlink()
     (tmp_path / "part" / "result.json").unlink()
-    assert main([*training(tmp_path / "part", text), *own]) == 0
+    assert main([*undeep(training(tmp_path / "part", text)), *own]) == 0
     results = {name: untimed(json.loads((tmp_path / name / "result.json").read_text())) for name in ways}
     assert results["whole"] == results["part"]
     assert results["often"]["train_loss"] == results["whole"]["train_loss"] != results["other"]["train_loss"]

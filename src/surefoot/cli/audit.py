@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from surefoot.cli import options
 from surefoot.experiment.models.sizes import MODELS, is_user_model
-from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.training.config import Architecture, TrainConfig
 from surefoot.experiment.training.names import RECIPES
 
@@ -113,9 +112,8 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     if arguments.model not in (None, name):
         raise ValueError(f"{name} and --model {arguments.model}: name one model")
     described, own = arguments.weights or is_config(name), is_user_model(name)
-    for size in ("width",) * described + ("depth", "head_dim", "vocab") * (described or own):
-        if getattr(arguments, size) is not None:
-            raise ValueError(f"{name} has sizes of its own: leave {flag(size)} out")
+    unread = ("width",) * described + ("depth", "head_dim", "vocab") * (described or own)
+    options.refuse_sizes(name, arguments, *unread)
     if described:
         return from_checkpoint(name) if arguments.weights else from_config(name)
     if own:

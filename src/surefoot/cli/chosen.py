@@ -6,8 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from surefoot.cli import options
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import absolute, load
+from surefoot.experiment.models.sizes import is_user_model
 from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.executors import Executor, Pool
@@ -63,9 +65,11 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
         The settings, with the model's sizes, the learning rate and the device resolved.
 
     Raises:
-        ValueError: a method that takes no such value, sizes that are not a published model's, or a GPU was asked for
-            and there is none.
+        ValueError: a method that takes no such value, sizes that are not a published model's or change nothing of one
+            of the user's own, or a GPU was asked for and there is none.
     """
+    if is_user_model(arguments.model):
+        options.refuse_sizes(arguments.model, arguments, "depth", "head_dim")
     chosen = {name: getattr(arguments, name) for name in TrainConfig().to_json() if hasattr(arguments, name)}
     if "method" in chosen:
         method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written

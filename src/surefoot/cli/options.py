@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import MODELS, PUBLISHED, is_user_model, published_name, refuse_other
+from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.names import AUTO, COUNT, LOG2, METHODS, NATURAL, POSITIVE, VALUES, Number, parse
 
@@ -179,6 +180,22 @@ def require_size(model: str, arguments: argparse.Namespace) -> None:
     """
     if (name := published_name(model)) in PUBLISHED:
         refuse_other(name, **{size: getattr(arguments, size, None) for size in vars(PUBLISHED[name])})
+
+
+def refuse_sizes(model: str, arguments: argparse.Namespace, *sizes: str) -> None:
+    """Refuse sizes that were asked for beside a model that has its own.
+
+    Args:
+        model: its name, for the message.
+        arguments: as parsed; sizes that no option gave are None.
+        *sizes: names of the options that change nothing of it.
+
+    Raises:
+        ValueError: such a size.
+    """
+    for size in sizes:
+        if getattr(arguments, size) is not None:
+            raise ValueError(f"{model} has sizes of its own: leave {flag(size)} out")
 
 
 def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None = "pool") -> None:
