@@ -13,6 +13,7 @@ from torch import Tensor
 from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, State, Taken, expand
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
+from surefoot.geometry.returned import direction_of
 from surefoot.geometry.spectral import ScaledSpectral, Spectral
 from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
@@ -58,7 +59,7 @@ class Adaptive(Around):
     def inner(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction that is changed; arguments and results as of `take`."""
         norm = self.norm_of
-        return norm.take(w, m, active, memory) if isinstance(norm, Adaptive) else (norm.direction(m), memory)
+        return norm.take(w, m, active, memory) if isinstance(norm, Adaptive) else (direction_of(norm, m), memory)
 
     def init_memory(self, w: Tensor) -> State:
         """That of `norm_of`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.change_bounds import UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
+from surefoot.geometry.returned import direction_of
 from surefoot.linalg import device
 from surefoot.linalg.bounds import near_one
 
@@ -74,7 +75,7 @@ class Geometry(ABC):
 
     @abstractmethod
     def direction(self, g: Tensor) -> Tensor:
-        """Maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. A new tensor, or g itself."""
+        """Maximiser of `<g, d>` over `norm(d) <= 1`; 0 where g is 0. A new tensor of g's dtype, or g itself."""
 
     @abstractmethod
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
@@ -106,7 +107,7 @@ class Delegate(Geometry):
 
     def direction(self, g: Tensor) -> Tensor:
         """That of `norm_of`."""
-        return self.norm_of.direction(g)
+        return direction_of(self.norm_of, g)
 
     def project(self, w: Tensor, radius: float | Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """That of `norm_of`."""

@@ -157,7 +157,10 @@ def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, 
         take: what takes the step of a block.
     """
     batch = load(leaves, precision)
-    store(batch.step(in_pieces(take), bounds), batch, leaves, precision)
+    try:
+        store(batch.step(in_pieces(take), bounds), batch, leaves, precision)
+    except ValueError as error:  # a geometry of one's own
+        raise ValueError(f"{leaves[0].name}: {error}".removeprefix(": ")) from error
     if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else another weight
         batch.record(bounds)
 

@@ -172,7 +172,7 @@ class SteepestDescent(Optimizer):
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
                 state = self._state(p)
                 if p.numel():
-                    yield Leaf(p, p.grad, self._placements[p], state, group)
+                    yield Leaf(p, p.grad, self._placements[p], state, group, name=self._names[p])
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step, and that of another dtype converted."""

@@ -51,6 +51,7 @@ class Leaf:
         group: their parameter group.
         agreed: what other processes, that hold parts or copies, know of the gradient; they count those not finite, too.
         index: where the entries lie in the whole parameter, for the noise of stochastic rounding.
+        name: the parameter's, for messages.
     """
 
     value: Tensor
@@ -60,6 +61,7 @@ class Leaf:
     group: dict[str, Any]
     agreed: Agreed | None = None
     index: Index = 0
+    name: str = ""
 
 
 class Rounding:

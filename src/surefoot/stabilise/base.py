@@ -13,6 +13,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, State, Tangents
 from surefoot.geometry.constraints import Constraint
+from surefoot.geometry.returned import direction_of
 from surefoot.linalg import device
 
 LARGEST = 1e15
@@ -85,7 +86,7 @@ class Stabiliser(ABC):
             `(direction, cache)`; the direction is a new tensor, or m itself.
         """
         if (keeps := self.constraint(geometry, ball, w.shape)) is None:
-            return geometry.direction(m), cache
+            return direction_of(geometry, m), cache
         cache = self.init_state(w, geometry, ball) if cache is None else cache
         return Tangents.of(geometry).tangent(w, m, keeps, cache)
 

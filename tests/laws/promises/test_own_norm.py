@@ -42,6 +42,31 @@ def own(scheme):
     return sf.Role("mine", HalfMaximum(), stabiliser=scheme)
 
 
+@pytest.mark.parametrize("scheme", [sf.Free(), sf.PostClip(2.0), sf.RowSphere()], ids=repr)
+@pytest.mark.parametrize("change", [lambda norm: norm, sf.geometry.NormalisedRows], ids=["plain", "adaptive"])
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (lambda g: None, "is None"),
+        (lambda g: g.sum(-1, keepdim=True), r"has shape \(1, 1, 4, 1\) and torch.float32"),  # would be broadcast
+        (lambda g: g.sign().double(), r"has shape \(1, 1, 4, 6\) and torch.float64"),
+    ],
+)
+def test_a_step_names_the_parameter_whose_direction_is_none(scheme, change, returned, what):
+    class Given(HalfMaximum):
+        def direction(self, g):
+            return returned(g)
+
+    layer = torch.nn.Linear(6, 4, bias=False)
+    group = {"params": [*layer.named_parameters()], "role": sf.Role("mine", change(Given()), stabiliser=scheme)}
+    optimizer, before = sf.SteepestDescent([group], lr=0.1), layer.weight.detach().clone()
+    layer.weight.grad = torch.ones(4, 6)
+    asked = r"return a tensor of shape \(1, 1, 4, 6\) and torch.float32"
+    with pytest.raises(ValueError, match=rf"^weight: .*Given.*: its direction {what}: {asked}"):
+        optimizer.step()
+    assert torch.equal(layer.weight, before)
+
+
 def test_what_is_another_size_with_the_other_sign_is_no_norm():
     class OneSided(HalfMaximum):
         def norm(self, w):
