@@ -17,7 +17,7 @@ from surefoot.optim import param_groups
 from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import report
 from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
-from surefoot.optim.precision import Leaf, Precision
+from surefoot.optim.precision import Leaf, Precision, as_precision
 from surefoot.plan import Placement, Plan, rate_of
 from surefoot.roles import Role
 from surefoot.scaling import Run
@@ -77,7 +77,7 @@ class SteepestDescent(Optimizer):
         replicas: torch.distributed.ProcessGroup | None = None,
         **others: Never,
     ) -> None:
-        self._precision, self._step, self._replicas = precision or Precision(), step, replicas
+        self._precision, self._step, self._replicas = as_precision(precision), step, replicas
         self._placements, self._names = dict[Tensor, Placement](), dict[Tensor, str]()
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once

@@ -259,6 +259,16 @@ class Precision:
             leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
+def as_precision(given: Precision | None) -> Precision:
+    """The precision that an optimizer was given, or the default one; ValueError for what is none."""
+    if not isinstance(given, Precision | None):
+        raise ValueError(
+            "precision is a Precision(momentum, weights), a momentum of torch.float32, torch.bfloat16 or torch.int8, "
+            f"weights of RoundToNearest(), StochasticRounding() or MasterWeights(), not {given!r}"
+        )
+    return given or Precision()
+
+
 def average(state: State, name: str, dtype: torch.dtype) -> Tensor:
     """An average of a state in the dtype of the step, however it is kept."""
     x = state[name]
