@@ -239,6 +239,15 @@ def test_a_run_that_is_taken_out_takes_the_summary_with_it(tmp_path):
     assert len(load(tmp_path)[1]) == len(lines) - 1
 
 
+def test_the_summary_that_is_read_is_of_the_results_as_they_are(tmp_path):
+    run(config(search=Grid((-5.0, -4.0, -3.0)), seeds=(0,)), tmp_path, fake, executor=Inline(), progress=silent)
+    before, found = load(tmp_path)
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r | {"val_loss": 9.0}) + "\n" for r in found))
+    after, _ = load(tmp_path)
+    assert {loss for entry in after["recipes"] for loss in entry["best_loss"]} == {9.0}
+    assert after["environment"] == before["environment"]
+
+
 def test_report_of_a_recipe_that_only_diverges(tmp_path):
     from surefoot.experiment.reports import report
     from surefoot.experiment.reports import transfer as transfer_report

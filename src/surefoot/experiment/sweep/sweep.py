@@ -83,22 +83,21 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
         directory: of `run`.
 
     Returns:
-        The summary, and the records of the finished trials.
+        The summary of the trials that have finished by now, and their records.
 
     Raises:
         FileNotFoundError: no run was started there.
         ValueError: the run that was started there is not a sweep, or a file is damaged.
     """
-    records = results(directory)
-    if (directory / SUMMARY).exists():
-        return configs.read(directory / SUMMARY), records
     kind, config = configs.kind_of(directory)
     if kind != "transfer":
         raise ValueError(f"{directory} holds no sweep: it is of {kind}")
     for key, type_ in (("recipes", str), ("widths", int)):
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, type_) for value in values):
             raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")
-    return summarise(config, records, {}), records
+    stored = configs.read(directory / SUMMARY) if (directory / SUMMARY).exists() else {}
+    records = results(directory)
+    return summarise(config, records, stored.get("environment", {})), records
 
 
 def results(directory: Path) -> list[Record]:
