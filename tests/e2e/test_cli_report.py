@@ -1,9 +1,14 @@
 """`surefoot audit`, `coordcheck` and `report`."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
+import pytest
+
+import run_directories as made
 from surefoot.cli import main
 
 from .commands import SMALL, lines, refused, undeep
@@ -69,6 +74,24 @@ def test_report_of_a_run_that_has_nothing_yet_says_so(tmp_path, capsys):
     ):
         (tmp_path / "config.json").write_text(config)
         assert said in refused(["report", f"{tmp_path}"], capsys)
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 0), (errno.EROFS, 0), (errno.ENOSPC, 1)])
+def test_report_of_a_run_that_may_only_be_read_has_no_picture_and_says_so(tmp_path, capsys, monkeypatch, number, code):
+    directory = made.sweep(tmp_path / "run")
+
+    def replace_files(contents):
+        (path,) = contents
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("surefoot.experiment.reports.report.replace_files", replace_files)
+    assert main(["report", f"{directory}"]) == code
+    said = capsys.readouterr()
+    assert "| level " in said.out
+    assert "picture" not in said.out
+    what = f"{directory}/transfer.png: {os.strerror(number)}"
+    whole = f"surefoot: no picture: {what}; --html --out PATH writes a page elsewhere\n"
+    assert said.err == (f"surefoot report: error: {what}\n" if code else whole)
 
 
 def check(out: Path, text: Path, *more: str) -> list[str]:

@@ -1,6 +1,7 @@
 """`surefoot report`: the table, the picture and the page of a run directory, made again; `watch`: the page, live."""
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ surefoot watch runs/transfer                         then open the address that 
 surefoot watch runs/a runs/b --open                  side by side; opens the browser
 ssh -L 8573:localhost:8573 machine                   the page of another machine, at http://localhost:8573
 """
+
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What writing beside a run ends in that may only be read: another user's, or on a disk that is mounted so."""
 
 
 def add_to(commands: options.Commands) -> None:
@@ -62,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    import errno
     import webbrowser
 
     from surefoot.experiment.reports.server import LAST_PORT, Server
@@ -95,13 +99,21 @@ def reported(arguments: argparse.Namespace, data: str) -> Iterator[None]:
 
 
 def show(directory: Path, as_json: bool) -> None:
-    """Print a run's table, or its summary as JSON, and draw its picture, if there is anything to draw."""
+    """Print a run's table, or its summary as JSON, and draw its picture, if there is anything to draw and where to."""
     from surefoot.experiment.reports import report
 
     kind = report.kind(directory)
     summary = kind.load(directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary))
-    if picture := report.draw(directory):
+    try:
+        picture = report.draw(directory)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        elsewhere = "--html --out PATH writes a page elsewhere"
+        print(f"surefoot: no picture: {error.filename}: {error.strerror}; {elsewhere}", file=sys.stderr)
+        return
+    if picture:
         print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
 
 

@@ -89,7 +89,8 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
             sync_directory(directory)
     finally:
         for temporary in temporaries.values():
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that may only be read has none, and says more before that
+                temporary.unlink()
 
 
 def sync_directory(path: Path) -> None:
