@@ -94,6 +94,19 @@ def test_report_of_a_run_that_may_only_be_read_has_no_picture_and_says_so(tmp_pa
     assert said.err == (f"surefoot report: error: {what}\n" if code else whole)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_report_of_a_run_and_data_whose_paths_are_not_utf_8(tmp_path, capsysbinary):
+    directory = made.sweep(tmp_path / os.fsdecode(b"caf\xe9"))
+    config = json.loads((directory / "config.json").read_text())
+    made.write(directory / "config.json", {**config, "settings": {"text": os.fsdecode(b"corp\xff.txt")}})
+    for more, said in (((), b"\npicture: %s/transfer.png\n"), (("--html",), b"%s/report.html\n")):
+        assert main(["report", f"{directory}", *more]) == 0
+        assert capsysbinary.readouterr().out.endswith(said % os.fsencode(directory))
+    page = (directory / "report.html").read_text("utf-8")
+    assert r"caf\udce9" in page
+    assert r"corp\udcff.txt" in page
+
+
 def check(out: Path, text: Path, *more: str) -> list[str]:
     return ["coordcheck", "--out", f"{out}", "--data", f"{text}", "--widths", "16", "32", "--steps", "3", *SMALL, *more]
 

@@ -4,6 +4,7 @@ Nothing here imports torch before a command runs: `--help` answers at once.
 """
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller; what is for stderr would be printed on stdout
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115, for the rest of the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")  # a path is said in the bytes that it has
     try:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:

@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, text, "text/html", version(text))
 
     def _send(self, status: HTTPStatus, text: str, kind: str = "text/plain", version: str = "") -> None:
-        content = text.encode()
+        content = text.encode(errors="backslashreplace")
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",
