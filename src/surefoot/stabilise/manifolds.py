@@ -152,10 +152,10 @@ class Stiefel(Ball):
     Source: J. Bernstein, "Modular manifolds", 2025; the closed form is ours.
 
     >>> Stiefel(1.0).promise, Stiefel(1.0).scaled(1.0, (1, 8)).promise
-    ('orthogonal, norm = 1, or 0 where it is 0', 'norm = 1, or 0 where it is 0')
+    ('extreme point (spectral: orthogonal), norm = 1, or 0 where it is 0', 'norm = 1, or 0 where it is 0')
     """
 
-    told: ClassVar[str] = "orthogonal, {norm} = {radius:.4g}, or 0 where it is 0"
+    told: ClassVar[str] = "extreme point (spectral: orthogonal), {norm} = {radius:.4g}, or 0 where it is 0"
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """Equal singular values, or lengths of rows."""

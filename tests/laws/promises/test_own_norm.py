@@ -67,6 +67,12 @@ def test_a_step_names_the_parameter_whose_direction_is_none(scheme, change, retu
     assert torch.equal(layer.weight, before)
 
 
+def test_what_stiefel_promises_is_true_of_the_norm():
+    """Under this one no matrix that it makes is orthogonal."""
+    promise = sf.Placement(own(sf.Stiefel(1.0)), "as given", (6, 4)).promise
+    assert promise == "extreme point (spectral: orthogonal), norm = 1, or 0 where it is 0"
+
+
 def test_what_is_another_size_with_the_other_sign_is_no_norm():
     class OneSided(HalfMaximum):
         def norm(self, w):

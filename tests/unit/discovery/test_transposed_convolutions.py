@@ -59,7 +59,12 @@ def test_a_transposed_convolutions_norm_init_step_and_radius_share_the_fan_in():
 
 def test_a_strided_kernel_is_refused_by_recipes_without_the_spectral_norm():
     layer = nn.ConvTranspose1d(4, 8, 4, stride=2)
-    with pytest.raises(ValueError, match=r"weight: the fan-in of a transposed convolution of stride 2.*MeanOperator"):
+    said = r"weight: the fan-in of a transposed convolution of stride 2.*MeanOperator.*such as steady or muon, or"
+    with pytest.raises(ValueError, match=said) as refused:
         Plan.of(layer, recipes.moga_row())
+    names = {name: getattr(sf, name) for name in ("Role", "TransposedConvSpectral", "views", "LinearNormal")}
+    role = eval(str(refused.value).partition("override it with ")[2], names)
+    assert Plan.of(layer, recipes.moga_row(), overrides=[("weight", role)])["weight"].role == role
+    assert (role.view, role.geometry.stride) == (sf.views.TransposedConvolution(), 2)
     assert kinds(nn.ConvTranspose1d(4, 8, 4), recipes.moga_row())["weight"] == "conv"  # stride 1 has no such trouble
     assert kinds(layer, recipes.muon())["weight"] == "conv"
