@@ -1,8 +1,8 @@
 """`surefoot report`: the table, the picture and the page of a run directory, made again; `watch`: the page, live."""
 
 import argparse
-import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +26,6 @@ surefoot watch runs/transfer                         then open the address that 
 surefoot watch runs/a runs/b --open                  side by side; opens the browser
 ssh -L 8573:localhost:8573 machine                   the page of another machine, at http://localhost:8573
 """
-
-
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What writing beside a run ends in that may only be read: another user's, or on a disk that is mounted so."""
 
 
 def add_to(commands: options.Commands) -> None:
@@ -67,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    import errno
     import webbrowser
 
     from surefoot.experiment.reports.server import LAST_PORT, Server
@@ -105,15 +102,10 @@ def show(directory: Path, as_json: bool) -> None:
     kind = report.kind(directory)
     summary = kind.load(directory)
     print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary))
-    try:
-        picture = report.draw(directory)
-    except OSError as error:
-        if error.errno not in _READ_ONLY:
-            raise
-        elsewhere = "--html --out PATH writes a page elsewhere"
-        print(f"surefoot: no picture: {error.filename}: {error.strerror}; {elsewhere}", file=sys.stderr)
-        return
-    if picture:
+    if not os.access(directory, os.W_OK):
+        no = "no picture: it may only be read; --html --out PATH writes a page elsewhere"
+        print(f"surefoot: {directory}: {no}", file=sys.stderr)
+    elif picture := report.draw(directory):
         print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
 
 

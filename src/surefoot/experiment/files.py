@@ -35,13 +35,13 @@ def write_atomic(path: Path, text: str) -> None:
 
     Args:
         path: the file, in a directory that exists.
-        text: its new content, written in UTF-8.
+        text: its new content, written in UTF-8; bytes of a path that are none, by their numbers.
 
     Raises:
         OSError: it cannot be written (a full disk, a size limit); the message names it, and the old file is intact.
     """
     try:
-        replace_files({path: text.encode()})
+        replace_files({path: text.encode(errors="backslashreplace")})
     except OSError as error:
         raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
 
@@ -89,8 +89,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
             sync_directory(directory)
     finally:
         for temporary in temporaries.values():
-            with contextlib.suppress(OSError):  # a disk that may only be read has none, and says more before that
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -259,14 +259,12 @@ class Precision:
             leaf.state["rounds"] += leaf.agreed.there if leaf.agreed else 1
 
 
-def as_precision(given: Precision | None) -> Precision:
+def as_precision(given: object) -> Precision:
     """The precision that an optimizer was given, or the default one; ValueError for what is none."""
-    if not isinstance(given, Precision | None):
-        raise ValueError(
-            "precision is a Precision(momentum, weights), a momentum of torch.float32, torch.bfloat16 or torch.int8, "
-            f"weights of RoundToNearest(), StochasticRounding() or MasterWeights(), not {given!r}"
-        )
-    return given or Precision()
+    if isinstance(given, Precision | None):
+        return given or Precision()
+    allowed = "torch.bfloat16 or torch.int8, weights of RoundToNearest(), StochasticRounding() or MasterWeights()"
+    raise ValueError(f"precision is a Precision(...), a momentum of torch.float32, {allowed}, not {given!r}")
 
 
 def average(state: State, name: str, dtype: torch.dtype) -> Tensor:

@@ -178,7 +178,7 @@ def html(pages: Sequence[Page], *, live: bool = False) -> str:
     main = body(pages)
     style, script = (_inline((ASSETS / f"page.{kind}").read_text("utf-8")) for kind in ("css", "js"))
     values = {"body": main, "version": version(main), "style": style, "scripts": [_inline(_vega()), script]}
-    return _rendered("page.html", **values, pages=pages, live=LIVE_SECONDS if live else None)
+    return _templates().get_template("page.html").render(values, pages=pages, live=LIVE_SECONDS if live else None)
 
 
 def body(pages: Sequence[Page]) -> str:
@@ -192,7 +192,7 @@ def body(pages: Sequence[Page]) -> str:
     """
     charts = [[asdict(chart) for chart in page.charts] for page in pages]
     data = json.dumps({"config": CONFIG, "pages": charts}, separators=(",", ":"), allow_nan=False)
-    return _rendered("body.html", pages=pages, data=data.replace("<", "\\u003c"))
+    return _templates().get_template("body.html").render(pages=pages, data=data.replace("<", "\\u003c"))
 
 
 def version(text: str) -> str:
@@ -204,12 +204,7 @@ def version(text: str) -> str:
     Returns:
         Sixteen hexadecimal digits.
     """
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _rendered(template: str, **values: Any) -> str:
-    """A template with its values in UTF-8: of a path that is none, the bytes outside it by their numbers."""
-    return _templates().get_template(template).render(values).encode(errors="backslashreplace").decode()
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 @functools.cache
