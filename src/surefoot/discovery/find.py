@@ -32,10 +32,10 @@ from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, n
 from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
+from surefoot.discovery.routers import routers
 from surefoot.discovery.tied import added, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
 from surefoot.identity import by_plain_name
-from surefoot.views import Stack
 
 
 def find_kinds(
@@ -104,28 +104,6 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
             if name not in kinds:
                 kinds[name] = found.get(attribute) or kind_by_shape(module, attribute, parameter)
     return kinds
-
-
-def routers(search: Search, kinds: Kinds) -> Kinds:
-    """What stands beside a stack of as many experts: routers."""
-    found = dict(kinds)
-    by_pass = {
-        name for name, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads
-    }
-    stacked = {name for name, k in kinds.items() if (search.said(name) or (k and k.name)) == "experts"} | by_pass
-    for owner in search.own:
-        children = [child for child in children_of(owner).values() if search.own[child]]
-        beside = [owner, *children] if any(search.own[owner]) else children
-        stacks = [p for module in beside for name, p in search.own[module].values() if name in stacked]
-        for module in children if stacks else ():
-            name, weight = search.own[module].get("weight", ("", None))
-            free = isinstance(module, nn.Linear) or not kinds.get(name)
-            if weight is not None and free and weight.ndim == 2 and weight.shape[0] in {p.shape[0] for p in stacks}:
-                why = f"router {type(module).__name__} beside {weight.shape[0]} experts"
-                found[name] = Kind("router", why)
-                if (bias := search.name(module, "bias")) and not isinstance(module, nn.Linear):
-                    found[bias] = Kind("bias", f"bias of {type(module).__name__}")
-    return found
 
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:

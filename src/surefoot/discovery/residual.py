@@ -7,7 +7,7 @@ branch. `Recipe.depth` gives those that write a rate and initial values that fal
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from torch import nn
@@ -33,11 +33,11 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what
     most of its children with two matrices or more read first and write last, else that of two norms or more among its
-    children, else what its first matrix reads. A list of as many modules as a layer before it has outputs, of the same
-    d, holds experts and is none. In each module of a block, the last matrix with d outputs writes, unless it gives
-    queries, keys or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A
-    branch is a child of a block in which a matrix writes. No addition can be seen in a tree of modules, so that an
-    override, `DepthRule().of(branches)` or a role's name, has the last word.
+    children, else what its first matrix reads. A list of as many modules as a router beside it has outputs holds
+    experts and is none. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
+    or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A branch is a child
+    of a block in which a matrix writes. No addition can be seen in a tree of modules, so that an override,
+    `DepthRule().of(branches)` or a role's name, has the last word.
     """
     model, parameters = search.model, search.parameters
     named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
@@ -50,7 +50,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
             rows = sum((block[0] if p.ndim == 2 else 1) * block[-2] for block in blocks)
             matrices[p] = 0 if reads_only else rows, blocks[0][-1] if blocks else 0
     without = {p: (0 if p in inside else out, width) for p, (out, width) in matrices.items()}
-    counted, unnamed = _counted(model, without), _counted(model, matrices)
+    experts = _experts(model, {parameters[name] for name, kind in kinds.items() if kind and kind.name == "router"})
+    counted, unnamed = (_counted(model, each, experts) for each in (without, matrices))
     found = dict(kinds)
     for name, kind in kinds.items():
         count, other = (x.get(parameters[name], 0) for x in (counted, unnamed))
@@ -61,31 +62,37 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
-def _counted(model: nn.Module, matrices: Matrices) -> dict[nn.Parameter, int]:
+def _counted(model: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> dict[nn.Parameter, int]:
     """Parameter that writes -> number of branches of its stream."""
     branches: dict[nn.Parameter, int] = {}
-    for blocks, width in _stacks(model, matrices):
-        written = [_branches(block, matrices, width) for block in blocks]
+    for blocks, width in _stacks(model, matrices, experts):
+        written = [_branches(block, matrices, width, experts) for block in blocks]
         total = sum(map(len, written))
         branches |= {parameter: total for block in written for branch in block for parameter in branch}
     return branches
 
 
-def _stacks(
-    module: nn.Module, matrices: Matrices, before: Sequence[nn.Module] = ()
-) -> Iterator[tuple[list[nn.Module], int]]:
-    """The outermost stacks below a module behind others of its owner: their blocks, and the width of their stream."""
+def _experts(model: nn.Module, routers: Set[nn.Parameter]) -> set[nn.Module]:
+    """The lists of as many modules as a router beside them has outputs."""
+    found = set[nn.Module]()
+    for owner in model.modules():
+        beside = [[p for p in child.parameters() if p.ndim > 1] for child in owner.children()]
+        counts = {len(own[0]) for own in beside if own and all(p in routers for p in own)}
+        found |= {m for m in children_of(owner).values() if isinstance(m, nn.ModuleList) and len(m) in counts}
+    return found
+
+
+def _stacks(module: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> Iterator[tuple[list[nn.Module], int]]:
+    """The outermost stacks below a module: their blocks, and the width of their stream."""
+    if module in experts:
+        return
     if isinstance(module, nn.ModuleList | nn.Sequential):
         blocks = {child: width for child in children_of(module).values() if (width := _stream(child, matrices))}
         if len(blocks) > 1 and len(set(blocks.values())) == 1:
-            width = next(iter(blocks.values()))
-            sides = [(x.out_features, x.in_features) for x in before if isinstance(x, nn.Linear)]
-            if (len(blocks), width) not in sides:  # a router's, else
-                yield list(blocks), width
+            yield list(blocks), next(iter(blocks.values()))
             return
-    children = [*children_of(module).values()]
-    for i, child in enumerate(children):
-        yield from _stacks(child, matrices, children[:i])
+    for child in children_of(module).values():
+        yield from _stacks(child, matrices, experts)
 
 
 def _stream(block: nn.Module, matrices: Matrices) -> int:
@@ -103,12 +110,12 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
     return width if any(out == width for out, _ in sides) else 0
 
 
-def _branches(block: nn.Module, matrices: Matrices, width: int) -> list[set[nn.Parameter]]:
+def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
     found = {child: written for child in children_of(block).values() if (written := _writers(child, matrices, width))}
     own, first = _last(block, matrices, width), next(iter(found), None)
-    if len(found) == 1 and not own and isinstance(first, nn.ModuleList):
-        return _branches(first, matrices, width)  # a block's branches in a list
+    if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
+        return _branches(first, matrices, width, experts)  # a block's branches in a list
     return [*found.values(), own] if own else [*found.values()]
 
 

@@ -1,4 +1,4 @@
-"""Stacked experts and the routers beside them."""
+"""Experts, in stacks and in lists, and the routers beside them."""
 
 import math
 from dataclasses import replace
@@ -38,14 +38,15 @@ def test_experts_that_declare_their_layout(transposed, whole, gated, view, count
         (Own(weight=torch.randn(4, 5), bias=torch.zeros(4)), "router"),
         (nn.Linear(5, 4), "router"),
         (nn.Linear(5, 3), "linear"),
-        (nn.Sequential(nn.Linear(5, 4)), "linear"),
+        (nn.Sequential(nn.Linear(5, 4)), "router"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4)), "linear"),
         (nn.Conv1d(5, 4, 1), "conv"),
     ],
-    ids=["bare", "linear", "another count", "no sibling", "a layer of another kind"],
+    ids=["bare", "linear", "another count", "in a wrapper", "not alone", "a layer of another kind"],
 )
 def test_the_router_is_a_sibling_of_its_experts(router, kind):
     plan = Plan.of(mixture(router=router))
-    (weight, bias) = [name for name in plan if name.startswith("gate.")]
+    (weight, bias, *_) = [name for name in plan if name.startswith("gate.")]
     assert (plan[weight].role.name, plan[bias].role.name) == (kind, "bias")
 
 
@@ -65,6 +66,63 @@ def test_bare_stacks_are_refused_with_the_word_for_them():
 def test_a_list_of_experts_is_linear_layers():
     model = nn.ModuleList(nn.Linear(5, 6, bias=False) for _ in range(4))
     assert set(kinds(model).values()) == {"linear"}
+
+
+class Noisy(nn.Module):
+    """A router of two matrices, the second for its noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.choose, self.noise = nn.Linear(8, 3), nn.Linear(8, 3)
+
+
+def listed(**layers):
+    """Three experts in a list, and layers beside them: a name with `behind` stands behind the list."""
+    mlps = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)) for _ in range(3))
+    before = {name: layer for name, layer in layers.items() if "behind" not in name}
+    return Own(**before, several=mlps, **{name: layers[name] for name in layers.keys() - before.keys()})
+
+
+def routers_of(model):
+    plan = Plan.of(model, head=())
+    return {name for name in plan if plan[name].role.name == "router"}
+
+
+ROUTERS = [nn.Linear(8, 3), Own(weight=torch.randn(3, 8)), Noisy(), nn.ModuleList(nn.Linear(8, 3) for _ in range(2))]
+
+
+@pytest.mark.parametrize("layer", ROUTERS, ids=["linear", "bare", "noisy", "one for each task"])
+@pytest.mark.parametrize("name", ["a", "gate_behind", "router_behind"])
+def test_what_chooses_among_modules_in_a_list_is_a_router(layer, name):
+    model = listed(**{name: layer})
+    assert routers_of(model) == {n for n, p in model.named_parameters() if n.startswith(name) and p.ndim > 1}
+    why = Plan.of(model, head=())[next(n for n in routers_of(model))].why
+    assert why.startswith("router ")
+    assert ("by the name" in why) == ("behind" in name)
+
+
+def test_what_stands_behind_experts_in_a_block_is_a_router_under_any_name():
+    blocks = nn.ModuleList(listed(behind=nn.Linear(8, 3)) for _ in range(6))
+    assert routers_of(blocks) == {f"{i}.behind.weight" for i in range(6)}
+    assert "one of 6 branches" in Plan.of(blocks, head=())["2.several.1.2.weight"].why
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"behind": nn.Linear(8, 3)},  # classes
+        {"inp": nn.Linear(5, 3), "gate": nn.Linear(3, 8), "up": nn.Linear(8, 4), "gate_behind": nn.Linear(16, 3)},
+        {"gate": nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 3)), "table_behind": nn.Embedding(3, 8)},
+        {"weighted": nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))},
+    ],
+    ids=["a head behind blocks", "of other sizes", "two layers, a table", "a parametrization"],
+)
+def test_what_is_no_router_of_a_list(layers):
+    if "weighted" in layers:
+        with pytest.raises(ValueError, match="cannot place weighted"):
+            routers_of(listed(**layers))
+    else:
+        assert routers_of(listed(**layers)) == set()
 
 
 def test_every_expert_takes_a_step_of_one_norm_in_gate_and_up():

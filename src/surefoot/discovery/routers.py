@@ -1,0 +1,68 @@
+"""Routers, the matrices that choose among experts: by what stands beside them."""
+
+import re
+from collections.abc import Collection
+
+from torch import nn
+
+from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, children_of
+from surefoot.views import Matrix, Stack
+
+_NAMED = re.compile("(^|_)(gate|gating|router)")
+"""In the name of what stands behind a list of as many modules, where it could be a head of as many classes, too."""
+
+
+def routers(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the routers: modules all of whose matrices are `(E, d)`, beside E experts in a stack or a list.
+
+    A list of E modules that read d is of experts if what stands before it, or inside of a block beside it, is `(E, d)`.
+    What stands behind it elsewhere may be a head of E classes behind blocks, and is a router by its name alone.
+    """
+    found = dict(kinds)
+    by_pass = {
+        name for name, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads
+    }
+    stacked = {name for name, k in kinds.items() if (search.said(name) or (k and k.name)) == "experts"} | by_pass
+    several = (m for m in search.own if isinstance(m, nn.ModuleList | nn.Sequential) and len(children_of(m)) > 1)
+    inside = {inner for blocks in several for block in blocks.children() for inner in block.modules()}
+    for owner in search.own:
+        children = children_of(owner)
+        stacks = [p for m in (owner, *children.values()) for name, p in search.own[m].values() if name in stacked]
+        sizes = {(p.shape[0], width) for p in stacks for width in p.shape[-2:]}
+        lists = {name: _listed(search, kinds, m) for name, m in children.items() if isinstance(m, nn.ModuleList)}
+        every = {*lists.values()}
+        for name, module in children.items():
+            lists.pop(name, None)
+            behind = {*lists.values()}
+            named = owner not in inside and behind != every and _NAMED.search(name)
+            known = sizes | (every if named or owner in inside else behind)
+            found |= _router(search, kinds, module, known, f" by the name `{name}`" if named else "")
+    return found
+
+
+def _listed(search: Search, kinds: Kinds, modules: nn.ModuleList) -> tuple[int, int]:
+    """The number of modules in a list, and the width that each of them reads first; 0 where they differ."""
+    widths = set()
+    for module in children_of(modules).values():
+        linears = ((kinds[name], p) for m in module.modules() for name, p in search.own[m].values())
+        blocks = (
+            x for kind, p in linears if kind and kind.name == "linear" for x in blocks_of(kind.view or Matrix(), p)
+        )
+        widths.add(next((block[-1] for block in blocks), 0))
+    return len(modules), widths.pop() if len(widths) == 1 else 0
+
+
+def _router(search: Search, kinds: Kinds, module: nn.Module, sizes: Collection[tuple[int, ...]], how: str) -> Kinds:
+    """The kinds of a module's matrices, and of their biases, if all are of these sizes and free to be routers."""
+    found = Kinds()
+    for layer in module.modules():
+        for attribute, (name, p) in search.own[layer].items():
+            kind, bias = kinds[name], search.name(layer, "bias")
+            if p.ndim < 2:
+                continue
+            free = not kind or (kind.name in ("linear", "router") and not kind.view)
+            if not (free and attribute == "weight" and tuple(p.shape) in sizes):
+                return {}
+            found[name] = Kind("router", f"router {type(layer).__name__} beside {len(p)} experts{how}")
+            found |= {bias: Kind("bias", f"bias of {type(layer).__name__}")} if bias else {}
+    return found
