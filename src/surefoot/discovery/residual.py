@@ -32,11 +32,12 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
 
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
     block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what
-    most of its children with two matrices or more read first and write last, else that of two norms or more among its
-    children, else what its first matrix reads. A list of as many modules as a router beside it has outputs holds
-    experts and is none. In each module of a block, the last matrix with d outputs writes, unless it gives queries, keys
-    or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A branch is a child
-    of a block in which a matrix writes. No addition can be seen in a tree of modules, so that an override,
+    most of its children with two matrices or more read first and write last, of two what a norm has, else that of two
+    norms or more among its children, else what its first matrix reads. A list of as many modules as a router beside it
+    has outputs holds experts and is none. In each module of a block, the last matrix with d outputs writes, unless it
+    gives queries, keys or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A
+    branch is a child of a block in which a matrix writes; one that alone in its block reads and writes another width
+    mixes tokens, or channels, of the same stream. No addition can be seen in a tree of modules, so that an override,
     `DepthRule().of(branches)` or a role's name, has the last word.
     """
     model, parameters = search.model, search.parameters
@@ -106,17 +107,26 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
         return 0
     if not back and not by_norms and sides[-1][0] not in {width for _, width in sides}:
         return 0  # ends in another width, as a regressor
-    width = max(back, key=back.__getitem__, default=norms[0] if by_norms else sides[0][1])
+    width = max(back, key=lambda w: (back[w], w in norms), default=norms[0] if by_norms else sides[0][1])
     return width if any(out == width for out, _ in sides) else 0
 
 
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
-    found = {child: written for child in children_of(block).values() if (written := _writers(child, matrices, width))}
+    widths = dict.fromkeys(children_of(block).values(), width) | _along_another(block, matrices, width)
+    found = {child: written for child, own in widths.items() if (written := _writers(child, matrices, own))}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
         return _branches(first, matrices, width, experts)  # a block's branches in a list
     return [*found.values(), own] if own else [*found.values()]
+
+
+def _along_another(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module, int]:
+    """The children that mix another dimension of the stream, as tokens: they read and write a width of their own."""
+    sides = {child: [matrices[p] for p in child.parameters() if p in matrices] for child in children_of(block).values()}
+    widths = Counter(x for own in sides.values() for x in {width, *(x for pair in own for x in pair)})
+    alone = {c: own[-1][0] for c, own in sides.items() if len(own) > 1 and own[0][1] == own[-1][0]}
+    return {child: own for child, own in alone.items() if widths[own] == 1 and own != width}
 
 
 def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:

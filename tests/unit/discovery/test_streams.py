@@ -75,3 +75,49 @@ def test_what_ends_in_another_width_is_no_block():
     assert writers(nn.ModuleList(nn.Sequential(*regressor) for _ in range(3))) == set()
     boxes = [nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 4)])}) for _ in range(3)]
     assert writers(nn.ModuleList(boxes)) == set()
+
+
+class Mixer(nn.Module):
+    """An MLP along tokens and one along channels, which add to one stream."""
+
+    def __init__(self, tokens, d, inner, first="tokens"):
+        super().__init__()
+        both = {"tokens": (tokens, inner), "channels": (d, 4 * d)}
+        for name in sorted(both, key=first.__ne__):
+            width, hidden = both[name]
+            setattr(self, name, nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)))
+            setattr(self, f"before_{name}", nn.LayerNorm(d))
+
+    def forward(self, x):
+        x = x + self.tokens(self.before_tokens(x).mT).mT
+        return x + self.channels(self.before_channels(x))
+
+
+@pytest.mark.parametrize("inner", [16, 12], ids=["inside as wide as the stream", "inside of another width"])
+@pytest.mark.parametrize("first", ["tokens", "channels"])
+def test_mixers_of_tokens_and_of_channels_add_to_one_stream(inner, first):
+    """What does not write changes nothing once what writes is zero."""
+    model, x = nn.Sequential(*(Mixer(9, 16, inner, first) for _ in range(3))), torch.randn(2, 9, 16)
+    found = writers(model)
+    assert found == {
+        f"{i}.{name}.2.{p}" for i in range(3) for name in ("tokens", "channels") for p in ("weight", "bias")
+    }
+    plan = sf.Plan.of(model, head=())
+    assert all(plan[name].why.endswith("one of 6 branches") for name in found)
+    with torch.no_grad():
+        for name in found:
+            model.get_parameter(name).zero_()
+    torch.testing.assert_close(model(x), x, rtol=0, atol=0)
+
+
+def test_what_another_layer_of_the_block_reads_is_no_stream():
+    """A small MLP of what conditions a block, and the layer that takes its outputs."""
+
+    def block():
+        return nn.ModuleDict(
+            {"time": mlp(5), "ada": nn.Linear(5, 16, False), "norm": nn.LayerNorm(8), "mlp": mlp(8), "up": mlp(8)}
+        )
+
+    assert writers(nn.ModuleList(block() for _ in range(3))) == {
+        f"{i}.{e}.2.weight" for i in range(3) for e in ("mlp", "up")
+    }
