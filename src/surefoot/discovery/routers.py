@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from torch import nn
 
-from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, children_of
-from surefoot.views import Matrix, Stack
+from surefoot.discovery.kinds import Kind, Kinds, Search, children_of
+from surefoot.views import Stack
 
 _NAMED = re.compile("(^|_)(gate|gating|router)")
 """In the name of what stands behind a list of as many modules, where it could be a head of as many classes, too."""
@@ -29,7 +29,7 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
         children = children_of(owner)
         stacks = [p for m in (owner, *children.values()) for name, p in search.own[m].values() if name in stacked]
         sizes = {(p.shape[0], width) for p in stacks for width in p.shape[-2:]}
-        lists = {name: _listed(search, kinds, m) for name, m in children.items() if isinstance(m, nn.ModuleList)}
+        lists = {name: _listed(m) for name, m in children.items() if isinstance(m, nn.ModuleList)}
         every = {*lists.values()}
         for name, module in children.items():
             lists.pop(name, None)
@@ -40,16 +40,10 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
-def _listed(search: Search, kinds: Kinds, modules: nn.ModuleList) -> tuple[int, int]:
-    """The number of modules in a list, and the width that each of them reads first; 0 where they differ."""
-    widths = set()
-    for module in children_of(modules).values():
-        linears = ((kinds[name], p) for m in module.modules() for name, p in search.own[m].values())
-        blocks = (
-            x for kind, p in linears if kind and kind.name == "linear" for x in blocks_of(kind.view or Matrix(), p)
-        )
-        widths.add(next((block[-1] for block in blocks), 0))
-    return len(modules), widths.pop() if len(widths) == 1 else 0
+def _listed(modules: nn.ModuleList) -> tuple[int, int]:
+    """The number of modules in a list, and the width that each of them reads first; 0 where they differ, or of one."""
+    first = {next((m.in_features for m in x.modules() if isinstance(m, nn.Linear)), 0) for x in modules.children()}
+    return len(modules), first.pop() if len(first) == 1 < len(modules) else 0
 
 
 def _router(search: Search, kinds: Kinds, module: nn.Module, sizes: Collection[tuple[int, ...]], how: str) -> Kinds:

@@ -113,9 +113,10 @@ def test_what_stands_behind_experts_in_a_block_is_a_router_under_any_name():
         {"behind": nn.Linear(8, 3)},  # classes
         {"inp": nn.Linear(5, 3), "gate": nn.Linear(3, 8), "up": nn.Linear(8, 4), "gate_behind": nn.Linear(16, 3)},
         {"gate": nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 3)), "table_behind": nn.Embedding(3, 8)},
+        {"score": nn.Linear(4, 1), "one": nn.ModuleList([nn.Linear(4, 4)])},
         {"weighted": nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))},
     ],
-    ids=["a head behind blocks", "of other sizes", "two layers, a table", "a parametrization"],
+    ids=["a head behind blocks", "of other sizes", "two layers, a table", "before one module", "a parametrization"],
 )
 def test_what_is_no_router_of_a_list(layers):
     if "weighted" in layers:
