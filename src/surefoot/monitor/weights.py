@@ -137,7 +137,8 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: S
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
     decays = isinstance(stabiliser, WeightDecay) and stabiliser.extent == Extent.ENTRY  # and does no more
-    most = stabiliser.bound * (role.step_norm_bound(block) if decays else 1.0)
+    plain = stabiliser.natural(w) if decays and isinstance(stabiliser, WeightDecay) else stabiliser
+    most = plain.bound * (role.step_norm_bound(block) if decays else 1.0)
     share = lower / most if 0 < most < math.inf else nothing
     bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()

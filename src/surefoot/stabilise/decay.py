@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, isinf
+from math import inf, isfinite
 from typing import ClassVar, Self
 
 import torch
@@ -83,8 +83,8 @@ class DecoupledWeightDecay(WeightDecay):
 
     @property
     def bound(self) -> float:
-        """`lr_scale / rate`, for weights that start below it; inf before the shape is known."""
-        return self.lr_scale.value / self.rate if isinstance(self.lr_scale, Constant) else inf
+        """inf: what it keeps, `lr_scale / rate` steps, is said by `natural`."""
+        return inf
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
         """Its scale for this shape, too."""
@@ -101,9 +101,9 @@ class DecoupledWeightDecay(WeightDecay):
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest lr_scale / rate)`; before the shape is known, the decay of a step."""
-        if isinf(self.bound):
+        if not isinstance(self.lr_scale, Constant):
             return f"decay {self.rate:.4g} lr"
-        return _decayed(norm, longest, self.bound, "lr", 1 / self.rate)
+        return _decayed(norm, longest, self.lr_scale.value / self.rate, "lr", 1 / self.rate)
 
 
 @dataclass(frozen=True)
