@@ -188,9 +188,10 @@ def test_single_precision(mesh, stabiliser):
 def test_single_precision_under_every_stabiliser(stabiliser):
     """The sign of a skew matrix of odd size, which is singular, amplifies rounding: 4e-5 under `Stiefel`.
 
-    So do the iterations for the multipliers of a norm and of lengths, 1e-6 and 3e-6; in float64 all are below 1e-12.
+    So do the iterations for the multipliers of a norm and of lengths, 1e-6 and, by processor, 3e-6 or 9e-6; in float64
+    all are below 1e-12.
     """
-    lengths = dict.fromkeys((sf.RowSphere(), sf.ColumnSphere()), 5e-6)
+    lengths = dict.fromkeys((sf.RowSphere(), sf.ColumnSphere()), 2e-5)
     limit = {sf.Stiefel(1.0): 1e-4, sf.SpectralSphere(1.0): 2e-6, **lengths}.get(stabiliser, 1e-6)
     worst = differences(recipes.steady(), stabiliser, (3,), fsdp, torch.float32)
     assert max(worst.values()) <= limit, worst
