@@ -13,6 +13,7 @@ LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
 COPIED, PASSES = "tests/unit/inputs/test_copied.py", "tests/unit/inputs/test_passes.py"
 EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.py"
 
+INITIAL, EXPERTS = "tests/unit/core/test_plan_initialise.py", "tests/unit/discovery/test_experts.py"
 LADDER = "tests/unit/experiment/extrapolation/test_ladder.py"
 TAKEOVER = "tests/unit/takeover/test_from_adamw.py"
 MUTATIONS = (
@@ -195,4 +196,15 @@ MUTATIONS = (
         "pass",
         "tests/unit/training/test_fast_linear.py",
     ),
+    Mutation("biases of few inputs at 0", "discovery/torch_layers.py", "FEW_INPUTS = 16", "FEW_INPUTS = 0", INITIAL),
+    Mutation("biases of all inputs drawn", "discovery/torch_layers.py", "FEW_INPUTS = 16", "FEW_INPUTS = 99", INITIAL),
+    Mutation(
+        "a decay told without its bound",
+        "stabilise/decay.py",
+        "return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))",
+        "return DecoupledWeightDecay(self.rate * scale / self.lr_scale.value, Constant(scale))",
+        "tests/unit/monitor/test_stability.py",
+    ),
+    Mutation("Adam's average in 8 bits", "optim/precision.py", "torch.float64 and not apart", "torch.float64", EIGHT),
+    Mutation("one module is experts", "discovery/routers.py", "len(first) == 1 < len(modules)", "first", EXPERTS),
 )
