@@ -78,8 +78,7 @@ class Rope:
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return `x` of shape `(..., length, head_dim)` with its pairs turned, in the dtype of `x`."""
-        a, b = x.chunk(2, dim=-1)
-        return (x * cos + torch.cat((b, a), dim=-1) * sin).to(x.dtype)
+        return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
 
 
 @final
@@ -149,11 +148,14 @@ class Attention(nn.Module):
         """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, where it is at hand."""
         heads = self.heads
         split = (*x.shape[:2], -1, heads.dim)
-        q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))  # (B, h, T, d)
+        q, k, v = (f(x).view(split) for f in (self.query, self.key, self.value))  # (B, T, h, d)
         q, k = (norm(y.to(x.dtype)).to(y.dtype) for norm, y in ((self.query_norm, q), (self.key_norm, k)))
         if self.rope is not None:
             turn = self.rope.angles(x.shape[1], heads.dim, x.device) if turn is None else turn
-            q, k = self.rope.rotate(q, *turn), self.rope.rotate(k, *turn)
+            # Written out for each head: a CPU then goes through them in the order of the features.
+            turns = [table[:, None].expand(-1, heads.count, -1).contiguous() for table in turn]
+            q, k = (self.rope.rotate(y, *(table[:, : y.shape[2]] for table in turns)) for y in (q, k))
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         grouped = heads.kv_count != heads.count
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=heads.scale, enable_gqa=grouped)
         out: Tensor = self.output(y.transpose(1, 2).flatten(2))
