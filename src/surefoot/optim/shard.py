@@ -134,7 +134,7 @@ class Shard:
     def leaf(self) -> Leaf:
         """The slab as a parameter of its own."""
         index = self.index if "rounds" in self.kept else 0
-        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index)
+        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index, self.cut.name)
 
     def flags(self) -> Tensor:
         """What this process knows of the gradient, uint8; of all processes' flags the largest hold.

@@ -17,7 +17,7 @@ from surefoot.geometry.base import ChangeBounds, Completed, expand
 from surefoot.mesh.groups import Cut, Groups, along, apart, as_dtensor, gather, slab_of
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
-from surefoot.optim.batching import init_state, load, rules, store
+from surefoot.optim.batching import init_state, load, named, rules, store
 from surefoot.optim.exchange import Exchange
 from surefoot.optim.param_groups import learning_rate, whole_of
 from surefoot.optim.precision import SCALES, Precision
@@ -71,7 +71,7 @@ class Sharding:
             assert self._replicas is not None
             ranks = tuple(dist.get_process_group_ranks(self._replicas))
             self._groups[ranks] = self._replicas
-            cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
+            cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas, name)
             way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
@@ -176,7 +176,9 @@ class Sharding:
         batch = load([leaf], self._precision)
         (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
         smoothed, m, active = smooth(role, g, state, finite)
-        d, kept = direct(role, stabiliser, w, m, {n: x for n, x in state.items() if n not in smoothed}, active)
+        kept = {n: x for n, x in state.items() if n not in smoothed}
+        with named(leaf.name):
+            d, kept = direct(role, stabiliser, w, m, kept, active)
         eta, norm = learning_rate(shard.group) * scale * active, role.weight_geometry
         length = ChangeBounds.of(role.geometry).direction_norm_bound(norm, tuple(w.shape))
         asked = Reduced(norm)
