@@ -118,17 +118,16 @@ class Sharding:
             factor, p = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))], p.to_local()
         p.mul_(factor)
 
-    def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, State, Tensor | None] | None:
-        """A parameter, its singular-vector estimates and its weights before, whole at one process; None at the others.
+    def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """A parameter and its weights before, whole at one process; None at the others.
 
         A collective of those that hold a part; they take turns.
         """
         shard = self.shards[p]
         owner = next(i for i, other in enumerate(self.shards) if other is p) % len(shard.cut.slabs)
-        kept = {name: whole_of(shard.kept[name]) for name in ("vectors",) if name in shard.kept}
         whole = gather(shard.p, shard.cut, owner)
         then = gather(before, shard.cut, owner) if isinstance(before, DTensor) else before
-        return (whole, kept, then) if owner == shard.cut.mine else None
+        return (whole, then) if owner == shard.cut.mine else None
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
