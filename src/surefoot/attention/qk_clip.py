@@ -23,6 +23,7 @@ from surefoot.optim.optimizer import SteepestDescent
 from surefoot.optim.param_groups import is_dtensor
 from surefoot.plan import Placement
 from surefoot.views import Matrix, PerHead
+from surefoot.views.fused import apart
 
 _ARGUMENTS = {
     F.multi_head_attention_forward: tuple(inspect.signature(F.multi_head_attention_forward).parameters),
@@ -217,7 +218,7 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
 def _otherwise(placement: Placement, part: Projection, what: str, pair: QueryKey) -> str:
     """How a plan has the rows of queries or keys where it is not as their name says, else nothing."""
     view, planned = placement.role.view, placement.role.view.whole
-    if planned not in (part.view, Matrix()) or NO_VIEW in placement.why:
+    if planned not in (part.view, apart(part.view, placement.shape), Matrix()) or NO_VIEW in placement.why:
         return f"{part.view} by its name, {'another order' if NO_VIEW in placement.why else planned}"
     if isinstance(view, PerHead) and view.head_dim != pair.head_dim:
         return f"heads of {pair.head_dim} by its attributes, of {view.head_dim}"
