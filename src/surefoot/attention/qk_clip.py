@@ -152,17 +152,14 @@ class LogitControl:
             )
         optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
+            of = name or "the model"
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
-                raise ValueError(
-                    f"W_q or W_k of {name or 'the model'} is not the optimizer's: train both, or leave the layer out"
-                )
+                raise ValueError(f"W_q or W_k of {of} is not the optimizer's: train both, or leave the layer out")
             for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
                 placement = optimizer._placements[part.parameters["weight"]]
                 if other := _otherwise(placement, part, what, pair):
-                    raise ValueError(
-                        f"the rows of {part.name!r} of {name or 'the model'} are {other} by the plan: say which, "
-                        f"pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
-                    )
+                    remedy = f"say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
+                    raise ValueError(f"the rows of {part.name!r} of {of} are {other} by the plan: {remedy}")
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
             recorder = _LogitRecorder(name, self._record)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
+from surefoot.linalg.device import widened
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.batching import by_block, stack_blocks
 from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement, Plan
 from surefoot.stabilise.running_bound import RunningBound
-from surefoot.views.state import join_blocks
 
 if TYPE_CHECKING:
     from surefoot.optim.sharding import Sharding
@@ -82,9 +82,7 @@ def of_weights(
     Returns:
         See `SteepestDescent.stability`.
     """
-    parameters: dict[str, tuple[Tensor, Placement, float, State]] = {
-        name: (model.get_parameter(name), placement, 0.0, {}) for name, placement in plan.placements.items()
-    }
+    parameters = {name: (model.get_parameter(name), place, 0.0, State()) for name, place in plan.placements.items()}
     return report(parameters, before or {}, RunningBound(), {} if vectors is None else vectors, None)
 
 
@@ -101,7 +99,7 @@ def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 
 def _proven(p: Tensor, weight: Tensor, placement: Placement, upper: Tensor, bounds: RunningBound) -> Tensor:
     """The running bound of a parameter, where it holds of its present weight; of a part's whole it is proven anew."""
-    weights = stack_blocks([weight.to(torch.promote_types(weight.dtype, torch.float32))], placement.role.view)
+    weights = stack_blocks([widened(weight)], placement.role.view)
     known = by_block([{"upper": upper}], placement, {})
     known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)
-    return join_blocks([{"upper": x["upper"][0]} for x in known])["upper"]
+    return torch.cat([x["upper"][0] for x in known])

@@ -80,10 +80,9 @@ def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str]) -> None
     for group in groups:
         refuse_rate(group)
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
-        raise ValueError(
-            f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "
-            f"with Plan.of(model, overrides=[({late[0]!r}, 'linear')]), or freeze it again and set its grad to None"
-        )
+        remedy = f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')])"
+        remedy += ", or freeze it again and set its grad to None"
+        raise ValueError(f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: {remedy}")
 
 
 def with_names(params: Any, number: int) -> Any:
@@ -165,10 +164,9 @@ def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[T
         own = group.get("param_names", [])
         old = before.get(own[i]) if i < len(own) else None  # no name: appended
         if old is None or states.get(old):
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: wrap the "
-                "model before its first step, make the optimizer from named_parameters(); a new one: add_param_group"
-            )
+            what = f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made"
+            remedy = "wrap the model before its first step, make the optimizer from named_parameters()"
+            raise ValueError(f"{what}: {remedy}; a new one: add_param_group")
         found[p] = old
     return found
 
@@ -176,10 +174,8 @@ def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[T
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
-        raise ValueError(
-            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model in place of its "
-            "parameters, whose roles are found then: SteepestDescent(model, lr=...)"
-        )
+        found = "pass the model in place of its parameters, whose roles are found then: SteepestDescent(model, lr=...)"
+        raise ValueError(f"a parameter group needs a role, {{'params': [...], 'role': 'linear'}}; or {found}")
     rule, placements = by_name(role), []
     for p in params:
         try:
@@ -215,10 +211,8 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
-            raise ValueError(
-                f"{where} has {then} parameters, and there are {now} in the optimizer{which}: saved for another model, "
-                f"or by 0.2.0, without frozen parameters; {_ANEW}"
-            )
+            why = f"saved for another model, or by 0.2.0, without frozen parameters; {_ANEW}"
+            raise ValueError(f"{where} has {then} parameters, and there are {now} in the optimizer{which}: {why}")
         if problem := next(_other_plans(theirs, ours, known, saved["state"], where), ""):
             raise ValueError(problem)
         parameters |= zip(theirs["params"], ours["params"], strict=True)

@@ -77,10 +77,9 @@ class Sharding:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         ends = {slab.start[-1] + slab.size[-1] for slab in cut.slabs if p.ndim} - {*p.shape[-1:]}
         if self._precision.packs(p, placement) and (within := sorted(end for end in ends if end % BLOCK)):
-            raise ValueError(
-                f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits: "
-                "keep momentum in torch.bfloat16, or cut at a multiple"
-            )
+            remedy = "keep momentum in torch.bfloat16, or cut at a multiple"
+            what = f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits"
+            raise ValueError(f"{what}: {remedy}")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
         vars(self).pop("_agreements", None)
         fresh = self.stored(p, name, self._init_state(shard))
