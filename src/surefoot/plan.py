@@ -20,6 +20,7 @@ from surefoot.discovery.kinds import UNSPLIT
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
+from surefoot.linalg.device import is_dtensor, whole_of
 from surefoot.recipes import Recipe, steady
 from surefoot.roles import Placement, Role
 from surefoot.scaling import LAWS, Constant, Run
@@ -194,10 +195,11 @@ class Plan:
         for (name, parameter), placement in zip(self._of(model).items(), self.placements.values(), strict=True):
             if parameter.is_meta:
                 raise ValueError(f"{name} is on the meta device: its norm is not known; load the weights first")
-            if not bool(parameter.isfinite().all()):
+            weight = whole_of(parameter).detach()
+            if not bool(weight.isfinite().all()):
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             view, own, roles = apart(placement.role.view, placement.shape), placement.roles, list[Role]()
-            blocks = view.split(parameter.double())
+            blocks = view.split(weight.double())
             own = own if len(own) == len(blocks) else (*own[:1] * (len(blocks) - 1), own[-1])
             for role, block in zip(own, blocks, strict=True):
                 norm = float(role.weight_geometry.norm(block).amax()) if block.numel() else 0.0
@@ -237,7 +239,7 @@ class Plan:
         for name, parameter in own.items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
             left = parameter.is_meta or not parameter.requires_grad
-            if not (left or hasattr(parameter, "device_mesh")):
+            if not (left or is_dtensor(parameter)):
                 fill_(parameter)
             elif not left and not all(isinstance(role.initial, AsBuilt) for role in self[name].roles):
                 split[parameter] = fill_
@@ -263,10 +265,8 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     law = plan.rate if plan is not None else None
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
-            logging.getLogger("surefoot").warning(
-                f"surefoot: lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's? "
-                "Without lr that is taken"
-            )
+            what = f"lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's?"
+            logging.getLogger("surefoot").warning(f"surefoot: {what} Without lr that is taken")
         return lr
     if law is not None:
         return law

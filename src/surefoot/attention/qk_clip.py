@@ -19,8 +19,8 @@ from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.discovery.heads import Projection
 from surefoot.discovery.kinds import NO_VIEW
+from surefoot.linalg.device import is_dtensor
 from surefoot.optim.optimizer import SteepestDescent
-from surefoot.optim.param_groups import is_dtensor
 from surefoot.plan import Placement
 from surefoot.views import Matrix, PerHead
 from surefoot.views.fused import apart

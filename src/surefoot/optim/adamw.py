@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.conversion import Setting, convert
-from surefoot.linalg.device import widened
+from surefoot.linalg.device import whole_of, widened
 from surefoot.momentum import Adam, RowAdam, State
 from surefoot.optim.batching import advance, init_state
 from surefoot.optim.optimizer import SteepestDescent
-from surefoot.optim.param_groups import whole_of
 from surefoot.optim.precision import SCALES, Leaf, Precision
 from surefoot.plan import Placement, Plan
 from surefoot.stabilise import Free, Hyperball, Stabiliser

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
-from surefoot.linalg.device import widened
+from surefoot.linalg.device import is_dtensor, whole_of, widened
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.batching import by_block, stack_blocks
-from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement, Plan
 from surefoot.stabilise.running_bound import RunningBound
 

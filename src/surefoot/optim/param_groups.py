@@ -138,20 +138,6 @@ def checked_names(group: Group, number: int, taken: Collection[str], precision: 
     return names
 
 
-def is_dtensor(p: Tensor) -> bool:
-    """Whether a parameter is a `DTensor`; torch.distributed is not imported for the question."""
-    return hasattr(p, "device_mesh") and hasattr(p, "placements")
-
-
-def whole_of(x: Tensor) -> Tensor:
-    """All of a tensor that may be a `DTensor`; a collective then."""
-    if not is_dtensor(x):
-        return x
-    from surefoot.mesh.groups import gather
-
-    return gather(x)
-
-
 def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Parameters that somebody has written into the groups: new -> the one of its name before.
 
@@ -283,5 +269,5 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
 
 def own_memory(state: State) -> State:
     """The state with tensors that are part of a larger memory copied out of it."""
-    part = {name: not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
+    part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
     return {name: x.clone() if part[name] else x for name, x in state.items()}

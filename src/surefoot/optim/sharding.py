@@ -14,12 +14,13 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from surefoot.geometry.base import ChangeBounds, Completed, expand
+from surefoot.linalg.device import whole_of
 from surefoot.mesh.groups import Cut, Groups, along, apart, as_dtensor, gather, slab_of
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
 from surefoot.optim.batching import init_state, load, named, rules, store
 from surefoot.optim.exchange import Exchange
-from surefoot.optim.param_groups import learning_rate, whole_of
+from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import SCALES, Precision
 from surefoot.optim.rounding import BLOCK, blocks_of
 from surefoot.optim.shard import HERE, REPLICAS, ROWS, Shard, chosen
