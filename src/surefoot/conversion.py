@@ -49,10 +49,9 @@ def refuse_settings(given: Collection[str]) -> None:
     if others := sorted({*given} - SETTINGS):
         raise TypeError(f"SteepestDescent takes no {', '.join(others)}: leave it out, steps are batched as they are")
     if given:
-        raise TypeError(
-            f"SteepestDescent takes no {', '.join(sorted(given))}: decay follows from run=Run(steps, tokens) or is a "
-            "stabiliser, Plan.of(model, stabiliser=WeightDecay(rate)); momentum is the recipe's, Plan.of(model, recipe)"
-        )
+        decay = "follows from run=Run(steps, tokens) or is a stabiliser, Plan.of(model, stabiliser=WeightDecay(rate))"
+        remedy = f"decay {decay}; momentum is the recipe's, Plan.of(model, recipe)"
+        raise TypeError(f"SteepestDescent takes no {', '.join(sorted(given))}: {remedy}")
 
 
 def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, base_d_in: int | None = None) -> Setting:

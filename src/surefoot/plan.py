@@ -20,11 +20,12 @@ from surefoot.discovery.kinds import UNSPLIT
 from surefoot.discovery.overrides import Override, decide, match
 from surefoot.identity import by_plain_name, digest, label, plain_name
 from surefoot.initialise import AsBuilt
+from surefoot.linalg.device import is_dtensor, whole_of
 from surefoot.recipes import Recipe, steady
-from surefoot.roles import Placement
+from surefoot.roles import Placement, Role
 from surefoot.scaling import LAWS, Constant, Run
-from surefoot.stabilise import Stabiliser
-from surefoot.stabilise.base import require_positive
+from surefoot.stabilise.base import Stabiliser, require_positive
+from surefoot.views.fused import apart
 
 __all__ = ["Placement", "Plan"]
 
@@ -170,9 +171,10 @@ class Plan:
     def relative_to(self, model: nn.Module) -> Plan:
         """The same plan with every radius in units of the norm that the parameter has now: for pretrained weights.
 
-        `PostClip(1.2)` then lets no weight grow by more than a fifth; a rate is divided likewise. A parameter that is
-        zero (a bias, LoRA's B) keeps its natural unit. Do not initialise under such a plan. The norms, to four digits,
-        are part of the plan's hash: to resume, make it from the same weights.
+        `PostClip(1.2)` then lets no weight grow by more than a fifth; a rate is divided likewise. Fused projections
+        have a unit each, heads and experts the largest; what is zero (a bias, LoRA's B) keeps its natural one. Do not
+        initialise under such a plan. The norms, to four digits, are part of its hash: to resume, make it from the same
+        weights.
 
         Args:
             model: with the pretrained weights, not on the meta device.
@@ -190,17 +192,21 @@ class Plan:
         norm <= 6 at every step, certified; spectral norms on an accelerator rescaled
         """
         placements = {}
-        for name, parameter in self._of(model).items():
+        for (name, parameter), placement in zip(self._of(model).items(), self.placements.values(), strict=True):
             if parameter.is_meta:
                 raise ValueError(f"{name} is on the meta device: its norm is not known; load the weights first")
-            if not bool(parameter.isfinite().all()):
+            weight = whole_of(parameter).detach()
+            if not bool(weight.isfinite().all()):
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
-            placement = self.placements[name]
-            role, blocks = placement.role, placement.role.view.split(parameter.detach().double())
-            if norm := max((float(role.weight_geometry.norm(x).amax()) for x in blocks if x.numel()), default=0.0):
-                require_positive(f"{name}'s norm", norm, 1)
-                placement = placement.with_roles(partial(replace, radius_unit=Constant(float(f"{norm:.4g}"))))
-            placements[name] = placement
+            view, own, roles = apart(placement.role.view, placement.shape), placement.roles, list[Role]()
+            blocks = view.split(weight.double())
+            own = own if len(own) == len(blocks) else (*own[:1] * (len(blocks) - 1), own[-1])
+            for role, block in zip(own, blocks, strict=True):
+                norm = float(role.weight_geometry.norm(block).amax()) if block.numel() else 0.0
+                require_positive(f"{name}'s norm", norm or 1.0, 1)
+                unit = Constant(float(f"{norm:.4g}")) if norm else role.radius_unit
+                roles.append(replace(role, view=view, radius_unit=unit))
+            placements[name] = replace(placement, role=roles[0], by_block=tuple(roles) if len({*roles}) > 1 else ())
         return replace(self, recipe=f"{self.recipe}, relative", placements=placements)
 
     def _of(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -233,7 +239,7 @@ class Plan:
         for name, parameter in own.items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
             left = parameter.is_meta or not parameter.requires_grad
-            if not (left or hasattr(parameter, "device_mesh")):
+            if not (left or is_dtensor(parameter)):
                 fill_(parameter)
             elif not left and not all(isinstance(role.initial, AsBuilt) for role in self[name].roles):
                 split[parameter] = fill_
@@ -259,10 +265,8 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     law = plan.rate if plan is not None else None
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
-            logging.getLogger("surefoot").warning(
-                f"surefoot: lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's? "
-                "Without lr that is taken"
-            )
+            what = f"lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's?"
+            logging.getLogger("surefoot").warning(f"surefoot: {what} Without lr that is taken")
         return lr
     if law is not None:
         return law

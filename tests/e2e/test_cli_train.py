@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -246,6 +247,24 @@ def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_
     assert "no page and no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()
     assert not (tmp_path / "run" / "norms.png").exists()
+
+
+@pytest.mark.slow
+def test_python_without_docstrings_trains_and_says_what_draws_nothing(tmp_path, text):
+    """Altair copies docstrings when it is imported."""
+
+    def said(*words):
+        command = [sys.executable, "-OO", "-m", "surefoot", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    out = tmp_path / "run"
+    code, told = said(*training(out, text))
+    assert (code, "no picture of the norms: that needs python without -OO" in told) == (0, True), told
+    assert (out / "result.json").exists()
+    code, told = said("report", f"{out}")
+    assert (code, told.count("\n")) == (2, 2), told
+    assert "error: tables and pages need docstrings, which python -OO leaves out: run the same command without" in told
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,6 +6,7 @@ from sharded_cases import alone, distribute, plan_of
 from sharded_cases import fsdp as rows
 from sharded_cases import weights as given
 from test_sharded_state import advance
+from test_sharded_steps import MESHES
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,6 +19,7 @@ from combinations import combinations
 from surefoot import recipes
 from surefoot.experiment.models.decoder import reference
 from surefoot.mesh.groups import gather
+from surefoot.monitor.moga import block_dual_norm, block_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of every linear layer's output
 STEPS, BATCH = 10, 4
@@ -254,3 +256,22 @@ def test_what_adamw_began_goes_on_where_each_process_has_a_part():
         for index, entries in state.items():
             for name, x in entries.items():
                 torch.testing.assert_close(parts[index][name], x, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["FSDP2", "HSDP"])
+def test_norms_of_weights_in_a_plan_and_of_a_block_are_those_of_one_process(name):
+    """Fused rows, heads and experts of which each process has some: torch would take the norms of the parts."""
+    plan, (mesh, placements) = plan_of(recipes.beyond_mup(), sf.PostClip(1.2)), MESHES[name]
+
+    def work(rank, mesh):
+        model, device_mesh = nn.Module(), mesh and init_device_mesh("cpu", mesh, mesh_dim_names=("a", "b")[: len(mesh)])
+        for each, w in given(plan, torch.float64).items():
+            value = distribute(w, device_mesh, placements(each, w.shape)) if mesh else w
+            model.register_parameter(each, nn.Parameter(value))
+            model.get_parameter(each).grad = value
+        norms = [norm(model, 2, 2, plan) for norm in (block_norm, block_dual_norm)]
+        return plan.relative_to(model).hash, norms
+
+    digest, norms = work(0, None)
+    for found in run(torch.Size(mesh).numel(), work, mesh):
+        assert found == (digest, pytest.approx(norms, rel=1e-9))

@@ -206,3 +206,35 @@ def test_half_precision_rounds_each_entry_as_in_the_whole(weights, mesh):
     )
     worst = differences(recipes.steady(), None, *MESHES[mesh], torch.bfloat16, names, precision=precision)
     assert max(worst.values()) == 0, worst
+
+
+class Nothing(sf.geometry.Spectral):
+    """A norm of one's own whose direction was forgotten."""
+
+    def direction(self, g):
+        return None
+
+
+class NothingOfRows(sf.geometry.RowRMS):
+    def direction(self, g):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        pytest.param("embedding", {"geometry": NothingOfRows(), "stabiliser": sf.Free()}, id="here"),
+        pytest.param("embedding", {"geometry": NothingOfRows(), "stabiliser": sf.PostClip(1.0)}, id="rows"),
+        pytest.param("square", {"geometry": Nothing(), "stabiliser": sf.Free()}, id="direction"),
+        pytest.param("square", {"geometry": Nothing(), "stabiliser": sf.PostClip(1.0)}, id="weight"),
+        pytest.param("square", {"geometry": Nothing(), "momentum": sf.SOAP()}, id="all"),
+    ],
+)
+def test_a_step_names_the_parameter_whose_direction_is_none(name, change):
+    """Whether it is taken by the process that has the rows, or by the owner of a matrix."""
+    placement = plan_of(recipes.steady(), None, [name])[name]
+    plan = sf.Plan("own", {name: replace(placement, role=replace(placement.role, **change))})
+    with pytest.raises(
+        AssertionError, match=rf"ValueError: {name}: .*Nothing.*: its direction is None: return a tensor"
+    ):
+        run(2, sharded, plan, (2,), fsdp, 1, torch.float64, 0.1, {})

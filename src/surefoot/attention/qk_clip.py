@@ -19,10 +19,11 @@ from surefoot.attention.logits import largest_logits, multihead_logits
 from surefoot.attention.qk_pairs import UNKNOWN_SCALE, QueryKey, find_pairs
 from surefoot.discovery.heads import Projection
 from surefoot.discovery.kinds import NO_VIEW
+from surefoot.linalg.device import is_dtensor
 from surefoot.optim.optimizer import SteepestDescent
-from surefoot.optim.param_groups import is_dtensor
 from surefoot.plan import Placement
 from surefoot.views import Matrix, PerHead
+from surefoot.views.fused import apart
 
 _ARGUMENTS = {
     F.multi_head_attention_forward: tuple(inspect.signature(F.multi_head_attention_forward).parameters),
@@ -151,17 +152,14 @@ class LogitControl:
             )
         optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
+            of = name or "the model"
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
-                raise ValueError(
-                    f"W_q or W_k of {name or 'the model'} is not the optimizer's: train both, or leave the layer out"
-                )
+                raise ValueError(f"W_q or W_k of {of} is not the optimizer's: train both, or leave the layer out")
             for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
                 placement = optimizer._placements[part.parameters["weight"]]
                 if other := _otherwise(placement, part, what, pair):
-                    raise ValueError(
-                        f"the rows of {part.name!r} of {name or 'the model'} are {other} by the plan: say which, "
-                        f"pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
-                    )
+                    remedy = f"say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
+                    raise ValueError(f"the rows of {part.name!r} of {of} are {other} by the plan: {remedy}")
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
             recorder = _LogitRecorder(name, self._record)
@@ -217,7 +215,7 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
 def _otherwise(placement: Placement, part: Projection, what: str, pair: QueryKey) -> str:
     """How a plan has the rows of queries or keys where it is not as their name says, else nothing."""
     view, planned = placement.role.view, placement.role.view.whole
-    if planned not in (part.view, Matrix()) or NO_VIEW in placement.why:
+    if planned not in (part.view, apart(part.view, placement.shape), Matrix()) or NO_VIEW in placement.why:
         return f"{part.view} by its name, {'another order' if NO_VIEW in placement.why else planned}"
     if isinstance(view, PerHead) and view.head_dim != pair.head_dim:
         return f"heads of {pair.head_dim} by its attributes, of {view.head_dim}"

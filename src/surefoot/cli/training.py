@@ -209,9 +209,10 @@ def _warn(step: int, alarm: Alarm) -> None:
 
 def _draw(out: Path) -> None:
     """Draw the norms and write the page, or say what is missing for it."""
-    if find_spec("altair") is None or find_spec("vl_convert") is None:
-        needed = "that needs pip install 'surefoot[plots]'"
-        print(f"surefoot: no page and no picture of the norms: {needed}", file=sys.stderr)
+    plain = sys.flags.optimize > 1
+    if plain or find_spec("altair") is None or find_spec("vl_convert") is None:
+        needed = "python without -OO" if plain else "pip install 'surefoot[plots]'"
+        print(f"surefoot: no page and no picture of the norms: that needs {needed}", file=sys.stderr)
         return
     from surefoot.experiment.reports import report
 

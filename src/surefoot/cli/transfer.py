@@ -38,9 +38,7 @@ _UNITS = {"horizon": "steps", "batch": "sequences a step", "depth": "blocks"}
 
 def add_to(commands: options.Commands) -> None:
     """Add the command."""
-    help = (
-        "find the best learning rate at several widths, and how far it moves; or at several horizons, batches, depths"
-    )
+    help = "find the best learning rate at several widths and how far it moves; or at several horizons, batches, depths"
     parser = options.command(commands, "transfer", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
     add, lists = parser.add_argument, parser.add_mutually_exclusive_group()

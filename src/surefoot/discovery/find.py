@@ -215,9 +215,9 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
+    remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
     raise ValueError(
-        f"{problem} the LM head; name it with head='path.to.module' (--head on the command line), give the model a "
-        "get_output_embeddings() that returns it, or say head=() if this is no language model"
+        f"{problem} the LM head; name it with head='path.to.module' (--head on the command line), {remedy}"
     )
 
 

@@ -101,12 +101,10 @@ class Kind:
         if stride == 1:
             return role
         if type(geometry) is not Spectral:
-            what = (
-                f"the fan-in of a transposed convolution of stride {stride} is known to Spectral() only, not {geometry}"
-            )
+            what = f"the fan-in of a transposed convolution of stride {stride}"
             given = f"TransposedConvSpectral(stride={stride}), view=views.{role.view!r}, initial=LinearNormal({stride})"
             remedy = f"a recipe such as steady or muon, or override it with Role({role.name!r}, {given})"
-            raise ValueError(f"{what}: take {remedy}")
+            raise ValueError(f"{what} is known to Spectral() only, not {geometry}: take {remedy}")
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
 
 

@@ -66,10 +66,8 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     for override in overrides:
         where, change = override if isinstance(override, tuple | list) and len(override) == 2 else (None, None)
         if not (isinstance(where, str) or callable(where)):
-            raise ValueError(
-                "overrides is a list of pairs (where, change), [('weight', 'linear')], where being a pattern, a module "
-                f"or a function of (name, parameter), not {override!r}"
-            )
+            wanted = "overrides is a list of pairs (where, change), [('weight', 'linear')], where being"
+            raise ValueError(f"{wanted} a pattern, a module or a function of (name, parameter), not {override!r}")
         label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
             raise ValueError(f"the override {label!r} cannot be {change!r}: give {_CHANGES}")

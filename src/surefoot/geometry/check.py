@@ -10,14 +10,15 @@ from surefoot.geometry.returned import direction_of
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
     """Test the laws that bind a geometry's methods, on random float64 data with a fixed seed.
 
-    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit:
-    `norm(direction(g)) = 1`; maximal: no competitor of norm 1 has a larger product with g; feasible:
-    `norm(project(w, r)) <= r`; nearest: `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the ball
-    stays, bit for bit; homogeneous: `norm(c w) = |c| norm(w)`; scale-free: `direction(c g) = direction(g)`; zero-safe:
-    `direction(0) = 0`; untouched: no method writes to its argument; own: a direction may be written to; batch: a batch
-    equals a loop; bounds: `lower <= norm <= upper`, `norm <= certificate`, and `is_below` says so; independent: what
-    `couples` declares to be another problem does not change a direction; coupled: what it declares to be the same
-    problem does; cut: rows that are independent have the same direction in a part of the table.
+    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`;
+    maximal: no competitor of norm 1 has a larger product with g; feasible: `norm(project(w, r)) <= r`; nearest:
+    `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the ball stays, bit for bit; homogeneous:
+    `norm(c w) = |c| norm(w)`, and projections likewise; scale-free: `direction(c g) = direction(g)`; zero-safe:
+    direction, norm and projection of 0 are 0; untouched: no method writes to its argument; own: a direction may be
+    written to; batch: all three of a batch, with a radius for each, equal a loop; bounds: `lower <= norm <= upper`,
+    `norm <= certificate`, and `is_below` says so; independent: what `couples` declares to be another problem does not
+    change a direction; coupled: what it declares to be the same problem does; cut: rows that are independent have the
+    same direction in a part of the table.
 
     Args:
         geometry: yours.
@@ -44,10 +45,11 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
         raise ValueError(f"{geometry} couples dimension {foreign[0]}; its norm is over {-geometry.ndim} to -1")
     results = geometry.norm(w), direction_of(geometry, g), geometry.project(w, 1.0)[0]
-    right = [x.shape for x in results] == [w.shape[: -geometry.ndim], g.shape, w.shape]
+    right = [getattr(x, "shape", None) for x in results] == [w.shape[: -geometry.ndim], g.shape, w.shape]
     violations = {"shapes": float(not right)}
     if right:
         violations |= _direction_laws(geometry, g, w) | _ball_laws(geometry, w, z) | _problem_laws(geometry, g)
+        violations["batch"] = _worst(*_of_batch(geometry, g, w))
     violations["untouched"] = float(not all(map(torch.equal, before, (g, w, z))))
     if broken := {law: size for law, size in violations.items() if not size <= tolerance}:
         raise ValueError(f"{geometry} breaks " + ", ".join(f"{law} by {size:.2g}" for law, size in broken.items()))
@@ -59,13 +61,13 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
     d, dims = geometry.direction(g), range(-g.ndim, 0)
     size = d.abs().max()
     problem = tuple(slice(None) if dim in geometry.couples else 0 for dim in dims)
-    outside, laws = torch.ones_like(g, dtype=torch.bool), {"independent": 0.0, "coupled": 0.0}
+    outside, moved = torch.ones_like(g, dtype=torch.bool), []
     outside[problem] = False
     for factor in (-3, -1e3, -1e-3):
         other = g.clone()
         other[problem] = factor * g[problem].flip(tuple(range(g[problem].ndim)))
-        change = ((geometry.direction(other) - d).abs() * outside).max() / size
-        laws["independent"] = max(laws["independent"], float(change))
+        moved.append((geometry.direction(other) - d).abs() * outside / size)
+    laws = {"independent": _worst(*moved), "coupled": 0.0}
     for dim in geometry.couples:
         start, rest = g.tensor_split(2, dim)
         others = [geometry.direction(torch.cat([factor * start, rest], dim)) for factor in (1e3, 1e-3)]
@@ -75,7 +77,7 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
     rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2
     if half and rows not in geometry.couples:
         part = geometry.direction(g.narrow(rows, 0, half))
-        laws["cut"] = float((part - d.narrow(rows, 0, half)).abs().max() / size)
+        laws["cut"] = _worst((part - d.narrow(rows, 0, half)).abs() / size)
     return laws
 
 
@@ -84,16 +86,15 @@ def _direction_laws(geometry: Geometry, g: Tensor, w: Tensor) -> dict[str, float
     dims = tuple(range(-geometry.ndim, 0))
     best = (g * d).sum(dims)
     competitors = [w, g, _ascent(geometry, g, d)]
-    reached = [(g * c / expand(geometry.norm(c), geometry)).sum(dims) for c in competitors]
-    excess = max(float(((value - best) / value.abs()).max()) for value in reached)
-    scales = (1e-30, 1e30)
+    reached = torch.stack([(g * c / expand(geometry.norm(c), geometry)).sum(dims) for c in competitors])
+    zero = torch.zeros_like(g)
+    stay = geometry.direction(zero), geometry.norm(zero), geometry.project(zero, 1.0)[0]
     return {
-        "unit": float((geometry.norm(d) - 1).abs().max()),
-        "maximal": max(0.0, excess),
-        "scale-free": max(float((geometry.direction(c * g) - d).abs().max() / d.abs().max()) for c in scales),
-        "zero-safe": float(geometry.direction(torch.zeros_like(g)).abs().max()),
+        "unit": _worst((geometry.norm(d) - 1).abs()),
+        "maximal": _worst((reached - best) / reached.abs()),
+        "scale-free": _worst(*((geometry.direction(c * g) - d).abs() / d.abs().max() for c in (1e-30, 1e30))),
+        "zero-safe": _worst(*(x.abs() for x in stay)),
         "own": float(not _is_own(geometry, g)),
-        "batch": float((torch.stack([geometry.direction(x) for x in g]) - d).abs().max() / d.abs().max()),
     }
 
 
@@ -124,16 +125,34 @@ def _ball_laws(geometry: Geometry, w: Tensor, z: Tensor) -> dict[str, float]:
     nearest, _ = geometry.project(w, radius)
     dims = tuple(range(-geometry.ndim, 0))
     competitors = [radius * z / expand(geometry.norm(z), geometry), radius * geometry.direction(w - nearest)]
-    gains = [float((((w - nearest) * (c - nearest)).sum(dims) / (w * w).sum(dims)).max()) for c in competitors]
+    gains = [((w - nearest) * (c - nearest)).sum(dims) / (w * w).sum(dims) for c in competitors]
+    scaled = [geometry.norm(c * w) / (abs(c) * norm) - 1 for c in (-1, 1e-6, 1e6)]
+    scaled += [(geometry.project(c * w, c * radius)[0] / c - nearest) / nearest.abs().max() for c in (1e-6, 1e6)]
     stays, _ = geometry.project(w, 2 * float(norm.max()))
     bounds = NormBounds.of(geometry)
     lower, upper, _ = bounds.bounds(w)
     ratios = torch.stack([lower / norm, norm / upper, norm / bounds.certificate(w)])
     certain = bounds.is_below(w, 2 * norm).all() and not bounds.is_below(w, norm / 2).any()
     return {
-        "feasible": max(0.0, float(geometry.norm(nearest).max()) / radius - 1),
-        "nearest": max(0.0, *gains),
+        "feasible": _worst(geometry.norm(nearest) / radius - 1),
+        "nearest": _worst(*gains),
         "inside": float(not torch.equal(stays, w)),
-        "homogeneous": max(float((geometry.norm(c * w) / (abs(c) * norm) - 1).abs().max()) for c in (3, -1)),
-        "bounds": max(0.0, float(ratios.max()) - 1) if certain else 1.0,
+        "homogeneous": _worst(*(x.abs() for x in scaled)),
+        "bounds": _worst(ratios - 1) if certain else 1.0,
     }
+
+
+def _of_batch(geometry: Geometry, g: Tensor, w: Tensor) -> list[Tensor]:
+    """How direction, norm and projection of a stack, with radii of which some bind, differ from those of each alone."""
+    one, norm = (-1, *w.shape[-geometry.ndim :]), geometry.norm(w)
+    radii = norm * (torch.arange(norm.numel()) % 2 * 1.5 + 0.5).reshape(norm.shape)
+    whole = geometry.direction(g), norm, geometry.project(w, expand(radii, geometry))[0]
+    alone = zip(g.reshape(one), w.reshape(one), radii.flatten().tolist(), strict=True)
+    each = [(geometry.direction(x), geometry.norm(y), geometry.project(y, r)[0]) for x, y, r in alone]
+    pairs = zip(map(torch.stack, zip(*each, strict=True)), whole, strict=True)
+    return [(x.reshape(y.shape) - y).abs() / y.abs().max() for x, y in pairs]
+
+
+def _worst(*violations: Tensor) -> float:
+    """The largest entry, at least 0; NaN if one is."""
+    return float(torch.tensor([float(x.max()) for x in violations]).clamp_min(0).max())

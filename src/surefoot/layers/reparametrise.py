@@ -66,5 +66,5 @@ def _part(name: str, placement: Placement, radius: float) -> Reparametrised:
     if "parametrizations" in name.split("."):
         raise ValueError(f"{name} is reparametrised already; leave it out of names")
     role = placement.role
-    units = [role.radius_unit(block) for block in placement.blocks]
+    units = [each.radius_unit(block) for each, block in zip(placement.roles, placement.blocks, strict=True)]
     return Reparametrised(role.weight_geometry, role.view, tuple(radius * unit for unit in units))

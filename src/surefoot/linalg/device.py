@@ -1,4 +1,4 @@
-"""What depends on device, dtype and the process's settings: branching on values, numbers made there, full precision."""
+"""What depends on device, dtype and settings: branching on values, whole tensors, constants, full precision."""
 
 import sys
 import threading
@@ -51,6 +51,20 @@ def widened(x: Tensor) -> Tensor:
     (torch.float32, torch.float64)
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def is_dtensor(p: Tensor) -> bool:
+    """Whether a parameter is a `DTensor`; torch.distributed is not imported for the question."""
+    return hasattr(p, "device_mesh") and hasattr(p, "placements")
+
+
+def whole_of(x: Tensor) -> Tensor:
+    """All of a tensor that may be a `DTensor`; a collective then."""
+    if not is_dtensor(x):
+        return x
+    from surefoot.mesh.groups import gather
+
+    return gather(x)
 
 
 def scalar_like(value: float | Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

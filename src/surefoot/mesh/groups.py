@@ -26,12 +26,14 @@ class Cut:
         mine: this process's index in the group.
         ranks: the processes of the group, ascending.
         group: the processes whose parts make up the whole; None if this one holds all of it.
+        name: the parameter's, for messages.
     """
 
     slabs: tuple[Slab, ...]
     mine: int
     ranks: tuple[int, ...]
     group: dist.ProcessGroup | None
+    name: str = ""
 
     @property
     def slab(self) -> Slab:
@@ -63,7 +65,7 @@ class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
             raise ValueError(f"{name} is a DTensor that cannot be stepped: {error}; redistribute it first") from None
         ranks = self.along(mesh, axes)
         kept = tuple(slab_of_rank[rank] for rank in ranks)
-        found = Cut(kept, ranks.index(dist.get_rank()), ranks, self[ranks] if axes else None)
+        found = Cut(kept, ranks.index(dist.get_rank()), ranks, self[ranks] if axes else None, name)
         assert tuple(p.to_local().shape) == found.slab.size, f"{name}: {tuple(p.to_local().shape)} is not {found.slab}"
         return found
 

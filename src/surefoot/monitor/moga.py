@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.geometry import Geometry, MaxNorm, MeanOperator, RowMean, TransposedConvSpectral, dual_norm
-from surefoot.linalg.device import widened
+from surefoot.linalg.device import whole_of, widened
 from surefoot.monitor.maxima import larger
 from surefoot.plan import Plan
 from surefoot.recipes import beyond_mup
@@ -140,7 +140,7 @@ def _blocks(model: nn.Module, plan: Plan, p: float, q: float, gradients: bool) -
         values = parameter.grad if gradients else parameter.detach()
         if values is None:
             continue
-        for block in role.view.split(widened(values)):
+        for block in role.view.split(widened(whole_of(values))):
             if block.ndim < 3:
                 yield MaxNorm(), block
             elif role.name in ("embedding", "positions"):

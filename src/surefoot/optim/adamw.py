@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.conversion import Setting, convert
+from surefoot.linalg.device import whole_of, widened
 from surefoot.momentum import Adam, RowAdam, State
 from surefoot.optim.batching import advance, init_state
 from surefoot.optim.optimizer import SteepestDescent
-from surefoot.optim.param_groups import whole_of
 from surefoot.optim.precision import SCALES, Leaf, Precision
 from surefoot.plan import Placement, Plan
 from surefoot.stabilise import Free, Hyperball, Stabiliser
@@ -101,10 +101,9 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
     names = {p: name for name, p in model.named_parameters()}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     if foreign := [p for p in groups if p not in names]:
-        raise ValueError(
-            f"the optimizer has a parameter of shape {tuple(foreign[0].shape)} that is not the model's: give the model "
-            "that it was made of; a wrapper that replaces parameters comes before it"
-        )
+        what = f"the optimizer has a parameter of shape {tuple(foreign[0].shape)} that is not the model's"
+        remedy = "give the model that it was made of; a wrapper that replaces parameters comes before it"
+        raise ValueError(f"{what}: {remedy}")
     if late := [name for p, name in names.items() if p.requires_grad and p not in groups]:
         raise ValueError(f"{late[0]} is trainable, and not among the optimizer's: freeze it, or add it to AdamW first")
     if len({bool(group.get("maximize")) for group in groups.values()}) > 1:
@@ -112,10 +111,9 @@ def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor,
     for p, group in groups.items():
         state = optimizer.state.get(p) or dict.fromkeys(_KEPT if "betas" in group else ())  # before a first step
         if missing := [key for key in _KEPT if key not in state]:
-            raise ValueError(
-                f"{type(optimizer).__name__} keeps no {missing[0]!r} of {names[p]}: from_adamw reads torch.optim.AdamW "
-                "or Adam; of another method load the weights alone, SteepestDescent(model, plan, lr=...)"
-            )
+            remedy = "of another method load the weights alone, SteepestDescent(model, plan, lr=...)"
+            what = f"{type(optimizer).__name__} keeps no {missing[0]!r} of {names[p]}"
+            raise ValueError(f"{what}: from_adamw reads torch.optim.AdamW or Adam; {remedy}")
     return groups
 
 
@@ -141,7 +139,7 @@ def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
     kept = {"step": old["step"].clone()}
     for name, ours, theirs in zip(_KEPT, ("beta1", "beta2"), group["betas"], strict=False):
         bias = 1 - getattr(momentum, ours, 0.0) ** count  # 1 for Momentum, which corrects nothing
-        kept[name] = _long(old[name]) * (bias / (1 - float(theirs) ** count))
+        kept[name] = widened(old[name]) * (bias / (1 - float(theirs) ** count))
     least = kept["exp_avg"].square() * (momentum.least(count) if isinstance(momentum, Adam | RowAdam) else 0.0)
     squares = (placement.role.view.split(whole_of(x)) for x in (kept["exp_avg_sq"], least))
     rows = [{"row_sq": x.mean(-1).maximum(y.mean(-1))} for x, y in zip(*squares, strict=True)]
@@ -159,10 +157,8 @@ def _rates(plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> d
             for key in ("", plan[name].role.name):
                 logs.setdefault(key, []).append(math.log(ratio))
     if not logs:
-        raise ValueError(
-            "how long AdamW's steps are is not known: it has taken none, or its rate is 0 now; give lr=..., or call "
-            "from_adamw after a step, before the schedule has ended"
-        )
+        remedy = "give lr=..., or call from_adamw after a step, before the schedule has ended"
+        raise ValueError(f"how long AdamW's steps are is not known: it has taken none, or its rate is 0 now; {remedy}")
     return {role: math.exp(fmean(own)) for role, own in logs.items()} | dict.fromkeys(resting, 0.0)
 
 
@@ -172,15 +168,14 @@ def _resting(plan: Plan, histories: Histories) -> set[str]:
     for name in still if len(still) < len(histories) else ():
         role = plan[name].role.name
         if moving := [other for other in histories.keys() - still if plan[other].role.name == role]:
-            raise ValueError(
-                f"AdamW's rate of {name} is 0, and of {min(moving)}, {role} as well, not: freeze it, or give lr"
-            )
+            what = f"AdamW's rate of {name} is 0, and of {min(moving)}, {role} as well, not"
+            raise ValueError(f"{what}: freeze it, or give lr")
     return {plan[name].role.name for name in still}
 
 
 def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str, Any]) -> float:
     """How far AdamW's steps lead at its present rate, over the plan's of rate 1, in Frobenius norms; 0 for none."""
-    old = {name: _long(whole_of(x)) for name, x in old.items()}
+    old = {name: widened(whole_of(x)) for name, x in old.items()}
     b1, b2 = (1 - float(beta) ** float(old["step"]) for beta in group["betas"])
     mean = old["exp_avg"] / b1
     update = mean / ((old.get("max_exp_avg_sq", old["exp_avg_sq"]) / b2).sqrt() + group["eps"])
@@ -191,7 +186,7 @@ def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str,
     length = float(group["lr"]) * float(update.norm()) * _reach(theirs := float(group["betas"][0]))
     momentum = getattr(placement.role.momentum, "of", placement.role.momentum)
     beta = getattr(momentum, "beta", getattr(momentum, "beta1", theirs))
-    split, whole = placement.role.view.split, _long(whole_of(weight.detach()))
+    split, whole = placement.role.view.split, widened(whole_of(weight.detach()))
     blocks = zip(split(moved), split(whole), placement.stabilisers, placement.lr_scales, strict=True)
     ours = math.hypot(*(_length(*block) for block in blocks)) * _reach(beta, getattr(momentum, "lookahead", None))
     return length / ours if ours else 0.0
@@ -217,14 +212,9 @@ def _announce_cuts(plan: Plan, trained: Mapping[str, Tensor]) -> None:
         place = plan[name]
         bounds = [getattr(stabiliser, "radius", None) or math.inf for stabiliser in place.stabilisers]
         if min(bounds) < math.inf:
-            blocks = place.role.view.split(_long(whole_of(p.detach())))
+            blocks = place.role.view.split(widened(whole_of(p.detach())))
             norms = [float(place.role.weight_geometry.norm(x).amax()) if x.numel() else 0.0 for x in blocks]
             over = max(zip(norms, bounds, strict=True), key=lambda pair: pair[0] / pair[1])
             cut += [f"{name} from {over[0]:.3g} to {over[1]:.3g}"] if over[0] > over[1] else []
     if cut:
         _log.warning(f"the first step cuts norms down: {', '.join(cut)}; plan.relative_to(model) bounds them by theirs")
-
-
-def _long(x: Tensor) -> Tensor:
-    """In the dtype that steps are computed in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -7,6 +7,7 @@ Parameters of one process, parts of sharded ones and the matrices of an owner ta
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -157,12 +158,19 @@ def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, 
         take: what takes the step of a block.
     """
     batch = load(leaves, precision)
-    try:
+    with named(leaves[0].name):
         store(batch.step(in_pieces(take), bounds), batch, leaves, precision)
-    except ValueError as error:  # a geometry of one's own
-        raise ValueError(f"{leaves[0].name}: {error}".removeprefix(": ")) from error
     if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else another weight
         batch.record(bounds)
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Name the parameter, if it has a name, in what a geometry of one's own is refused for."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}".removeprefix(": ")) from error
 
 
 def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:

@@ -14,7 +14,7 @@ from surefoot.mesh.schedule import Bucket, Work, cost, schedule
 from surefoot.mesh.slabs import Slab
 from surefoot.mesh.transport import Transport
 from surefoot.momentum import State
-from surefoot.optim.batching import Batch, batches, by_block, stack_blocks
+from surefoot.optim.batching import Batch, batches, by_block, named, stack_blocks
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import Leaf, Precision, average
 from surefoot.optim.shard import REPLICAS, Shard, part_of
@@ -164,7 +164,8 @@ class Exchange:
         m = x.get("m") or x["g"]
         w = x.get("w") or m  # it is not read where it is not sent
         batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
-        stepped = batch.step(shard.way.take, self._bounds, foreign=True)
+        with named(shard.cut.name):
+            stepped = batch.step(shard.way.take, self._bounds, foreign=True)
         for job, places, (out, new) in zip(jobs, kept, stepped, strict=True):
             for name, place in places.items():
                 place.copy_(torch.where(job.shard.agreed.there, new[name], place))

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
+from surefoot.linalg.device import is_dtensor, whole_of, widened
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.batching import by_block, stack_blocks
-from surefoot.optim.param_groups import is_dtensor, whole_of
 from surefoot.plan import Placement, Plan
 from surefoot.stabilise.running_bound import RunningBound
-from surefoot.views.state import join_blocks
 
 if TYPE_CHECKING:
     from surefoot.optim.sharding import Sharding
@@ -50,13 +49,15 @@ def report(
     found: dict[str, Numbers] = {}
     for name, (p, placement, lr, state) in parameters.items():
         then = before.get(name)
+        kept: State = {key: whole_of(state[key]) for key in ("vectors", "upper") if key in state and p.numel()}
         if sharding and p in sharding.shards and is_dtensor(p):
             if (whole := sharding.at_owner(p, then)) is None:
                 continue
-            weight, kept, then = whole
+            weight, then = whole
         else:
-            weight, kept = whole_of(p), _kept_norms(p, placement, state, bounds)
-            then = None if then is None else whole_of(then)
+            weight, then = whole_of(p), None if then is None else whole_of(then)
+        if "upper" in kept:
+            kept["upper"] = _proven(p, weight, placement, kept["upper"], bounds)
         numbers, cache = stability(weight, placement, lr * p.requires_grad, vectors.get(p), kept)
         vectors[p] = {key: x for key, x in cache.items() if key != "upper"}
         found[name] = by_name(name, numbers)
@@ -80,9 +81,7 @@ def of_weights(
     Returns:
         See `SteepestDescent.stability`.
     """
-    parameters: dict[str, tuple[Tensor, Placement, float, State]] = {
-        name: (model.get_parameter(name), placement, 0.0, {}) for name, placement in plan.placements.items()
-    }
+    parameters = {name: (model.get_parameter(name), place, 0.0, State()) for name, place in plan.placements.items()}
     return report(parameters, before or {}, RunningBound(), {} if vectors is None else vectors, None)
 
 
@@ -97,12 +96,9 @@ def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
     return known
 
 
-def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBound) -> State:
-    """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
-    cache: State = {name: state[name] for name in ("vectors", "upper") if name in state and p.numel()}
-    if "upper" in cache:
-        weights = stack_blocks([p.to(torch.promote_types(p.dtype, torch.float32))], placement.role.view)
-        known = by_block([{"upper": cache["upper"]}], placement, {})
-        known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)
-        cache |= join_blocks([{"upper": x["upper"][0]} for x in known])
-    return cache
+def _proven(p: Tensor, weight: Tensor, placement: Placement, upper: Tensor, bounds: RunningBound) -> Tensor:
+    """The running bound of a parameter, where it holds of its present weight; of a part's whole it is proven anew."""
+    weights = stack_blocks([widened(weight)], placement.role.view)
+    known = by_block([{"upper": upper}], placement, {})
+    known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)
+    return torch.cat([x["upper"][0] for x in known])

@@ -16,7 +16,7 @@ from surefoot.momentum.base import refuse_overflowing
 from surefoot.optim import param_groups
 from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
 from surefoot.optim.measuring import report
-from surefoot.optim.param_groups import FORMAT, grouped, is_dtensor, own_memory, whole_of
+from surefoot.optim.param_groups import FORMAT, grouped, own_memory
 from surefoot.optim.precision import Leaf, Precision, as_precision
 from surefoot.plan import Placement, Plan, rate_of
 from surefoot.roles import Role
@@ -116,7 +116,7 @@ class SteepestDescent(Optimizer):
         self._frozen = [p for p in self._placements if not p.requires_grad]
         roles = {p: placement.role for p, placement in self._placements.items() if p.requires_grad}
         signs = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
-        for p in (p for p in roles if is_dtensor(p) or p in signs):  # copies can go on from the signs of others
+        for p in (p for p in roles if device.is_dtensor(p) or p in signs):  # copies can go on from the signs of others
             if not self._sharding:
                 from surefoot.optim.sharding import Sharding
 
@@ -188,7 +188,7 @@ class SteepestDescent(Optimizer):
         place, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
         if self._sharding and p in self._sharding.shards:
             self.state[p] = self._sharding.stored(p, name, self.state[p])
-        elif not is_dtensor(p):  # of a frozen one when it is trained
+        elif not device.is_dtensor(p):  # of a frozen one when it is trained
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def like(p: Tensor) -> State:  # as the parameter's is or will be
-            return self.state.get(p) or init_state(self._placements[p], whole_of(p))
+            return self.state.get(p) or init_state(self._placements[p], device.whole_of(p))
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
             known = {p: (name, self._placements[p]) for p, name in self._names.items()}
@@ -242,8 +242,8 @@ class SteepestDescent(Optimizer):
             ours |= {"param_names": [self._names[p] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 saved = loaded["state"].get(index, {})
-                for key, value in self._precision.in_full(p, self._placements[p], saved, whole_of).items():
-                    whole = whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
+                for key, value in self._precision.in_full(p, self._placements[p], saved, device.whole_of).items():
+                    whole = device.whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
                     self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):
                     self._convert(p)

@@ -80,10 +80,9 @@ def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str]) -> None
     for group in groups:
         refuse_rate(group)
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
-        raise ValueError(
-            f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "
-            f"with Plan.of(model, overrides=[({late[0]!r}, 'linear')]), or freeze it again and set its grad to None"
-        )
+        remedy = f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')])"
+        remedy += ", or freeze it again and set its grad to None"
+        raise ValueError(f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: {remedy}")
 
 
 def with_names(params: Any, number: int) -> Any:
@@ -139,20 +138,6 @@ def checked_names(group: Group, number: int, taken: Collection[str], precision: 
     return names
 
 
-def is_dtensor(p: Tensor) -> bool:
-    """Whether a parameter is a `DTensor`; torch.distributed is not imported for the question."""
-    return hasattr(p, "device_mesh") and hasattr(p, "placements")
-
-
-def whole_of(x: Tensor) -> Tensor:
-    """All of a tensor that may be a `DTensor`; a collective then."""
-    if not is_dtensor(x):
-        return x
-    from surefoot.mesh.groups import gather
-
-    return gather(x)
-
-
 def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Parameters that somebody has written into the groups: new -> the one of its name before.
 
@@ -165,10 +150,9 @@ def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[T
         own = group.get("param_names", [])
         old = before.get(own[i]) if i < len(own) else None  # no name: appended
         if old is None or states.get(old):
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made: wrap the "
-                "model before its first step, make the optimizer from named_parameters(); a new one: add_param_group"
-            )
+            what = f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made"
+            remedy = "wrap the model before its first step, make the optimizer from named_parameters()"
+            raise ValueError(f"{what}: {remedy}; a new one: add_param_group")
         found[p] = old
     return found
 
@@ -176,10 +160,8 @@ def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[T
 def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
     """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
     if role is None:
-        raise ValueError(
-            "a parameter group needs a role, {'params': [...], 'role': 'linear'}; or pass the model in place of its "
-            "parameters, whose roles are found then: SteepestDescent(model, lr=...)"
-        )
+        found = "pass the model in place of its parameters, whose roles are found then: SteepestDescent(model, lr=...)"
+        raise ValueError(f"a parameter group needs a role, {{'params': [...], 'role': 'linear'}}; or {found}")
     rule, placements = by_name(role), []
     for p in params:
         try:
@@ -215,10 +197,8 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
             which = f"; {min(alone)} is in one of them only" if alone else ""
-            raise ValueError(
-                f"{where} has {then} parameters, and there are {now} in the optimizer{which}: saved for another model, "
-                f"or by 0.2.0, without frozen parameters; {_ANEW}"
-            )
+            why = f"saved for another model, or by 0.2.0, without frozen parameters; {_ANEW}"
+            raise ValueError(f"{where} has {then} parameters, and there are {now} in the optimizer{which}: {why}")
         if problem := next(_other_plans(theirs, ours, known, saved["state"], where), ""):
             raise ValueError(problem)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
@@ -289,5 +269,5 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
 
 def own_memory(state: State) -> State:
     """The state with tensors that are part of a larger memory copied out of it."""
-    part = {name: not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
+    part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
     return {name: x.clone() if part[name] else x for name, x in state.items()}

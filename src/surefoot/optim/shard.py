@@ -47,9 +47,7 @@ class Way:
 
 HERE = Way("here")
 ROWS = Way("rows")  # the norms of all rows are reduced before the move
-DIRECTION = Way(
-    "direction", ("m",), ("d",), lambda role, how, w, m, kept, _, active: direct(role, how, w, m, kept, active)
-)
+DIRECTION = Way("direction", ("m",), ("d",), lambda role, how, w, m, kept, _, mask: direct(role, how, w, m, kept, mask))
 WEIGHT = Way("weight", ("m", "w"), ("w",), descend)
 ALL = Way("all", ("g", "w"), ("w",))  # and the state of momentum, both ways
 REPLICAS = Way("replicas", ("m", "w"), ("w",), descend)  # the owner has its own copies of m and w: nothing is sent
@@ -134,7 +132,7 @@ class Shard:
     def leaf(self) -> Leaf:
         """The slab as a parameter of its own."""
         index = self.index if "rounds" in self.kept else 0
-        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index)
+        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index, self.cut.name)
 
     def flags(self) -> Tensor:
         """What this process knows of the gradient, uint8; of all processes' flags the largest hold.

@@ -14,12 +14,13 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from surefoot.geometry.base import ChangeBounds, Completed, expand
+from surefoot.linalg.device import whole_of
 from surefoot.mesh.groups import Cut, Groups, along, apart, as_dtensor, gather, slab_of
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State
-from surefoot.optim.batching import init_state, load, rules, store
+from surefoot.optim.batching import init_state, load, named, rules, store
 from surefoot.optim.exchange import Exchange
-from surefoot.optim.param_groups import learning_rate, whole_of
+from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import SCALES, Precision
 from surefoot.optim.rounding import BLOCK, blocks_of
 from surefoot.optim.shard import HERE, REPLICAS, ROWS, Shard, chosen
@@ -71,16 +72,15 @@ class Sharding:
             assert self._replicas is not None
             ranks = tuple(dist.get_process_group_ranks(self._replicas))
             self._groups[ranks] = self._replicas
-            cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas)
+            cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas, name)
             way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
             raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
         ends = {slab.start[-1] + slab.size[-1] for slab in cut.slabs if p.ndim} - {*p.shape[-1:]}
         if self._precision.packs(p, placement) and (within := sorted(end for end in ends if end % BLOCK)):
-            raise ValueError(
-                f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits: "
-                "keep momentum in torch.bfloat16, or cut at a multiple"
-            )
+            remedy = "keep momentum in torch.bfloat16, or cut at a multiple"
+            what = f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits"
+            raise ValueError(f"{what}: {remedy}")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
         vars(self).pop("_agreements", None)
         fresh = self.stored(p, name, self._init_state(shard))
@@ -118,17 +118,16 @@ class Sharding:
             factor, p = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))], p.to_local()
         p.mul_(factor)
 
-    def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, State, Tensor | None] | None:
-        """A parameter, its singular-vector estimates and its weights before, whole at one process; None at the others.
+    def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """A parameter and its weights before, whole at one process; None at the others.
 
         A collective of those that hold a part; they take turns.
         """
         shard = self.shards[p]
         owner = next(i for i, other in enumerate(self.shards) if other is p) % len(shard.cut.slabs)
-        kept = {name: whole_of(shard.kept[name]) for name in ("vectors",) if name in shard.kept}
         whole = gather(shard.p, shard.cut, owner)
         then = gather(before, shard.cut, owner) if isinstance(before, DTensor) else before
-        return (whole, kept, then) if owner == shard.cut.mine else None
+        return (whole, then) if owner == shard.cut.mine else None
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
@@ -176,7 +175,9 @@ class Sharding:
         batch = load([leaf], self._precision)
         (w,), (g,), (state,), (finite,) = batch.weights, batch.gradients, batch.states, batch.masks
         smoothed, m, active = smooth(role, g, state, finite)
-        d, kept = direct(role, stabiliser, w, m, {n: x for n, x in state.items() if n not in smoothed}, active)
+        kept = {n: x for n, x in state.items() if n not in smoothed}
+        with named(leaf.name):
+            d, kept = direct(role, stabiliser, w, m, kept, active)
         eta, norm = learning_rate(shard.group) * scale * active, role.weight_geometry
         length = ChangeBounds.of(role.geometry).direction_norm_bound(norm, tuple(w.shape))
         asked = Reduced(norm)

@@ -268,6 +268,5 @@ def require_positive(name: str, value: float, power: int = 0) -> None:
     if not 0 < value < inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
     if value**power > LARGEST:
-        raise ValueError(
-            f"{name}, {value:g}, means norms above {LARGEST:g}, whose squares overflow: scale it or take Free()"
-        )
+        what = f"{name}, {value:g}, means norms above {LARGEST:g}, whose squares overflow"
+        raise ValueError(f"{what}: scale it or take Free()")

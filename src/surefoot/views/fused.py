@@ -1,13 +1,13 @@
 """Projections that share one parameter: one norm per projection, or per head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from surefoot.views.base import OneBlock, Shape, Turned, View, require_fit
+from surefoot.views.base import OneBlock, Shape, Transposed, Turned, View, require_fit
 
 
 @dataclass(frozen=True)
@@ -217,3 +217,19 @@ class PerHead(View):
         if self.head_dim < 1 or rows % self.head_dim:
             raise ValueError(f"{rows} rows are no whole number of heads of {self.head_dim} rows")
         return (count * rows // self.head_dim, self.head_dim, *rest)
+
+
+def apart(view: View, shape: Shape) -> View:
+    """The same layout, of a parameter of this shape, with a block for each projection that is fused in it.
+
+    >>> apart(PerHead(2, Fused(3)), (12, 4)), apart(Interleaved(2, 3), (12, 4))
+    (PerHead(head_dim=2, inner=Projections(sizes=(4, 4, 4)), values=True), Grouped(groups=2, sizes=(2, 2, 2)))
+    """
+    if isinstance(view, Transposed | PerHead):
+        turned = (*shape[:-2], shape[-1], shape[-2]) if isinstance(view, Transposed) else shape
+        return replace(view, inner=apart(view.inner, turned))
+    if type(view) is Fused:
+        return Projections((shape[0] // view.parts,) * view.parts)
+    if type(view) is Interleaved:
+        return Grouped(view.heads, (shape[0] // (view.heads * view.parts),) * view.parts)
+    return view

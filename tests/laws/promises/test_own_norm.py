@@ -98,3 +98,68 @@ def test_a_method_of_a_part_that_the_norm_does_not_derive_from_is_refused():
     with pytest.raises(TypeError, match=r"Certified.* defines `certificate`: derive it from `NormBounds`"):
         sf.check(Certified())
     assert Tangents.of(Certified()).ndim == 2
+
+
+class ProjectionThatIsNotANumber(sf.geometry.RowRMS):
+    def project(self, w, radius, cache=None):
+        nearest, cache = super().project(w, radius, cache)
+        return torch.where(nearest == w, w, torch.nan), cache
+
+
+class ProjectionOfZeroThatIsNone(sf.geometry.RowRMS):
+    def project(self, w, radius, cache=None):
+        nearest, cache = super().project(w, radius, cache)
+        return torch.where((w == 0).all(), torch.nan, nearest), cache
+
+
+class ProjectionWithEps(sf.geometry.RowRMS):
+    def project(self, w, radius, cache=None):
+        norm = w.square().mean(-1, keepdim=True).sqrt()
+        return torch.where(norm <= radius, w, w * radius / (norm + 1e-4)), cache
+
+
+class ProjectionToTheLargestRadius(sf.geometry.RowRMS):
+    """Right where all radii are one."""
+
+    def project(self, w, radius, cache=None):
+        return super().project(w, float(torch.as_tensor(radius).max()), cache)
+
+
+class NormWithEps(sf.geometry.RowRMS):
+    def norm(self, w):
+        return (w.square().mean(-1) + 1e-6).sqrt().amax(-1)
+
+
+class NormOfTheBatch(sf.geometry.RowRMS):
+    def norm(self, w):
+        norm = super().norm(w)
+        return norm.amax().expand(norm.shape)
+
+
+class NormOfZeroThatIsNone(sf.geometry.RowRMS):
+    def norm(self, w):
+        return super().norm(w).square() / super().norm(w)
+
+
+class NormThatIsForgotten(sf.geometry.RowRMS):
+    def norm(self, w):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("geometry", "law"),
+    [
+        (ProjectionThatIsNotANumber(), "feasible by nan"),
+        (ProjectionOfZeroThatIsNone(), "zero-safe by nan"),
+        (ProjectionWithEps(), "homogeneous"),
+        (ProjectionToTheLargestRadius(), "batch"),
+        (NormWithEps(), "homogeneous"),
+        (NormOfTheBatch(), "batch"),
+        (NormOfZeroThatIsNone(), "zero-safe by nan"),
+        (NormThatIsForgotten(), "shapes"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_a_wrong_norm_or_projection_is_named(geometry, law):
+    with pytest.raises(ValueError, match=law):
+        sf.check(geometry)

@@ -213,11 +213,13 @@ def test_the_table_has_these_rows():
     assert set(heads._SEPARATE) == set(NAMES)
 
 
-def test_torchs_transformer_trains_under_control():
+@pytest.mark.parametrize("relative", [False, True])
+def test_torchs_transformer_trains_under_control(relative):
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 4, 32, batch_first=True), 2, enable_nested_tensor=False)
     control = LogitControl(model, threshold=0.05)
-    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, head=()), lr=0.01)
+    plan = sf.Plan.of(model, head=())
+    optimizer = sf.SteepestDescent(model, plan.relative_to(model) if relative else plan, lr=0.01)
     control.hold(optimizer)
     for _ in range(3):
         model(random(2, 6, D)).square().mean().backward()

@@ -1,12 +1,14 @@
 """Plans relative to pretrained weights."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.views import Fused, Interleaved, PerHead, Projections, Transposed
 
 
 def pretrained():
@@ -213,3 +215,39 @@ def test_initial_values_leave_frozen_parameters_and_low_rank_training_may_become
     plan.initialise_(model, seed=1)
     assert torch.equal(model[1][1].weight, kept)
     assert "frozen; weight of Linear(16, 32)" in str(plan)
+
+
+THIRDS = ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11])
+FUSED = {
+    "sizes": (Projections((6, 2, 4)), ([0, 1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11]), (6, 2, 4)),
+    "equal": (Fused(3), THIRDS, (4, 4, 4)),
+    "transposed": (Transposed(Fused(3)), THIRDS, (4, 4, 4)),
+    "interleaved": (Interleaved(2, 3), ([0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]), (4, 4, 4)),
+    "heads": (PerHead(2, Fused(3)), THIRDS, (2, 2, 2)),
+    "heads, values whole": (PerHead(2, Fused(3), values=False), THIRDS, (2, 2, 4)),
+}
+
+
+@pytest.mark.parametrize(("view", "rows", "heads"), FUSED.values(), ids=FUSED.keys())
+def test_fused_projections_have_a_unit_each(view, rows, heads):
+    """As separate ones: none grows by more than a fifth. What is told of the values alone stays theirs."""
+    weight = torch.randn((12, 12), generator=torch.Generator().manual_seed(0))
+    for own, factor in zip(rows, (30.0, 1.0, 0.1), strict=True):
+        weight[own] *= factor
+    bounds = [
+        1.2 * max(float(sf.Spectral().norm(x)) for x in weight[own].split(head))
+        for own, head in zip(rows, heads, strict=True)
+    ]
+    model = nn.Linear(12, 12, bias=False)
+    model.weight.data.copy_(weight.T if isinstance(view, Transposed) else weight)
+    role = replace(sf.recipes.beyond_mup().role("linear"), view=view, stabiliser=sf.PostClip(1.2))
+    placement = sf.Placement(role, "given", (12, 12), parts=("query", "key", "value"))
+    if len(placement.blocks) > 1:
+        values = replace(role, lr_scale=sf.Constant(0.5))
+        placement = replace(placement, by_block=(*[role] * (len(placement.blocks) - 1), values))
+    plan = sf.Plan("own", {"weight": placement}).relative_to(model)
+    found = plan["weight"]
+    assert [scheme.bound for scheme in found.stabilisers] == pytest.approx(bounds, rel=1e-3)
+    assert found.lr_scales == (1.0, 1.0, 0.5 if placement.by_block else 1.0)
+    assert [row["name"] for row in plan.rows()] == ["weight[query]", "weight[key]", "weight[value]"]
+    assert plan.relative_to(model).hash == plan.hash

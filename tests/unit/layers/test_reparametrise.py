@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -206,6 +207,17 @@ def test_named_parameters_present_norms_and_the_way_back():
     assert torch.allclose(model(x), y, atol=1e-3)
     assert [float(sf.Spectral().norm(model[i].weight.detach())) for i in (0, 2)] == pytest.approx(norms, rel=1e-3)
     assert list(sf.Plan.of(model)) == [name for name, _ in model.named_parameters()]
+
+
+def test_fused_projections_keep_their_norms():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model.self_attn.in_proj_weight.data[8:16] *= 10
+    whole = ("*.in_proj_weight", lambda role: replace(role, view=Fused(3)))
+    x, plan = torch.randn(2, 5, 8), sf.Plan.of(model, overrides=[whole])
+    y = model(x)
+    normalise_(model, plan.relative_to(model), names=["self_attn.in_proj_weight"])
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-3)
 
 
 def test_wrong_calls_are_refused():

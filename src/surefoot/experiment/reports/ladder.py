@@ -38,10 +38,8 @@ def table(summary: Mapping[str, Any]) -> Table:
         for rung in (*summary["rungs"], *([summary["target"]] if summary["target"]["losses"] else []))
     ]  # fmt: skip
     tokens = f"{summary['config']['tokens_per_parameter']:g} tokens a parameter"
-    notes = [
-        f"{summary['recipe']} at the rate of its law, {tokens}; losses in nats, ± half a 95 % interval over seeds."
-    ]
-    return Table("Rungs", head, rows, notes)
+    note = f"{summary['recipe']} at the rate of its law, {tokens}; losses in nats, ± half a 95 % interval over seeds."
+    return Table("Rungs", head, rows, [note])
 
 
 def facts(summary: Mapping[str, Any]) -> list[Fact]:

@@ -97,6 +97,7 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
 def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Record, records: Sequence[Any]) -> Record:
     """What a summary says of a recipe; where there are several sizes, each key has a list."""
     best, runs = list(optima.values()), [[r for r in each if r["recipe"] == recipe] for each in records]
+    pairs = zip(best, runs, strict=True)
     return {
         "recipe": recipe,
         sizes: list(optima),
@@ -104,9 +105,7 @@ def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Rec
         "best_log2_lr_ci": [o.interval for o in best],
         "best_loss": [o.best_loss for o in best],
         "best_loss_log2_lr": [o.best_rate for o in best],
-        "train_loss": [
-            train_loss(r for r in each if r["log2_lr"] == o.best_rate) for o, each in zip(best, runs, strict=True)
-        ],
+        "train_loss": [train_loss(r for r in each if r["log2_lr"] == o.best_rate) for o, each in pairs],
         "interior": [o.interior for o in best],
         "status": [o.status for o in best],
         **(fit.drift(best[0], best[-1]) if len(best) > 1 else fit.UNKNOWN).named("drift_octaves"),

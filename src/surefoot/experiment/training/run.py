@@ -212,10 +212,8 @@ class Run:
         self._require_same_run(state)
         ours, saved = self.model.state_dict(), state["optimizer"]
         self.model.load_state_dict({name: cut_like(x, ours.get(name)) for name, x in state["model"].items()})
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        entries = {
-            i: {name: cut_like(x, parameters[int(i)]) for name, x in of.items()} for i, of in saved["state"].items()
-        }
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        entries = {i: {n: cut_like(x, params[int(i)]) for n, x in of.items()} for i, of in saved["state"].items()}
         self.optimizer.load_state_dict({**saved, "state": entries})
         self.losses.copy_(state["losses"])
         if self.average is not None:
@@ -258,9 +256,7 @@ class Run:
         """Refuse a state or its facts with a ValueError if they are of another run."""
         ours: dict[str, Any] = {**self.config.to_json(), "corpus": self.corpus.sha256}
         theirs = {**LATER, **state["config"], "corpus": state["corpus"]}
-        differing = [
-            f"{key} ({theirs.get(key)}, now {value})" for key, value in ours.items() if theirs.get(key) != value
-        ]
+        differing = [f"{key} ({theirs.get(key)}, now {x})" for key, x in ours.items() if theirs.get(key) != x]
         if differing:
             raise ValueError(f"the checkpoint is of another run: it differs in {', '.join(differing)}")
 
