@@ -156,7 +156,7 @@ class LogitControl:
                     f"W_q or W_k of {name or 'the model'} is not the optimizer's: train both, or leave the layer out"
                 )
             for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
-                placement = optimizer._placements[part.parameters["weight"]]
+                _, placement = optimizer._known[part.parameters["weight"]]
                 if other := _otherwise(placement, part, what, pair):
                     raise ValueError(
                         f"the rows of {part.name!r} of {name or 'the model'} are {other} by the plan: say which, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -118,12 +118,13 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
         raise ValueError(f"Invalid learning rate: {group['lr']}; if a schedule gave it, has it run past its end?")
 
 
-def checked_names(group: Group, number: int, taken: Collection[str], precision: Precision) -> list[str]:
+def checked_names(group: Group, number: int, known: Known, precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
     Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
     """
     refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
+    taken = {name for name, _ in known.values()}
     names: list[str] = []
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
@@ -153,13 +154,13 @@ def whole_of(x: Tensor) -> Tensor:
     return gather(x)
 
 
-def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
+def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Parameters that somebody has written into the groups: new -> the one of its name before.
 
     ValueError for one without a name, or whose state is that of other entries.
     """
-    new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in names]
-    before = {name: p for p, name in names.items()} if new else {}
+    new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in known]
+    before = {name: p for p, (name, _) in known.items()} if new else {}
     found = {}
     for i, p, group in new:
         own = group.get("param_names", [])
@@ -285,9 +286,3 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
             return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
     return ""
-
-
-def own_memory(state: State) -> State:
-    """The state with tensors that are part of a larger memory copied out of it."""
-    part = {name: not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
-    return {name: x.clone() if part[name] else x for name, x in state.items()}
