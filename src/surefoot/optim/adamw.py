@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.conversion import Setting, convert
+from surefoot.linalg.device import widened
 from surefoot.momentum import Adam, RowAdam, State
 from surefoot.optim.batching import advance, init_state
 from surefoot.optim.optimizer import SteepestDescent
@@ -141,7 +142,7 @@ def _taken(placement: Placement, old: State, group: Mapping[str, Any]) -> State:
     kept = {"step": old["step"].clone()}
     for name, ours, theirs in zip(_KEPT, ("beta1", "beta2"), group["betas"], strict=False):
         bias = 1 - getattr(momentum, ours, 0.0) ** count  # 1 for Momentum, which corrects nothing
-        kept[name] = _long(old[name]) * (bias / (1 - float(theirs) ** count))
+        kept[name] = widened(old[name]) * (bias / (1 - float(theirs) ** count))
     least = kept["exp_avg"].square() * (momentum.least(count) if isinstance(momentum, Adam | RowAdam) else 0.0)
     squares = (placement.role.view.split(whole_of(x)) for x in (kept["exp_avg_sq"], least))
     rows = [{"row_sq": x.mean(-1).maximum(y.mean(-1))} for x, y in zip(*squares, strict=True)]
@@ -180,7 +181,7 @@ def _resting(plan: Plan, histories: Histories) -> set[str]:
 
 def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str, Any]) -> float:
     """How far AdamW's steps lead at its present rate, over the plan's of rate 1, in Frobenius norms; 0 for none."""
-    old = {name: _long(whole_of(x)) for name, x in old.items()}
+    old = {name: widened(whole_of(x)) for name, x in old.items()}
     b1, b2 = (1 - float(beta) ** float(old["step"]) for beta in group["betas"])
     mean = old["exp_avg"] / b1
     update = mean / ((old.get("max_exp_avg_sq", old["exp_avg_sq"]) / b2).sqrt() + group["eps"])
@@ -191,7 +192,7 @@ def _ratio(placement: Placement, weight: Tensor, old: State, group: Mapping[str,
     length = float(group["lr"]) * float(update.norm()) * _reach(theirs := float(group["betas"][0]))
     momentum = getattr(placement.role.momentum, "of", placement.role.momentum)
     beta = getattr(momentum, "beta", getattr(momentum, "beta1", theirs))
-    split, whole = placement.role.view.split, _long(whole_of(weight.detach()))
+    split, whole = placement.role.view.split, widened(whole_of(weight.detach()))
     blocks = zip(split(moved), split(whole), placement.stabilisers, placement.lr_scales, strict=True)
     ours = math.hypot(*(_length(*block) for block in blocks)) * _reach(beta, getattr(momentum, "lookahead", None))
     return length / ours if ours else 0.0
@@ -217,14 +218,9 @@ def _announce_cuts(plan: Plan, trained: Mapping[str, Tensor]) -> None:
         place = plan[name]
         bounds = [getattr(stabiliser, "radius", None) or math.inf for stabiliser in place.stabilisers]
         if min(bounds) < math.inf:
-            blocks = place.role.view.split(_long(whole_of(p.detach())))
+            blocks = place.role.view.split(widened(whole_of(p.detach())))
             norms = [float(place.role.weight_geometry.norm(x).amax()) if x.numel() else 0.0 for x in blocks]
             over = max(zip(norms, bounds, strict=True), key=lambda pair: pair[0] / pair[1])
             cut += [f"{name} from {over[0]:.3g} to {over[1]:.3g}"] if over[0] > over[1] else []
     if cut:
         _log.warning(f"the first step cuts norms down: {', '.join(cut)}; plan.relative_to(model) bounds them by theirs")
-
-
-def _long(x: Tensor) -> Tensor:
-    """In the dtype that steps are computed in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from surefoot.identity import by_plain_name
+from surefoot.linalg.device import widened
 from surefoot.momentum import State
 from surefoot.monitor.weights import by_name, measured_change, stability
 from surefoot.optim.batching import by_block, stack_blocks
@@ -101,7 +101,7 @@ def _kept_norms(p: Tensor, placement: Placement, state: State, bounds: RunningBo
     """What the stabiliser keeps of a norm: singular-vector estimates and a revalidated upper bound."""
     cache: State = {name: state[name] for name in ("vectors", "upper") if name in state and p.numel()}
     if "upper" in cache:
-        weights = stack_blocks([p.to(torch.promote_types(p.dtype, torch.float32))], placement.role.view)
+        weights = stack_blocks([widened(p)], placement.role.view)
         known = by_block([{"upper": cache["upper"]}], placement, {})
         known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)
         cache |= join_blocks([{"upper": x["upper"][0]} for x in known])

@@ -171,8 +171,7 @@ class SteepestDescent(Optimizer):
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
                 state = self._state(p)
                 if p.numel():
-                    name, placement = self._known[p]
-                    yield Leaf(p, p.grad, placement, state, group, name=name)
+                    yield Leaf(p, p.grad, self._known[p][1], state, group, name=self._known[p][0])
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step, and that of another dtype converted."""

@@ -124,8 +124,7 @@ def checked_names(group: Group, number: int, known: Known, precision: Precision)
     Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
     """
     refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
-    taken = {name for name, _ in known.values()}
-    names: list[str] = []
+    taken, names = {name for name, _ in known.values()}, list[str]()
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
         while name in taken or name in names:
