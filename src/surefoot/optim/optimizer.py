@@ -145,11 +145,12 @@ class SteepestDescent(Optimizer):
             The closure's loss, else None.
 
         Raises:
-            RuntimeError: a sparse gradient.
+            ValueError: a rate, a shape or a dtype that no step takes.
+            TypeError: a setting of other optimizers in a group; RuntimeError: a sparse gradient.
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
-        param_groups.refuse_step(self.param_groups, self._unplaced)
+        param_groups.refuse_step(self.param_groups, self._unplaced, self._known, self._precision)
         for p in self._sharding.agree(self.param_groups) if self._sharding else ():  # those that were cast
             self._convert(p)
         for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):

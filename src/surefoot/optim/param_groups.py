@@ -34,6 +34,7 @@ Known = Mapping[Tensor, tuple[str, Placement]]
 ROUNDING = 1e-12
 """How far below 0 a schedule may end."""
 
+_RESIZED = "resize first, then make plan and optimizer; FullyShardedDataParallel flattens weights, take fully_shard"
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -67,18 +68,28 @@ def grouped(
             unplaced[p] = name
             continue
         placement = plan[name]
-        if tuple(p.shape) != placement.shape:
-            raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
+        refuse_shape(p, name, placement)
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(named)
         group["placements"].append(placement)
     return list(groups.values()), unplaced, plan
 
 
-def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str]) -> None:
-    """Raise ValueError for a rate that none is, and for a parameter that was frozen before and has no role."""
+def refuse_shape(p: Tensor, name: str, placement: Placement) -> None:
+    """Raise ValueError for a parameter of another shape than the plan's."""
+    if p.shape != placement.shape:
+        raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}: {_RESIZED}")
+
+
+def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
+    """Raise for a rate, a setting, a shape or a dtype that no step takes, and for what was frozen and has no role."""
     for group in groups:
         refuse_rate(group)
+        refuse_settings(SETTINGS & group.keys())
+        for p in group["params"]:
+            if p.grad is not None:
+                refuse_shape(p, *known[p])
+                precision.check(p, known[p][0])
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         raise ValueError(
             f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "
@@ -121,7 +132,7 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
 def checked_names(group: Group, number: int, known: Known, precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
-    Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
+    Raise ValueError for rates, and dtypes of trained parameters, that no step takes, TypeError for others' settings.
     """
     refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
     taken, names = {name for name, _ in known.values()}, list[str]()
@@ -130,9 +141,8 @@ def checked_names(group: Group, number: int, known: Known, precision: Precision)
         while name in taken or name in names:
             name = f"group{number}.{name}"
         names.append(name)
-        if p.is_complex():
-            raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
-        precision.check(p)
+        if p.requires_grad:
+            precision.check(p, name)
     refuse_rate(group)
     if "param_names" in group:
         group["param_names"] = names
