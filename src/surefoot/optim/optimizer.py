@@ -196,6 +196,8 @@ class SteepestDescent(Optimizer):
         self._adopt()
         if self._sharding:
             self._sharding.gather_owned()
+        for group in self.param_groups:  # whose parameters a loop may have moved to others
+            group |= {"plan": [self._known[p][1].digest for p in group["params"]], "format": FORMAT}
         saved = super().state_dict()
         return {**saved, "state": {index: own_memory(state) for index, state in saved["state"].items()}}
 
@@ -237,7 +239,6 @@ class SteepestDescent(Optimizer):
         self._bounds.clear()  # the state may be of other weights
         self._dtypes = {}
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
-            ours |= {"plan": [self._known[p][1].digest for p in ours["params"]], "format": FORMAT}
             ours |= {"param_names": [self._known[p][0] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 saved = loaded["state"].get(index, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -229,8 +229,7 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
                 f"{where} has {then} parameters, and there are {now} in the optimizer{which}: saved for another model, "
                 f"or by 0.2.0, without frozen parameters; {_ANEW}"
             )
-        if problem := next(_other_plans(theirs, ours, known, saved["state"], where), ""):
-            raise ValueError(problem)
+        _refuse_other_plan(theirs, ours, known, saved["state"], where)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
@@ -239,18 +238,17 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
             raise ValueError(f"{known[p][0]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
 
 
-def _other_plans(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> Iterator[str]:
-    """What is wrong with the plans of a saved group's parameters, and the remedy; another shape is named as that."""
-    saved = zip(theirs["params"], theirs.get("plan", ()), strict=False)
-    for p, (index, then), now in zip(ours["params"], saved, ours["plan"], strict=False):
+def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> None:
+    """Raise ValueError for a saved group's parameter of another plan, with the remedy; another shape is named so."""
+    for p, index, then in zip(ours["params"], theirs["params"], theirs.get("plan", ()), strict=False):
         name, placement = known[p]
-        if then != now and not (theirs["format"] == 2 and then == _digest_2(placement)):
+        if then != (now := placement.digest) and not (theirs["format"] == 2 and then == _digest_2(placement)):
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
             what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan ({then}, {now})"
             made = "recipe and overrides, of parameters in that order, after relative_to of those weights"
             remedy = _ANEW if shape else f"make it as that one was ({made}), or {_THEN}"
-            yield f"{name} in {where} {what}: {remedy}"
+            raise ValueError(f"{name} in {where} {what}: {remedy}")
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
