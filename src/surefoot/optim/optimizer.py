@@ -120,17 +120,17 @@ class SteepestDescent(Optimizer):
                 from surefoot.optim.sharding import Sharding
 
                 self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step, self._replicas)
-            if p not in self._sharding.shards:
+            if (shard := self._sharding.shards.get(p)) is None or self.state[p] is not shard.kept:  # a loop clears it
                 self.state[p] = self._sharding.add(p, *self._known[p], self.state[p])
         for p in roles.keys() - self._sharding.shards.keys() if self._sharding else ():
             self._state(p)
 
     def _adopt(self) -> None:
-        """Know by name what a wrapper has put in the place of parameters, as accelerate does; and what was unfrozen."""
+        """Know by name what a wrapper has put in the place of parameters, and what became of state or was unfrozen."""
         found = param_groups.replaced(self.param_groups, self._known, self.state)
         for p, before in found.items():
             self._known[p] = self._known.pop(before)
-        if found or any(p.requires_grad for p in self._frozen):
+        if found or self._sharding or any(p.requires_grad for p in self._frozen):
             self._prepare()
 
     @torch.no_grad()
