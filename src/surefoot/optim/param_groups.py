@@ -16,7 +16,7 @@ from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import Precision, layouts
-from surefoot.plan import Placement, Plan
+from surefoot.plan import Placement, Plan, warn_once
 from surefoot.roles import Role, by_name
 from surefoot.scaling import FanRatio, HeadScale, Run
 from surefoot.stabilise import DecoupledWeightDecay
@@ -35,6 +35,7 @@ ROUNDING = 1e-12
 """How far below 0 a schedule may end."""
 
 _RESIZED = "resize first, then make plan and optimizer; FullyShardedDataParallel flattens weights, take fully_shard"
+_NOTHING = "nothing moves: no parameter of the optimizer has a gradient; make it after the model is copied or wrapped"
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -81,8 +82,8 @@ def refuse_shape(p: Tensor, name: str, placement: Placement) -> None:
         raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}: {_RESIZED}")
 
 
-def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
-    """Raise for a rate, a setting, a shape or a dtype that no step takes, and for what was frozen and has no role."""
+def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
+    """Raise for rates, settings, shapes and dtypes that no step takes, and a gradient without role; warn of none."""
     for group in groups:
         refuse_rate(group)
         refuse_settings(SETTINGS & group.keys())
@@ -90,6 +91,8 @@ def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str], known: 
             if p.grad is not None:
                 refuse_shape(p, *known[p])
                 precision.check(p, known[p][0])
+    if not any(p.grad is not None for group in groups for p in group["params"]):
+        warn_once(_NOTHING)
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         raise ValueError(
             f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: make the optimizer "

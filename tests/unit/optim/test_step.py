@@ -1,5 +1,6 @@
 """One step: its loss, gradients, size and descent, and bounds that hold also after writes from outside."""
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import surefoot as sf
 from comparisons import natural_norm, same_bits, weights
 from surefoot import Plan, SteepestDescent
+from surefoot.plan import warn_once
 
 
 def test_step_returns_the_closures_loss_and_enables_gradients():
@@ -231,3 +233,20 @@ def test_frozen_parameters_may_be_of_any_dtype_as_in_torch(dtype):
     assert torch.equal(model[0].weight.to(torch.complex64), torch.ones(4, 4, dtype=torch.complex64))
     assert "1.weight" in optimizer.stability()
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_step_without_any_gradient_says_once_that_it_moves_nothing(caplog):
+    """An optimizer that was made before `fully_shard`, or of a model that was then copied, trains nothing."""
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.1)
+    warn_once.cache_clear()
+    for _ in range(2):
+        backward(copy.deepcopy(model), 0)
+        optimizer.step()
+    (record,) = caplog.records
+    assert (
+        "no parameter of the optimizer has a gradient; make it after the model is copied or wrapped" in record.message
+    )
+    backward(model, 0)
+    optimizer.step()
+    assert len(caplog.records) == 1
