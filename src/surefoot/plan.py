@@ -32,7 +32,7 @@ __all__ = ["Placement", "Plan"]
 UNPRINTED = ("layout", "fan in", "fan out")
 """Columns of `Plan.rows` that `print(plan)` leaves out: the shape and the reason say nearly as much."""
 
-_warn_once = cache(logging.getLogger("surefoot").warning)
+warn_once: Callable[[str], None] = cache(logging.getLogger("surefoot").warning)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.unsplit:
-            _warn_once(self.unsplit)
+            warn_once(self.unsplit)
 
     @classmethod
     def of(

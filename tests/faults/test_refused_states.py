@@ -69,7 +69,11 @@ def test_an_entry_that_does_not_fit_is_refused_by_name_and_changes_nothing(chang
     _, other = build(sf.recipes.beyond_mup(), stabiliser=sf.PostClip(2.0))
     if trained:
         train(_, other, range(4, 6))
-    name, index = next((n, i) for i, n in reversed([*enumerate(other._names.values())]) if "upper" in saved["state"][i])
+    name, index = next(
+        (n, i)
+        for i, n in reversed([*enumerate(name for name, _ in other._known.values())])
+        if "upper" in saved["state"][i]
+    )
     change(saved["state"][index])
     saved["param_groups"][0]["lr"] = 7.0
     before, groups, objects = copy.deepcopy(other.state_dict()), other.param_groups, {**other.state}

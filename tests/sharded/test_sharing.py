@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from sharded_cases import alone, distribute, fsdp, gradient, plan_of, weights, whole
@@ -194,3 +195,28 @@ def test_parameters_that_are_cast_between_two_steps_take_their_state_with_them(m
     for got in run(2, trained, (2,)):
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=2**-8 if masters else 1e-6)
+
+
+def copied(state):
+    state |= {p: {name: x.clone() for name, x in entries.items()} for p, entries in state.items()}
+
+
+@pytest.mark.parametrize("change", [dict.clear, copied])
+def test_state_that_a_loop_has_cleared_or_replaced_is_that_of_the_next_step(change):
+    """ReLoRA forgets its momentum now and then; others take state to another device and back."""
+    plan = plan_of(recipes.steady(), sf.PostClip(1.0), some=True)
+
+    def trained(_, mesh):
+        params, optimizer = built(plan, mesh, fsdp)
+        for step in range(4):
+            if step == 2:
+                change(optimizer.state)
+            advance(params, optimizer, range(step, step + 1))
+        saved = optimizer.state_dict()["state"].values()
+        kept = [whole(x["momentum"]) for x in saved if "momentum" in x]
+        return {name: whole(p.detach()) for name, p in params.items()}, kept
+
+    want, momenta = trained(None, None)
+    assert momenta
+    for got, own in run(2, trained, (2,)):
+        torch.testing.assert_close([*got.values(), *own], [*want.values(), *momenta], rtol=0, atol=1e-12)

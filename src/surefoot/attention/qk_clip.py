@@ -156,7 +156,7 @@ class LogitControl:
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
                 raise ValueError(f"W_q or W_k of {of} is not the optimizer's: train both, or leave the layer out")
             for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
-                placement = optimizer._placements[part.parameters["weight"]]
+                _, placement = optimizer._known[part.parameters["weight"]]
                 if other := _otherwise(placement, part, what, pair):
                     remedy = f"say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
                     raise ValueError(f"the rows of {part.name!r} of {of} are {other} by the plan: {remedy}")

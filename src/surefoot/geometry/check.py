@@ -40,7 +40,7 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     if len(shape) <= geometry.ndim or min(shape) < 1:
         raise ValueError(f"shape {shape} has no batch and {geometry.ndim} dimensions of at least one entry each")
     generator = torch.Generator().manual_seed(0)
-    g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(3))
     before = [x.clone() for x in (g, w, z)]
     if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
         raise ValueError(f"{geometry} couples dimension {foreign[0]}; its norm is over {-geometry.ndim} to -1")

@@ -70,10 +70,8 @@ class SteepestDescentContainer(OptimizersContainer):
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         theirs = OptimizersContainer.Config()
-        ignored = [f.name for f in fields(theirs) if getattr(config, f.name) != getattr(theirs, f.name)]
-        if ignored:
-            remedy = "say lr or run, plan and seed instead"
-            raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; {remedy}")
+        if ignored := [f.name for f in fields(theirs) if getattr(config, f.name) != getattr(theirs, f.name)]:
+            raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr or run, plan and seed")
         self.model_parts = model_parts
         self.optimizers: list[SteepestDescent] = []
         self._by_law: bool = config.lr is None

@@ -45,12 +45,12 @@ def is_plain(x: Tensor) -> bool:
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in float32 if it is in half precision, else itself.
+    """x in float32 if it is in half precision or less, else itself.
 
     >>> widened(torch.ones(2, dtype=torch.bfloat16)).dtype, widened(torch.ones(2, dtype=torch.float64)).dtype
     (torch.float32, torch.float64)
     """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(torch.promote_types(x.dtype, torch.float32) if x.dtype.itemsize > 1 else torch.float32)
 
 
 def is_dtensor(p: Tensor) -> bool:

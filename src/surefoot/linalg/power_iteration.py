@@ -29,7 +29,8 @@ def random_vectors(x: Tensor, k: int, seed: int = 0) -> Tensor:
     assert k >= 1, k
     generator = torch.Generator().manual_seed(seed)
     columns = x.shape[-1]
-    v: Tensor = torch.linalg.qr(torch.randn(columns, min(k, columns), generator=generator, dtype=torch.float64)).Q
+    normal = torch.randn(columns, min(k, columns), generator=generator, dtype=torch.float64, device="cpu")
+    v: Tensor = torch.linalg.qr(normal).Q
     dtype = torch.promote_types(x.dtype, torch.float32)
     v = v.to(x.device, dtype, non_blocking=True)  # a blocking copy would synchronise
     return v.expand(*x.shape[:-2], *v.shape).contiguous()

@@ -63,8 +63,7 @@ def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> list[Bucket]:
     (True, 2)
     """
     ranks = len(works[0].holders)
-    buckets: list[Bucket] = []
-    held: list[int] = []
+    buckets, held = list[Bucket](), list[int]()
     for index, owner in owners([work.cost for work in works], ranks).items():
         size = works[index].box.numel * works[index].itemsize
         if not held or (held[owner] and held[owner] + size > budget):

@@ -40,8 +40,7 @@ class Transport:
 
     def run(self, prepare: Prepare, compute: Compute, finalize: Finalize) -> None:
         """Send, compute and return one bucket after the other; the next one is on its way while one is computed."""
-        going = None
-        coming = self._send(self._buckets[0], prepare)
+        going, coming = None, self._send(self._buckets[0], prepare)
         for bucket, following in zip(self._buckets, [*self._buckets[1:], None], strict=True):
             whole = self._whole(bucket[self._rank], coming)
             coming = self._send(following, prepare) if following else None
@@ -55,8 +54,7 @@ class Transport:
 
     def _send(self, bucket: Bucket, prepare: Prepare) -> Coming | None:
         pieces = [[x.reshape(-1) for work in works for x in prepare(work)] for works in bucket]
-        mine = bucket[self._rank]
-        sizes = [sum(work.sent * work.parts[rank].numel for work in mine) for rank in range(len(bucket))]
+        sizes = [sum(work.sent * work.parts[rank].numel for work in bucket[self._rank]) for rank in range(len(bucket))]
         return None if self._copied else self._start(pieces, sizes)
 
     def _return(self, bucket: Bucket, results: dict[Any, list[Tensor]]) -> Coming:

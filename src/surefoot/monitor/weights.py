@@ -63,8 +63,7 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
         `of_bound`: plain numbers in natural units, lower bounds to rounding (1e-6). Steps of a norm of your own have
         no bound on their update: inf. Of a weight that is not finite every number is inf.
     """
-    role = placement.role
-    blocks = role.view.split(device.widened(weight.detach()))
+    blocks = placement.role.view.split(device.widened(weight.detach()))
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
         return [dict.fromkeys(_NAMES, torch.inf) for w in blocks for _ in range(len(w))], {}
     caches = split_by_block({**(cache or {}), **(state or {})}, placement.blocks)

@@ -136,8 +136,7 @@ class Exchange:
             self._precision.write_state_(leaf, {name: y[0] for name, y in after.items()})
         if isinstance(x["active"], Tensor) or "active" in shard.sent:
             x["active"] = device.scalar_like(x["active"], w, dtype).expand(1, *w.shape)[0]
-        parts = {job: [x[name][job.region] for name in shard.sent] for job in self._jobs[shard]}
-        return leaf, w, x["active"], parts
+        return leaf, w, x["active"], {job: [x[name][job.region] for name in shard.sent] for job in self._jobs[shard]}
 
     def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
         """The owned jobs' results, like ones in batches."""
@@ -170,8 +169,7 @@ class Exchange:
             for name, place in places.items():
                 place.copy_(torch.where(job.shard.agreed.there, new[name], place))
             numbers = [places[name].reshape(-1).to(out.dtype) for name in job.shard.small]
-            back = [new[name] for name in shard.back[1:]]
-            yield job, [out, *back, torch.cat([out.new_empty(0), *numbers])]
+            yield job, [out, *(new[name] for name in shard.back[1:]), torch.cat([out.new_empty(0), *numbers])]
 
     def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
         """Take what has come home of a job; with the parameter's last part its step ends."""

@@ -14,9 +14,9 @@ from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.base import refuse_overflowing
 from surefoot.optim import param_groups
-from surefoot.optim.batching import STEPS, advance, alike, batches, init_state
+from surefoot.optim.batching import STEPS, advance, alike, batches, init_state, own_memory
 from surefoot.optim.measuring import report
-from surefoot.optim.param_groups import FORMAT, grouped, own_memory
+from surefoot.optim.param_groups import FORMAT, grouped
 from surefoot.optim.precision import Leaf, Precision, as_precision
 from surefoot.plan import Placement, Plan, rate_of
 from surefoot.roles import Role
@@ -78,7 +78,7 @@ class SteepestDescent(Optimizer):
         **others: Never,
     ) -> None:
         self._precision, self._step, self._replicas = as_precision(precision), step, replicas
-        self._placements, self._names = dict[Tensor, Placement](), dict[Tensor, str]()
+        self._known = dict[Tensor, tuple[str, Placement]]()
         self._dtypes: dict[Tensor, torch.dtype] = {}  # of each parameter when its state was last converted
         self._roles: dict[Role, Role] = {}  # equal roles are made one object, which compares at once
         self._bounds, self._vectors = RunningBound(), dict[Tensor, State]()  # those of what was measured: no state
@@ -100,38 +100,37 @@ class SteepestDescent(Optimizer):
         device.unguarded(Optimizer.add_param_group)(self, group)
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
-            names = param_groups.checked_names(group, number, {*self._names.values()}, self._precision)
+            names = param_groups.checked_names(group, number, self._known, self._precision)
             placements = placements or param_groups.place(group["params"], role)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        self._names.update(zip(group["params"], names, strict=True))
-        for p, placement in zip(group["params"], placements, strict=True):
-            self._placements[p] = placement.with_roles(lambda role: self._roles.setdefault(role, role))
+        for p, name, placement in zip(group["params"], names, placements, strict=True):
+            self._known[p] = name, placement.with_roles(lambda role: self._roles.setdefault(role, role))
         self._prepare()
         group |= {"plan": [placement.digest for placement in placements], "format": FORMAT, STEPS: group.get(STEPS, 0)}
 
     def _prepare(self) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
-        self._frozen = [p for p in self._placements if not p.requires_grad]
-        roles = {p: placement.role for p, placement in self._placements.items() if p.requires_grad}
+        self._frozen = [p for p in self._known if not p.requires_grad]
+        roles = {p: placement.role for p, (_, placement) in self._known.items() if p.requires_grad}
         signs = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
         for p in (p for p in roles if device.is_dtensor(p) or p in signs):  # copies can go on from the signs of others
             if not self._sharding:
                 from surefoot.optim.sharding import Sharding
 
                 self._sharding = Sharding(self._precision, self._bounds, self._step is plain_step, self._replicas)
-            if p not in self._sharding.shards:
-                self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], self.state[p])
+            if (shard := self._sharding.shards.get(p)) is None or self.state[p] is not shard.kept:  # a loop clears it
+                self.state[p] = self._sharding.add(p, *self._known[p], self.state[p])
         for p in roles.keys() - self._sharding.shards.keys() if self._sharding else ():
             self._state(p)
 
     def _adopt(self) -> None:
-        """Know by name what a wrapper has put in the place of parameters, as accelerate does; and what was unfrozen."""
-        found = param_groups.replaced(self.param_groups, self._names, self.state)
+        """Know by name what a wrapper has put in the place of parameters, and what became of state or was unfrozen."""
+        found = param_groups.replaced(self.param_groups, self._known, self.state)
         for p, before in found.items():
-            self._placements[p], self._names[p] = self._placements.pop(before), self._names.pop(before)
-        if found or any(p.requires_grad for p in self._frozen):
+            self._known[p] = self._known.pop(before)
+        if found or self._sharding or any(p.requires_grad for p in self._frozen):
             self._prepare()
 
     @torch.no_grad()
@@ -146,11 +145,12 @@ class SteepestDescent(Optimizer):
             The closure's loss, else None.
 
         Raises:
-            RuntimeError: a sparse gradient.
+            ValueError: a rate, a shape or a dtype that no step takes.
+            TypeError: a setting of other optimizers in a group; RuntimeError: a sparse gradient.
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
         self._adopt()
-        param_groups.refuse_step(self.param_groups, self._unplaced)
+        param_groups.refuse_step(self.param_groups, self._unplaced, self._known, self._precision)
         for p in self._sharding.agree(self.param_groups) if self._sharding else ():  # those that were cast
             self._convert(p)
         for some in batches((leaf for group in self.param_groups for leaf in self._leaves(group)), alike):
@@ -172,20 +172,20 @@ class SteepestDescent(Optimizer):
                     raise RuntimeError("SteepestDescent takes no sparse gradients: use nn.Embedding(sparse=False)")
                 state = self._state(p)
                 if p.numel():
-                    yield Leaf(p, p.grad, self._placements[p], state, group, name=self._names[p])
+                    yield Leaf(p, p.grad, self._known[p][1], state, group, name=self._known[p][0])
 
     def _state(self, p: Tensor) -> State:
         """The parameter's state, initialised at its first step, and that of another dtype converted."""
         if new := not (state := self.state[p]):
-            refuse_overflowing(self._names[p], p)
-            state.update(init_state(self._placements[p], p))
+            refuse_overflowing(self._known[p][0], p)
+            state.update(init_state(self._known[p][1], p))
         if new or self._dtypes.get(p) != p.dtype:
             self._convert(p)
         return self.state[p]  # type: ignore[no-any-return]
 
     def _convert(self, p: Tensor) -> None:
         """Store a parameter's state as `precision` says."""
-        place, name, self._dtypes[p] = self._placements[p], self._names[p], p.dtype
+        (name, place), self._dtypes[p] = self._known[p], p.dtype
         if self._sharding and p in self._sharding.shards:
             self.state[p] = self._sharding.stored(p, name, self.state[p])
         elif not device.is_dtensor(p):  # of a frozen one when it is trained
@@ -196,6 +196,8 @@ class SteepestDescent(Optimizer):
         self._adopt()
         if self._sharding:
             self._sharding.gather_owned()
+        for group in self.param_groups:  # whose parameters a loop may have moved to others
+            group |= {"plan": [self._known[p][1].digest for p in group["params"]], "format": FORMAT}
         saved = super().state_dict()
         return {**saved, "state": {index: own_memory(state) for index, state in saved["state"].items()}}
 
@@ -214,11 +216,10 @@ class SteepestDescent(Optimizer):
         loaded: dict[str, Any] = {}
 
         def like(p: Tensor) -> State:  # as the parameter's is or will be
-            return self.state.get(p) or init_state(self._placements[p], device.whole_of(p))
+            return self.state.get(p) or init_state(self._known[p][1], device.whole_of(p))
 
         def checked(_: Optimizer, hooked: dict[str, Any]) -> dict[str, Any]:  # what all other hooks have made of it
-            known = {p: (name, self._placements[p]) for p, name in self._names.items()}
-            param_groups.check_saved(hooked, self.param_groups, known, like)
+            param_groups.check_saved(hooked, self.param_groups, self._known, like)
             loaded.update(hooked)
             return {**hooked, "param_groups": [{**self.defaults, **group} for group in hooked["param_groups"]]}
 
@@ -238,17 +239,16 @@ class SteepestDescent(Optimizer):
         self._bounds.clear()  # the state may be of other weights
         self._dtypes = {}
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
-            ours |= {"plan": [self._placements[p].digest for p in ours["params"]], "format": FORMAT}
-            ours |= {"param_names": [self._names[p] for p in ours["params"]]} if "param_names" in ours else {}
+            ours |= {"param_names": [self._known[p][0] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 saved = loaded["state"].get(index, {})
-                for key, value in self._precision.in_full(p, self._placements[p], saved, device.whole_of).items():
+                for key, value in self._precision.in_full(p, self._known[p][1], saved, device.whole_of).items():
                     whole = device.whole_of(value).detach().to(p.device, copy=True) if not self._sharding else None
                     self.state[p][key] = self._sharding.placed(p, key, value) if self._sharding else whole
                 if self.state.get(p):
                     self._convert(p)
                 elif self._sharding and p in self._sharding.shards:  # unfrozen since
-                    self.state[p] = self._sharding.add(p, self._names[p], self._placements[p], {})
+                    self.state[p] = self._sharding.add(p, *self._known[p], {})
 
     @torch.no_grad()
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
@@ -262,14 +262,14 @@ class SteepestDescent(Optimizer):
         Raises:
             ValueError: a parameter that is not this optimizer's.
         """
-        if foreign := [p for p in factors if p not in self._placements or not p.requires_grad]:
+        if foreign := [p for p in factors if p not in self._known or not p.requires_grad]:
             raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
         for p, factor in factors.items():
             (self._sharding.scale_ if self._sharding else Tensor.mul_)(p, factor)
 
     def skipped(self) -> dict[str, int]:
         """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
-        return {n: k for p, n in self._names.items() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
+        return {n: k for p, (n, _) in self._known.items() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
 
     @torch.no_grad()
     def stability(self, before: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
@@ -283,14 +283,14 @@ class SteepestDescent(Optimizer):
             parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
         """
         self._adopt()
-        rates = {p: float(group["lr"]) for group in self.param_groups for p in group["params"]}
-        parameters = {self._names[p]: (p, self._placements[p], x, self.state.get(p, {})) for p, x in rates.items()}
+        rates = ((*self._known[p], p, float(g["lr"])) for g in self.param_groups for p in g["params"])
+        parameters = {name: (p, placement, x, self.state.get(p, {})) for name, placement, p, x in rates}
         return report(parameters, before or {}, self._bounds, self._vectors, self._sharding)
 
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
-        names = ("_placements", "_names", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced")
+        names = ("_known", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced")
         own = {name: vars(self)[name] for name in names}
         return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_replicas": None}
 

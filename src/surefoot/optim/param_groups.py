@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -16,7 +16,7 @@ from surefoot.identity import by_plain_name, digest
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import Precision, layouts
-from surefoot.plan import Placement, Plan
+from surefoot.plan import Placement, Plan, warn_once
 from surefoot.roles import Role, by_name
 from surefoot.scaling import FanRatio, HeadScale, Run
 from surefoot.stabilise import DecoupledWeightDecay
@@ -34,6 +34,8 @@ Known = Mapping[Tensor, tuple[str, Placement]]
 ROUNDING = 1e-12
 """How far below 0 a schedule may end."""
 
+_RESIZED = "resize first, then make plan and optimizer; FullyShardedDataParallel flattens weights, take fully_shard"
+_NOTHING = "nothing moves: no parameter of the optimizer has a gradient; make it after the model is copied or wrapped"
 _ANEW = "load the model's weights alone and start with a new optimizer"
 _THEN = "continue it with the version of surefoot that saved it"
 
@@ -67,18 +69,30 @@ def grouped(
             unplaced[p] = name
             continue
         placement = plan[name]
-        if tuple(p.shape) != placement.shape:
-            raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}")
+        refuse_shape(p, name, placement)
         group = groups.setdefault(placement.role.name, {"params": [], "role": placement.role.name, "placements": []})
         group["params"].append(named)
         group["placements"].append(placement)
     return list(groups.values()), unplaced, plan
 
 
-def refuse_step(groups: Iterable[Group], unplaced: Mapping[Tensor, str]) -> None:
-    """Raise ValueError for a rate that none is, and for a parameter that was frozen before and has no role."""
+def refuse_shape(p: Tensor, name: str, placement: Placement) -> None:
+    """Raise ValueError for a parameter of another shape than the plan's."""
+    if p.shape != placement.shape:
+        raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}: {_RESIZED}")
+
+
+def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
+    """Raise for rates, settings, shapes and dtypes that no step takes, and a gradient without role; warn of none."""
     for group in groups:
         refuse_rate(group)
+        refuse_settings(SETTINGS & group.keys())
+        for p in group["params"]:
+            if p.grad is not None:
+                refuse_shape(p, *known[p])
+                precision.check(p, known[p][0])
+    if not any(p.grad is not None for group in groups for p in group["params"]):
+        warn_once(_NOTHING)
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         remedy = f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')])"
         remedy += ", or freeze it again and set its grad to None"
@@ -117,34 +131,33 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
         raise ValueError(f"Invalid learning rate: {group['lr']}; if a schedule gave it, has it run past its end?")
 
 
-def checked_names(group: Group, number: int, taken: Collection[str], precision: Precision) -> list[str]:
+def checked_names(group: Group, number: int, known: Known, precision: Precision) -> list[str]:
     """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
 
-    Raise ValueError for rates, complex parameters and dtypes that no step takes, TypeError for others' settings.
+    Raise ValueError for rates, and dtypes of trained parameters, that no step takes, TypeError for others' settings.
     """
     refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
-    names: list[str] = []
+    taken, names = {name for name, _ in known.values()}, list[str]()
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
         while name in taken or name in names:
             name = f"group{number}.{name}"
         names.append(name)
-        if p.is_complex():
-            raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
-        precision.check(p)
+        if p.requires_grad:
+            precision.check(p, name)
     refuse_rate(group)
     if "param_names" in group:
         group["param_names"] = names
     return names
 
 
-def replaced(groups: list[Group], names: Mapping[Tensor, str], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
+def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Parameters that somebody has written into the groups: new -> the one of its name before.
 
     ValueError for one without a name, or whose state is that of other entries.
     """
-    new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in names]
-    before = {name: p for p, name in names.items()} if new else {}
+    new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in known]
+    before = {name: p for p, (name, _) in known.items()} if new else {}
     found = {}
     for i, p, group in new:
         own = group.get("param_names", [])
@@ -199,8 +212,7 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
             which = f"; {min(alone)} is in one of them only" if alone else ""
             why = f"saved for another model, or by 0.2.0, without frozen parameters; {_ANEW}"
             raise ValueError(f"{where} has {then} parameters, and there are {now} in the optimizer{which}: {why}")
-        if problem := next(_other_plans(theirs, ours, known, saved["state"], where), ""):
-            raise ValueError(problem)
+        _refuse_other_plan(theirs, ours, known, saved["state"], where)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
         if (p := parameters.get(index)) is None:
@@ -209,18 +221,17 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
             raise ValueError(f"{known[p][0]}: {problem}; nothing was changed. Load one of this model, or {_ANEW}")
 
 
-def _other_plans(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> Iterator[str]:
-    """What is wrong with the plans of a saved group's parameters, and the remedy; another shape is named as that."""
-    saved = zip(theirs["params"], theirs.get("plan", ()), strict=False)
-    for p, (index, then), now in zip(ours["params"], saved, ours["plan"], strict=False):
+def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> None:
+    """Raise ValueError for a saved group's parameter of another plan, with the remedy; another shape is named so."""
+    for p, index, then in zip(ours["params"], theirs["params"], theirs.get("plan", ()), strict=False):
         name, placement = known[p]
-        if then != now and not (theirs["format"] == 2 and then == _digest_2(placement)):
+        if then != (now := placement.digest) and not (theirs["format"] == 2 and then == _digest_2(placement)):
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
             what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan ({then}, {now})"
             made = "recipe and overrides, of parameters in that order, after relative_to of those weights"
             remedy = _ANEW if shape else f"make it as that one was ({made}), or {_THEN}"
-            yield f"{name} in {where} {what}: {remedy}"
+            raise ValueError(f"{name} in {where} {what}: {remedy}")
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
@@ -265,9 +276,3 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
             return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
     return ""
-
-
-def own_memory(state: State) -> State:
-    """The state with tensors that are part of a larger memory copied out of it."""
-    part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
-    return {name: x.clone() if part[name] else x for name, x in state.items()}

@@ -166,12 +166,14 @@ class Precision:
         """How a parameter is rounded: as asked for in half precision; others need none."""
         return self.weights if p.dtype in HALF else RoundToNearest()
 
-    def check(self, p: Tensor) -> None:
-        """Raise ValueError for a parameter that cannot be stored so."""
-        if p.is_floating_point() and p.dtype not in (torch.float32, torch.float64, *HALF):
-            raise ValueError(f"parameters of {p.dtype} cannot be stepped: keep them in bfloat16 or float32")
+    def check(self, p: Tensor, name: str) -> None:
+        """Raise ValueError for a parameter that cannot be stepped, or not be stored so."""
+        if p.dtype.is_complex:
+            raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
+        if p.dtype not in (torch.float32, torch.float64, *HALF):
+            raise ValueError(f"{name} of {p.dtype} cannot be stepped: keep it in bfloat16 or float32, or freeze it")
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
-            raise ValueError(f"{self.weights} cannot round to {p.dtype}; take MasterWeights() or RoundToNearest()")
+            raise ValueError(f"{name}: {self.weights} cannot store {p.dtype}; take MasterWeights() or RoundToNearest()")
 
     def convert(self, p: Tensor, place: Placement, state: State, name: str, new: Callable[[], State] = dict) -> State:
         """A parameter's state in the dtypes asked for: a new one, or one from a checkpoint of another precision.

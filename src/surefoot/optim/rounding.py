@@ -103,8 +103,7 @@ def blocks_of(size: int) -> int:
 
 def _powers(exponents: Tensor, size: int) -> Tensor:
     """Two to the exponents of blocks, for each of the entries, `(..., size)`: made of bits, alike on every device."""
-    powers = (exponents.to(torch.int32) + 127 << 23).view(torch.float32)
-    return powers.repeat_interleave(BLOCK, -1)[..., :size]
+    return (exponents.to(torch.int32) + 127 << 23).view(torch.float32).repeat_interleave(BLOCK, -1)[..., :size]
 
 
 def _noise(x: Tensor, seed: Tensor, index: Index) -> Tensor:

@@ -153,7 +153,7 @@ def test_every_stabiliser_takes_its_number(name):
 def test_a_stabiliser_bounds_every_role_of_a_recipe_and_no_baseline():
     model = reference("gpt", 32)
     optimizer = methods.method("moga_row", "post_clip:1.5").optimizer(model, 0.1)
-    assert {str(placement.role.stabiliser) for placement in optimizer._placements.values()} == {
+    assert {str(placement.role.stabiliser) for _, placement in optimizer._known.values()} == {
         "PostClip(radius=1.5, period=None)"
     }
     with pytest.raises(ValueError, match="takes no stabiliser"):

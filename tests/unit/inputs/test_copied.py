@@ -88,7 +88,7 @@ def test_no_name_is_needed(name):
 
 
 def test_what_structure_does_not_tell_is_said_in_one_line_with_the_remedy(caplog):
-    plan._warn_once.cache_clear()
+    plan.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="surefoot"):
         found, _ = (Plan.of(copied.Decoder(copied.Megatron)) for _ in range(2))
     line = (

@@ -267,3 +267,11 @@ def test_a_weight_that_is_not_finite_has_no_norm_and_the_others_have_theirs(stab
     after = optimizer.stability()
     assert after["up.weight"]["forward_lower"] == after["up.weight"]["forward_upper"] == math.inf
     assert after["table.weight"] == pytest.approx(before["table.weight"])
+
+
+def test_the_default_device_of_torch_does_not_matter():
+    """`torch.set_default_device("cuda")` and a generator of the CPU do not go together."""
+    (_, _, optimizer), (_, _, other) = build(sf.Free()), build(sf.Free())
+    with torch.device("meta"):  # stands for an accelerator
+        elsewhere = optimizer.stability()
+    assert elsewhere == other.stability()

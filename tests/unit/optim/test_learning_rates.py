@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from optim_helpers import STABILISERS, noise, stepped
+from optim_helpers import STABILISERS, noise, small, stepped
 from torch import nn
 from torch.optim import lr_scheduler
 
 import surefoot as sf
+from comparisons import same_bits, train, weights
 from surefoot import Plan, SteepestDescent
 
 SCHEDULERS = {
@@ -169,3 +170,28 @@ def test_a_schedule_that_ends_below_zero_by_rounding_moves_nothing():
         group["lr"] = -1e-18
     optimizer.step()
     assert torch.equal(layer.weight, before)
+
+
+def test_a_group_that_is_split_for_rates_of_its_own_resumes_again_and_again():
+    """Rates by layer: a group's parameters go into two, whose lists a loop writes itself."""
+
+    def build():
+        model = small()
+        optimizer = SteepestDescent(model, lr=0.1)
+        group = next(group for group in optimizer.param_groups if group["role"] == "linear")
+        later = {**group, "lr": 0.05, **{key: group[key][1:] for key in ("params", "param_names")}}
+        optimizer.param_groups.append(later)
+        group.update({key: group[key][:1] for key in ("params", "param_names")})
+        return model, optimizer
+
+    whole, optimizer = build()
+    train(whole, optimizer, range(3))
+    model, resumed = build()
+    for step in range(3):
+        train(model, resumed, range(step, step + 1))
+        saved = model.state_dict(), resumed.state_dict()
+        model, resumed = build()
+        model.load_state_dict(saved[0])
+        resumed.load_state_dict(saved[1])
+    assert same_bits(weights(whole), weights(model))
+    assert resumed.param_groups[-1]["lr"] == 0.05

@@ -269,3 +269,17 @@ def test_unsupported_dtypes_and_roundings_are_refused():
     optimizer = optimizer_of(wide, sf.Precision(weights=sf.StochasticRounding()))
     steps(wide, optimizer, range(1))
     assert optimizer.state[wide]["momentum"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn, torch.complex64])
+def test_a_cast_to_what_a_rounding_cannot_store_is_refused_at_the_step(dtype):
+    """`model.half()` under stochastic rounding stored bfloat16's digits."""
+    p = nn.Parameter(torch.ones(4, 4))
+    optimizer = optimizer_of(p, sf.Precision(weights=sf.StochasticRounding()))
+    steps(p, optimizer, range(1))
+    p.data, p.grad = p.data.to(dtype), None
+    p.grad = torch.ones(4, 4).to(dtype)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=r"^group0\.0(: .*; take MasterWeights| of .* cannot be stepped| is complex)"):
+        optimizer.step()
+    assert torch.equal(before.view(torch.uint8), p.detach().view(torch.uint8))

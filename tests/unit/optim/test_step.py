@@ -1,5 +1,6 @@
 """One step: its loss, gradients, size and descent, and bounds that hold also after writes from outside."""
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import surefoot as sf
 from comparisons import natural_norm, same_bits, weights
 from surefoot import Plan, SteepestDescent
+from surefoot.plan import warn_once
 
 
 def test_step_returns_the_closures_loss_and_enables_gradients():
@@ -182,3 +184,69 @@ def test_stability_reports_every_parameter_in_natural_units():
     assert report["table.weight"]["forward_upper"] == pytest.approx(
         float(model.table.weight.detach().square().mean(-1).sqrt().max()), rel=1e-6
     )
+
+
+# --- what loops do to groups and parameters between two steps
+
+
+@pytest.mark.parametrize("setting", [{"weight_decay": 0.5}, {"betas": (0.9, 0.95)}])
+def test_a_schedule_of_another_optimizers_setting_is_refused(setting):
+    """DINO's and MAE's loops write `group["weight_decay"] = schedule[step]`."""
+    model = small()
+    optimizer, before = SteepestDescent(model, lr=0.1), weights(model)
+    backward(model, 0)
+    optimizer.param_groups[1].update(setting)
+    with pytest.raises(TypeError, match=f"takes no {next(iter(setting))}: decay follows from run="):
+        optimizer.step()
+    assert same_bits(before, weights(model))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("shape", [(14, 6), (0,), (66,)], ids=str)
+def test_a_parameter_of_another_shape_than_it_had_is_refused_by_name(steps, shape):
+    """A vocabulary that is resized in place, weights that FullyShardedDataParallel has flattened."""
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.1)
+    for seed in range(steps):
+        backward(model, seed)
+        optimizer.step()
+    before, table = weights(model), model.table.weight
+    optimizer.zero_grad()
+    table.data = torch.ones(shape)
+    table.grad = torch.ones(shape)
+    with pytest.raises(ValueError, match=r"table\.weight has shape .*, the plan has it with \(11, 6\): .*fully_shard"):
+        optimizer.step()
+    assert same_bits({**before, "table.weight": torch.ones(shape)}, weights(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64, torch.uint8])
+def test_frozen_parameters_may_be_of_any_dtype_as_in_torch(dtype):
+    """A quantised base of adapters."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight = nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+    optimizer = sf.SteepestDescent(model, lr=0.1, precision=sf.Precision(weights=sf.StochasticRounding()))
+    before = model[1].weight.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step()
+    assert not torch.equal(before, model[1].weight)
+    assert torch.equal(model[0].weight.to(torch.complex64), torch.ones(4, 4, dtype=torch.complex64))
+    assert "1.weight" in optimizer.stability()
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_step_without_any_gradient_says_once_that_it_moves_nothing(caplog):
+    """An optimizer that was made before `fully_shard`, or of a model that was then copied, trains nothing."""
+    model = small()
+    optimizer = SteepestDescent(model, lr=0.1)
+    warn_once.cache_clear()
+    for _ in range(2):
+        backward(copy.deepcopy(model), 0)
+        optimizer.step()
+    (record,) = caplog.records
+    assert (
+        "no parameter of the optimizer has a gradient; make it after the model is copied or wrapped" in record.message
+    )
+    backward(model, 0)
+    optimizer.step()
+    assert len(caplog.records) == 1
