@@ -7,7 +7,7 @@ RELATED, ADAPTIVE = "tests/oracle/test_related.py", "tests/laws/adaptive/test_ad
 BLOCKS, DECAYS = "tests/unit/monitor/test_block_bounds.py", "tests/laws/adaptive/test_decay_variants.py"
 RECIPES, WORST = "tests/unit/core/test_recipes.py", "tests/laws/promises/test_worst_change.py"
 SHARDED, MESHES = "tests/sharded/test_sharded_state.py", "tests/sharded/test_sharded_steps.py"
-EIGHT = "tests/unit/optim/test_precision.py"
+EIGHT, STEP = "tests/unit/optim/test_precision.py", "tests/unit/optim/test_step.py"
 SCHEDULE, SPLIT = "tests/sharded/test_schedule.py", "tests/unit/core/test_equivalence.py"
 LAW = "tests/unit/experiment/extrapolation/test_extrapolate_law.py"
 COPIED, PASSES = "tests/unit/inputs/test_copied.py", "tests/unit/inputs/test_passes.py"
@@ -207,4 +207,27 @@ MUTATIONS = (
     ),
     Mutation("Adam's average in 8 bits", "optim/precision.py", "torch.float64 and not apart", "torch.float64", EIGHT),
     Mutation("one module is experts", "discovery/routers.py", "len(first) == 1 < len(modules)", "first", EXPERTS),
+    Mutation(
+        "another optimizer's schedule",
+        "optim/param_groups.py",
+        "refuse_settings(SETTINGS & group.keys())\n",
+        "pass\n",
+        STEP,
+    ),
+    Mutation("a shape of later", "optim/param_groups.py", "refuse_shape(p, *known[p])", "pass", STEP),
+    Mutation("a cast to what is not stored", "optim/param_groups.py", "precision.check(p, known[p][0])", "pass", EIGHT),
+    Mutation(
+        "groups as they were",
+        "optim/optimizer.py",
+        '{"plan": [self._known[p][1].digest for p in group["params"]], "format": FORMAT}',
+        '{"format": FORMAT}',
+        "tests/unit/optim/test_learning_rates.py",
+    ),
+    Mutation(
+        "cleared state goes on",
+        "optim/optimizer.py",
+        " or self.state[p] is not shard.kept",
+        "",
+        "tests/sharded/test_sharing.py",
+    ),
 )
