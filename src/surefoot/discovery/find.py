@@ -108,15 +108,15 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:
     """What stands before or behind all other modules: LM heads, tables that are heads."""
-    found = dict(kinds)
-    lm_heads = _lm_heads(search.model, search.head)
+    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head)
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
     tables = {name for name, kind in kinds.items() if kind and kind.name == "embedding"}
     of_inputs = {weights[name].shape for name in tables - named.keys()}
     for name, why in named.items():
         twice = name in tables and weights[name].shape not in of_inputs
-        found[name] = tied_kind(search, name, f"{name} as table and as head") if twice else Kind("head", why)
+        plain = Kind("head", why, known.view if (known := kinds[name]) else None)  # of a kernel, or stored (in, out)
+        found[name] = tied_kind(search, name, f"{name} as table and as head") if twice else plain
     return found
 
 
@@ -146,15 +146,15 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         )
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
-        matrix = "'linear')] for an (out, in) matrix, 'scalar' for what acts entry by entry, 'bias' for what is added"
-        kind = matrix if len(shapes[name]) == 2 else stack
+        kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
         seen = "Plan.of(model, inputs=...) sees how a matrix is multiplied; or "
         if ran:
             seen = "The forward pass does not multiply it, does so from both sides, feeds the heads of attention with "
             seen += "its matrices one by one, or it may be the head, 'head': "
         remedy = (
-            f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}; 'positions' for a table "
-            "of rows, 'tied_positions' if these are added to those of a table that is the head, too; or a Role"
+            f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}, 'scalar' for what acts "
+            "entry by entry, 'bias' for what is added, 'positions' for a table of rows, 'tied_positions' if these are "
+            "added to those of a table that is the head, too; or a Role"
         )
     return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"
 

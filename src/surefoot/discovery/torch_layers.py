@@ -182,7 +182,7 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
     return kinds | {key: Kind("bias", f"biases of the {why}", view) for key, view in biases.items()}
 
 
-_ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|memor|slot|probe")
+_ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|memor|slot|probe|seed")
 """Names of tables whose rows are the same for the whole batch: a bare `(1, 1, d)` of another name is no such row."""
 
 

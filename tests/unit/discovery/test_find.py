@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from discovery_helpers import kinds
+from discovery_helpers import kinds, of_class
 from torch import nn
 
 import surefoot as sf
@@ -128,3 +128,18 @@ def test_the_first_layer_of_an_mlp_with_as_many_outputs_as_there_are_words_is_no
 def test_a_head_of_a_compiled_model_has_its_plain_name():
     model = nn.ModuleDict({"table": nn.Embedding(9, 4), "out": nn.Linear(4, 7)})
     assert kinds(nn.ModuleDict({"_orig_mod": model}), head="out")["_orig_mod.out.weight"] == "head"
+
+
+def test_a_head_keeps_the_layout_of_its_layer():
+    table, tokens = nn.Embedding(9, 4), torch.arange(6)[None]
+    stored = of_class("transformers.pytorch_utils.Conv1D", weight=torch.randn(4, 9), nf=9, nx=4)
+    for layer in (nn.Conv1d(4, 9, 1), nn.Conv1d(4, 9, 3, padding=1), nn.Conv2d(4, 9, 1), stored):  # WaveNet, PixelCNN
+        plan = Plan.of(nn.Sequential(table, layer), head="1")
+        assert (plan["1.weight"].role.name, plan["1.weight"].blocks[0][1]) == ("head", 9)
+    model = nn.ModuleDict({"table": table, "out": nn.Conv1d(4, 9, 1)})
+    plan = Plan.of(model, head="out", run=sf.Run(100, 6))
+    plan.initialise_(model, seed=0)
+    optimizer, before = sf.SteepestDescent(model, plan), model.out.weight.detach().clone()
+    model.out(model.table(tokens).mT).square().mean().backward()
+    optimizer.step()
+    assert (model.out.weight != before).all()

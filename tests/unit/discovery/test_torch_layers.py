@@ -69,6 +69,7 @@ def test_what_is_no_norm_stays_a_vector(module):
         ("cls_token", (1, 1, 8), "positions"),
         ("pos_embed", (1, 17, 8), "positions"),
         ("p", (1, 17, 8), "positions"),
+        ("seed", (1, 1, 8), "positions"),
         ("pos_embed", (1, 4, 4, 8), "positions"),
         ("gamma", (1, 1, 8), "scalar"),
         ("time_mix_k", (1, 1, 1, 8), "scalar"),
