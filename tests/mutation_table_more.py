@@ -144,8 +144,8 @@ MUTATIONS = (
     Mutation(
         "a loss without its targets' gradient",
         "experiment/models/cross_entropy.py",
-        "torch.full_like(to_logits[:, :1], -1.0)",
-        "torch.full_like(to_logits[:, :1], 0.0)",
+        "torch.full_like(likely, -1.0)",
+        "torch.full_like(likely, 0.0)",
         "tests/unit/training/test_cross_entropy.py",
     ),
     Mutation("a run without its decay", "plan.py", "recipe = recipe.over(run) if run else recipe", "pass", LENGTH),

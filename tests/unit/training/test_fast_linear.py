@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -113,15 +114,30 @@ def test_in_bfloat16_factors_of_products_are_rounded_and_nothing_else_is(few, mo
     plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     expected = torch.autograd.grad(plain, parameters)
     assert use_bfloat16(model)
-    for module in model.modules():
-        module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    for name, module in model.named_modules():
+        module.register_forward_hook(partial(lambda name, _, inputs, output: seen.append((name, output.dtype)), name))
     ours = losses.cross_entropy(model, tokens, targets)
-    assert set(seen) == {torch.float32} == {ours.dtype}
+    short = {f"blocks.{i}.mlp.up" for i in (0, 1)}
+    assert {name for name, dtype in seen if dtype == torch.bfloat16} == short
+    assert {dtype for name, dtype in seen if name not in short} == {torch.float32} == {ours.dtype}
     assert float(ours.detach()) == pytest.approx(float(plain.detach()), rel=1e-2)
     assert float(ours.detach()) != pytest.approx(float(plain.detach()), rel=1e-7)
     for gradient, wanted in zip(torch.autograd.grad(ours, parameters), expected, strict=True):
         assert gradient.dtype == torch.float32
         assert (gradient - wanted).norm() <= 0.03 * wanted.norm()
+
+
+def test_short_numbers_between_the_layers_of_an_mlp_change_nothing(monkeypatch):
+    torch.manual_seed(0)
+    model = reference("gpt", 32, 2, 16, 100)
+    tokens, targets = torch.randint(100, (2, 3, 67))
+    results = []
+    for between in (fast_linear.MLP, type(None)):
+        monkeypatch.setattr(fast_linear, "MLP", between)
+        assert use_bfloat16(model)
+        loss = losses.cross_entropy(model, tokens, targets)
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    assert all(map(torch.equal, *results))
 
 
 def test_a_layer_in_bfloat16():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from surefoot.experiment.models.decoder import Decoder
+from surefoot.experiment.models.layers import MLP
 from surefoot.linalg import onednn_ops
 from surefoot.linalg.device import is_plain
 
@@ -35,6 +36,8 @@ def use_onednn(model: nn.Module) -> None:
 
 def use_bfloat16(model: nn.Module) -> bool:
     """Let the linear layers of a decoder on a CPU multiply in bfloat16, and all else compute in float32.
+
+    What is between the two layers of `MLP` is kept as the products round it, which changes no number.
 
     Args:
         model: its layers' `forward` is replaced.
@@ -59,22 +62,22 @@ def dtype_of(layer: nn.Module) -> torch.dtype:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """`a b` of two matrices on a CPU, without a gradient, by what is fast; of bfloat16 in float32."""
-    if a.dtype == torch.float32 and onednn_ops.is_fast("onednn"):
-        return onednn_ops.linear(a, b.T)
-    return (a @ b).to(torch.promote_types(a.dtype, torch.float32))
+    """`a b` of two matrices on a CPU, without a gradient, in their dtype by what is fast."""
+    return onednn_ops.linear(a, b.T) if a.dtype == torch.float32 and onednn_ops.is_fast("onednn") else a @ b
 
 
 def _replace(model: nn.Module, dtype: torch.dtype) -> None:
+    short = {module.up for module in model.modules() if type(module) is MLP}
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(_forward, module, dtype=dtype)  # type: ignore[method-assign]
+            out = dtype if module in short else torch.float32
+            module.forward = partial(_forward, module, dtype=dtype, out=out)  # type: ignore[method-assign]
 
 
-def _forward(module: nn.Linear, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _forward(module: nn.Linear, x: Tensor, dtype: torch.dtype, out: torch.dtype) -> Tensor:
     if not _fits(x, module.weight, dtype):
         return F.linear(x, module.weight, module.bias)
-    y: Tensor = _Linear.apply(x, module.weight, dtype)  # type: ignore[no-untyped-call]
+    y: Tensor = _Linear.apply(x, module.weight, dtype, out)  # type: ignore[no-untyped-call]
     return y if module.bias is None else y + module.bias
 
 
@@ -83,25 +86,32 @@ def _fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
         return False
     small = dtype == torch.float32 and x.numel() * len(weight) < LEAST
     elsewhere = torch.is_autocast_enabled("cpu") or hasattr(weight, "placements")
-    return x.dtype == weight.dtype == torch.float32 and not elsewhere and not small
+    return x.dtype in (torch.float32, dtype) and weight.dtype == torch.float32 and not elsewhere and not small
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """`x wᵀ` in float32, of factors in a dtype."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, out: torch.dtype) -> Tensor:
+        """`x wᵀ` of factors in a dtype, returned in another."""
+        ctx.dtypes = x.dtype, weight.dtype
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
-        return product(x.flatten(0, -2), weight.T).view(*x.shape[:-1], len(weight))
+        return product(x.flatten(0, -2), weight.T).view(*x.shape[:-1], len(weight)).to(out)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """`g w` and `gᵀ x`, over all tokens."""
         x, weight = ctx.saved_tensors
         rows, g = x.flatten(0, -2), gradients[0].flatten(0, -2).to(x.dtype)
-        to_x, to_weight, _ = ctx.needs_input_grad
-        return product(g, weight).view_as(x) if to_x else None, _of_weight(g, rows) if to_weight else None, None
+        to_x, to_weight, *_ = ctx.needs_input_grad
+        of_x, of_weight = ctx.dtypes
+        return (
+            product(g, weight).view_as(x).to(of_x) if to_x else None,
+            _of_weight(g, rows).to(of_weight) if to_weight else None,
+            None,
+            None,
+        )
 
 
 def _of_weight(g: Tensor, rows: Tensor) -> Tensor:
