@@ -52,10 +52,10 @@ def _router(search: Search, kinds: Kinds, module: nn.Module, sizes: Collection[t
     for layer in module.modules():
         for attribute, (name, p) in search.own[layer].items():
             kind, bias = kinds[name], search.name(layer, "bias")
-            if p.ndim < 2:
+            fits = attribute == "weight" and tuple(p.shape) in sizes
+            if p.ndim < 2 or not (fits or p.requires_grad):  # a frozen row is of corrections, as ERNIE's
                 continue
-            free = not kind or (kind.name in ("linear", "router") and not kind.view)
-            if not (free and attribute == "weight" and tuple(p.shape) in sizes):
+            if not fits or (kind and (kind.name not in ("linear", "router") or kind.view)):
                 return {}
             found[name] = Kind("router", f"router {type(layer).__name__} beside {len(p)} experts{how}")
             found |= {bias: Kind("bias", f"bias of {type(layer).__name__}")} if bias else {}

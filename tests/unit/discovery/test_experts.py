@@ -50,6 +50,15 @@ def test_the_router_is_a_sibling_of_its_experts(router, kind):
     assert (plan[weight].role.name, plan[bias].role.name) == (kind, "bias")
 
 
+def test_a_router_may_hold_a_frozen_row_of_corrections():
+    """As ERNIE's; a row that is trained may be anything, and so the module."""
+    router = Own(weight=torch.randn(4, 5), statistics=Own(correction=torch.zeros(1, 4)))
+    with pytest.raises(ValueError, match=r"cannot place gate.weight \(4, 5\) of Own, gate.statistics.correction"):
+        Plan.of(mixture(router=router))
+    router.statistics.correction.requires_grad_(False)
+    assert Plan.of(mixture(router=router))["gate.weight"].role.name == "router"
+
+
 def test_a_layout_may_be_declared_in_the_class():
     flags = {"has_gate": True, "is_transposed": False, "is_concatenated": True}
     experts = type("Experts", (Own,), flags)(gate_up_proj=torch.randn(4, 12, 5), down_proj=torch.randn(4, 5, 6))
