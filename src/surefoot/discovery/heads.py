@@ -20,7 +20,8 @@ _UNKNOWN = f"no attribute ({', '.join((*HEAD_DIMS, *COUNTS))})"
 
 _SEPARATE = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"),
-    ("q", "k", "v"), ("q_lin", "k_lin", "v_lin"), ("c_q", "c_k", "c_v"),
+    ("q", "k", "v"), ("q_lin", "k_lin", "v_lin"), ("c_q", "c_k", "c_v"), ("query_proj", "key_proj", "value_proj"),
+    ("Wq", "Wk", "Wv"),
 )  # fmt: skip
 _FUSED = (*IN_ORDER, "query_key_value", "wqkv")
 """Attributes of attention modules whose layers are W_q, W_k and W_v, or all of them in a layout that is known."""

@@ -25,6 +25,8 @@ NAMES = [
     ("q", "k", "v"),
     ("q_lin", "k_lin", "v_lin"),
     ("c_q", "c_k", "c_v"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("Wq", "Wk", "Wv"),
 ]
 
 
