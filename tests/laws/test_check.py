@@ -37,6 +37,12 @@ class Halved(RowRMS):
         return super().project(w, radius / 2, cache)
 
 
+def test_torch_s_default_device_changes_nothing():
+    plain = surefoot.check(Halved())
+    with torch.device("meta"):
+        assert surefoot.check(Halved()) == plain
+
+
 def test_a_sound_geometry_passes():
     assert max(surefoot.check(Halved()).values()) < 1e-9
 

@@ -39,21 +39,26 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     shape = ((3, 12, 8) if geometry.ndim == 2 else (3, 12)) if shape is None else shape
     if len(shape) <= geometry.ndim or min(shape) < 1:
         raise ValueError(f"shape {shape} has no batch and {geometry.ndim} dimensions of at least one entry each")
-    generator = torch.Generator().manual_seed(0)
-    g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(3))
-    before = [x.clone() for x in (g, w, z)]
     if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
         raise ValueError(f"{geometry} couples dimension {foreign[0]}; its norm is over {-geometry.ndim} to -1")
+    with torch.device("cpu"):  # whatever the default device is
+        violations = _violations(geometry, shape)
+    if broken := {law: size for law, size in violations.items() if not size <= tolerance}:
+        raise ValueError(f"{geometry} breaks " + ", ".join(f"{law} by {size:.2g}" for law, size in broken.items()))
+    return violations
+
+
+def _violations(geometry: Geometry, shape: tuple[int, ...]) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    before = [x.clone() for x in (g, w, z)]
     results = geometry.norm(w), direction_of(geometry, g), geometry.project(w, 1.0)[0]
     right = [getattr(x, "shape", None) for x in results] == [w.shape[: -geometry.ndim], g.shape, w.shape]
     violations = {"shapes": float(not right)}
     if right:
         violations |= _direction_laws(geometry, g, w) | _ball_laws(geometry, w, z) | _problem_laws(geometry, g)
         violations["batch"] = _worst(*_of_batch(geometry, g, w))
-    violations["untouched"] = float(not all(map(torch.equal, before, (g, w, z))))
-    if broken := {law: size for law, size in violations.items() if not size <= tolerance}:
-        raise ValueError(f"{geometry} breaks " + ", ".join(f"{law} by {size:.2g}" for law, size in broken.items()))
-    return violations
+    return violations | {"untouched": float(not all(map(torch.equal, before, (g, w, z))))}
 
 
 def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:

@@ -73,7 +73,7 @@ class PostClip(Ball):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The step, and where it may leave the ball the way back: with a margin of 16 steps, 15 steps at once."""
         reach = eta * known.longest(ball)
-        running, inside = known.upper, torch.tensor(self.radius)
+        running, inside = known.upper, known.upper.new_tensor(self.radius)
         if ball.costly:  # the bound at the next step: it grows by rounding, too
             running = {**self.init_state(w, ball, ball), **known.cache}["upper"] * (1 + 1e-5)
             if not device.on_cpu(w):

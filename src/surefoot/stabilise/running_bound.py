@@ -75,7 +75,7 @@ def enforce(
 def margin(radius: float, reach: Tensor | float, period: int | None) -> Tensor:
     """How far inside the ball a weight is projected, for steps of norm reach; 0 for steps of unknown length."""
     steps, most = (MARGIN_STEPS, MARGIN) if period is None else (period, MARGIN_ASKED)
-    reach = torch.as_tensor(reach)
+    reach = torch.as_tensor(reach, device="cpu")
     return torch.where(reach.isfinite(), reach * (steps - 1), 0).clamp(max=most * radius)
 
 

@@ -269,9 +269,15 @@ def test_a_weight_that_is_not_finite_has_no_norm_and_the_others_have_theirs(stab
     assert after["table.weight"] == pytest.approx(before["table.weight"])
 
 
-def test_the_default_device_of_torch_does_not_matter():
-    """`torch.set_default_device("cuda")` and a generator of the CPU do not go together."""
-    (_, _, optimizer), (_, _, other) = build(sf.Free()), build(sf.Free())
+@pytest.mark.parametrize("stabiliser", [sf.Free(), sf.PostClip(1.0)], ids=repr)
+def test_the_default_device_of_torch_does_not_matter(stabiliser):
+    """`torch.set_default_device("cuda")` and a generator of the CPU do not go together, nor numbers of both."""
+    (model, _, optimizer), (same, _, other) = build(stabiliser), build(stabiliser)
+    for p, q in zip(model.parameters(), same.parameters(), strict=True):
+        p.grad = q.grad = torch.randn_like(p)
+    other.step()
     with torch.device("meta"):  # stands for an accelerator
+        optimizer.step()
         elsewhere = optimizer.stability()
+    assert all(map(torch.equal, model.parameters(), same.parameters()))
     assert elsewhere == other.stability()
