@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -23,10 +24,9 @@ def require_fit(fits: bool, what: str, shape: Shape) -> None:
 class View(ABC):
     """The layout of a parameter: the blocks that its norm is taken over.
 
-    A new layout is a frozen dataclass that defines `blocks`, `split` and `join`; one whose `split` is a reshape derives
-    from `OneBlock` instead and defines `block` only.
+    A new layout is a frozen dataclass that defines `split` and `join`; one whose `split` is a reshape derives from
+    `OneBlock` instead and defines `block` only.
 
-    >>> import torch
     >>> view, shape = Transposed(), (2, 3)
     >>> [tuple(block.shape) for block in view.split(torch.zeros(shape))], view.blocks(shape)
     ([(1, 3, 2)], ((1, 3, 2),))
@@ -46,9 +46,8 @@ class View(ABC):
         """The layout before it was cut into heads; itself where it was not."""
         return self
 
-    @abstractmethod
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """Shapes of the blocks.
+        """Shapes of the blocks, those that `split` gives.
 
         Args:
             shape: shape of the parameter.
@@ -59,6 +58,7 @@ class View(ABC):
         Raises:
             ValueError: the view does not fit the shape; the message names the shape.
         """
+        return tuple(tuple(block.shape) for block in self.split(torch.empty(shape, device="meta")))
 
     @abstractmethod
     def split(self, x: Tensor) -> list[Tensor]:
@@ -122,11 +122,6 @@ class OneBlock(View):
         """
 
     @final
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(block(shape),)`."""
-        return (self.block(shape),)
-
-    @final
     def split(self, x: Tensor) -> list[Tensor]:
         """x, reshaped to `block(x.shape)`."""
         return [x.reshape(self.block(tuple(x.shape)))]
@@ -150,10 +145,6 @@ class Turned(View):
         Returns:
             Three values, of which both shapes have as many entries as `shape`.
         """
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The one block."""
-        return (self.turn(shape)[0],)
 
     def split(self, x: Tensor) -> list[Tensor]:
         """A copy, ordered by block."""
@@ -286,13 +277,9 @@ class Transposed(View):
         """Whether the inner view is."""
         return self.inner.stacked
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The inner view's blocks of the transposed shape."""
-        require_fit(len(shape) > 1, "a transposed matrix, of 2 dimensions or more,", shape)
-        return self.inner.blocks((*shape[:-2], shape[-1], shape[-2]))
-
     def split(self, x: Tensor) -> list[Tensor]:
         """The inner view's blocks of the transpose."""
+        require_fit(x.ndim > 1, "a transposed matrix, of 2 dimensions or more,", x.shape)
         return self.inner.split(x.mT)
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:

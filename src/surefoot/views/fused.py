@@ -38,17 +38,12 @@ class _Unequal(View):
     groups: int
     sizes: tuple[int, ...]
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(1, groups * size, in)` per projection, or `(1, groups * size)` for the fused bias."""
-        fits = 1 <= len(shape) <= 2 and shape[0] == self.groups * sum(self.sizes)
-        require_fit(fits, f"projections of sizes {self.sizes} in {self.groups} groups", shape)
-        return tuple((1, self.groups * size, *shape[1:]) for size in self.sizes)
-
     def split(self, x: Tensor) -> list[Tensor]:
-        """One per projection, with the groups' rows one after the other; of one group they share the memory of x."""
+        """`(1, groups * size, in)` per projection, or `(1, groups * size)`; of one group they share the memory of x."""
+        fits = 1 <= x.ndim <= 2 and len(x) == self.groups * sum(self.sizes)
+        require_fit(fits, f"projections of sizes {self.sizes} in {self.groups} groups", x.shape)
         groups = x.reshape(self.groups, sum(self.sizes), *x.shape[1:])
-        parts = zip(torch.split(groups, list(self.sizes), 1), self.blocks(tuple(x.shape)), strict=True)
-        return [part.reshape(block) for part, block in parts]
+        return [part.flatten(0, 1)[None] for part in torch.split(groups, list(self.sizes), 1)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """A copy, ordered by group, then by projection."""
@@ -185,38 +180,26 @@ class PerHead(View):
         """The inner layout."""
         return self.inner
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(n * out/head_dim, head_dim, in)` or `(n * size/head_dim, head_dim)` per block of the inner view."""
-        parts, whole = self._parts(shape)
-        heads = [self._heads(part) for part in parts[: len(parts) - whole]]
-        return (*heads, *parts[len(heads) :])
-
     def split(self, x: Tensor) -> list[Tensor]:
-        """The inner view's blocks, reshaped into heads."""
-        blocks, shapes = self.inner.split(x), self.blocks(tuple(x.shape))
-        if len(shapes) > len(blocks):
-            blocks[-1:] = [blocks[-1][:-1], blocks[-1][-1:]]
-        return [block.reshape(shape) for block, shape in zip(blocks, shapes, strict=True)]
+        """`(n * out/head_dim, head_dim, in)` or `(n * size/head_dim, head_dim)` per block of the inner view."""
+        *cut, last = self.inner.split(x)
+        whole = not self.values and (len(cut) > 0 or len(last) > 1)
+        if whole and len(last) > 1:
+            cut, last = [*cut, last[:-1]], last[-1:]
+        return [*map(self._heads, cut), last if whole else self._heads(last)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """The heads reshaped into the inner view's blocks, then joined by it."""
-        parts = [x.reshape(part) for x, part in zip(blocks, self._parts(shape)[0], strict=True)]
-        if len(parts) > len(self.inner.blocks(shape)):
-            parts[-2:] = [torch.cat(parts[-2:])]
-        return self.inner.join(parts, shape)
+        whole, parts = self.inner.blocks(shape), [*blocks]
+        if len(parts) > len(whole):  # the last of equal projections was left whole
+            parts[-2:] = [torch.cat([parts[-2].reshape(-1, *parts[-1].shape[1:]), parts[-1]])]
+        return self.inner.join([x.reshape(block) for x, block in zip(parts, whole, strict=True)], shape)
 
-    def _parts(self, shape: Shape) -> tuple[list[Shape], bool]:
-        """The inner blocks, a last projection that is left whole by itself, and whether it is: if there are others."""
-        *cut, (count, *rest) = self.inner.blocks(shape)
-        whole = not self.values and (len(cut) > 0 or count > 1)
-        parts = [(count - 1, *rest), (1, *rest)] if whole and count > 1 else [(count, *rest)]
-        return [*cut, *parts], whole
-
-    def _heads(self, block: Shape) -> Shape:
-        count, rows, *rest = block
+    def _heads(self, block: Tensor) -> Tensor:
+        count, rows, *rest = block.shape
         if self.head_dim < 1 or rows % self.head_dim:
             raise ValueError(f"{rows} rows are no whole number of heads of {self.head_dim} rows")
-        return (count * rows // self.head_dim, self.head_dim, *rest)
+        return block.reshape(count * rows // self.head_dim, self.head_dim, *rest)
 
 
 def apart(view: View, shape: Shape) -> View:
