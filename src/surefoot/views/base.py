@@ -132,32 +132,6 @@ class OneBlock(View):
         return blocks[0].reshape(shape)
 
 
-class Turned(View):
-    """A layout of one block whose `split` exchanges two neighbouring dimensions between two reshapes: `turn` alone."""
-
-    @abstractmethod
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """Shape of the block, shape before the exchange, and the first of the two dimensions.
-
-        Args:
-            shape: shape of the parameter.
-
-        Returns:
-            Three values, of which both shapes have as many entries as `shape`.
-        """
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, ordered by block."""
-        block, before, i = self.turn(tuple(x.shape))
-        return [x.reshape(before).transpose(i, i + 1).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy, in the parameter's order."""
-        _, before, i = self.turn(shape)
-        after = (*before[:i], before[i + 1], before[i], *before[i + 2 :])
-        return blocks[0].reshape(after).transpose(i, i + 1).reshape(shape)
-
-
 @dataclass(frozen=True)
 class Matrix(OneBlock):
     """One matrix `(out, in)`, torch's layout of `nn.Linear` and `nn.Embedding`.
@@ -237,7 +211,7 @@ class Convolution(OneBlock):
 
 
 @dataclass(frozen=True)
-class TransposedConvolution(Turned):
+class TransposedConvolution(View):
     """A transposed convolution's kernel `(in, out/groups, *k)` as one matrix per group, with a row per output channel.
 
     An output entry is computed from one in `prod(stride)` of the columns, which `TransposedConvSpectral` accounts for.
@@ -251,11 +225,15 @@ class TransposedConvolution(Turned):
 
     groups: int = 1
 
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(groups, out/groups, in/groups * prod(k))`."""
-        require_fit(len(shape) > 2 and shape[0] % self.groups == 0, f"a kernel in {self.groups} groups", shape)
-        before = (self.groups, shape[0] // self.groups, *shape[1:])
-        return (self.groups, shape[1], math.prod((before[1], *shape[2:]))), before, 1
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(groups, out/groups, in/groups * prod(k))`."""
+        require_fit(x.ndim > 2 and len(x) % self.groups == 0, f"a kernel in {self.groups} groups", x.shape)
+        return [x.reshape(self.groups, len(x) // self.groups, *x.shape[1:]).transpose(1, 2).flatten(2)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, in the kernel's order."""
+        kernels = blocks[0].reshape(self.groups, shape[1], shape[0] // self.groups, *shape[2:])
+        return kernels.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from surefoot.views.base import OneBlock, Shape, Transposed, Turned, View, require_fit
+from surefoot.views.base import OneBlock, Shape, Transposed, View, require_fit
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Projections(_Unequal):
 
 
 @dataclass(frozen=True)
-class Interleaved(Turned):
+class Interleaved(View):
     """Equal projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: one norm per projection.
 
     Args:
@@ -81,13 +81,17 @@ class Interleaved(Turned):
     heads: int
     parts: int
 
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
         count = self.heads * self.parts
-        fits = 1 <= len(shape) <= 2 and shape[0] % count == 0
-        require_fit(fits, f"{self.parts} projections of {self.heads} heads", shape)
-        before = (self.heads, self.parts, shape[0] // count, *shape[1:])
-        return (self.parts, shape[0] // self.parts, *shape[1:]), before, 0
+        fits = 1 <= x.ndim <= 2 and len(x) % count == 0
+        require_fit(fits, f"{self.parts} projections of {self.heads} heads", x.shape)
+        return [x.reshape(self.heads, self.parts, len(x) // count, *x.shape[1:]).transpose(0, 1).flatten(1, 2)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, ordered by head, then by projection."""
+        rows = shape[0] // (self.heads * self.parts)
+        return blocks[0].reshape(self.parts, self.heads, rows, *shape[1:]).transpose(0, 1).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class FusedStack(OneBlock):
 
 
 @dataclass(frozen=True)
-class AlternatingStack(Turned):
+class AlternatingStack(View):
     """Experts `(E, out, in)` whose projections alternate row by row, gate, up, gate, up, as in gpt-oss.
 
     The norm is one per expert and projection.
@@ -147,10 +151,15 @@ class AlternatingStack(Turned):
     parts: int
     stacked = True
 
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        block = FusedStack(self.parts).block(shape)
-        return block, (shape[0], block[1], self.parts, *shape[2:]), 1
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
+        rows = FusedStack(self.parts).block(tuple(x.shape))[1]
+        return [x.reshape(len(x), rows, self.parts, *x.shape[2:]).transpose(1, 2).flatten(0, 1)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, in the rows' order."""
+        parts = blocks[0].reshape(shape[0], self.parts, shape[1] // self.parts, *shape[2:])
+        return parts.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)
