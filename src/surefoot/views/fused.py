@@ -1,8 +1,7 @@
 """Projections that share one parameter: one norm per projection, or per head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,8 +31,19 @@ class Fused(OneBlock):
         return (self.parts, shape[0] // self.parts, *shape[1:])
 
 
-class _Unequal(View):
-    """Projections of unequal size in each of several groups of rows."""
+@dataclass(frozen=True)
+class Grouped(View):
+    """Projections fused group by group, rows `(groups, sum(sizes))`: one norm per projection, over all its groups.
+
+    For example Falcon's grouped queries (per key: its queries, the key, the value) or DeepSeek's keys and values.
+
+    Args:
+        groups: number of groups.
+        sizes: number of rows of each projection within one group.
+
+    >>> Grouped(groups=2, sizes=(8, 2, 2)).blocks((24, 16))
+    ((1, 16, 16), (1, 4, 16), (1, 4, 16))
+    """
 
     groups: int
     sizes: tuple[int, ...]
@@ -52,8 +62,10 @@ class _Unequal(View):
 
 
 @dataclass(frozen=True)
-class Projections(_Unequal):
+class Projections(Grouped):
     """Projections of unequal size fused along dimension 0, as q, k, v of grouped queries: one norm per projection.
+
+    They are grouped projections of one group.
 
     Args:
         sizes: number of rows of each projection.
@@ -62,8 +74,7 @@ class Projections(_Unequal):
     (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
     """
 
-    groups: ClassVar[int] = 1  # type: ignore[misc]
-    sizes: tuple[int, ...]
+    groups: int = field(default=1, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -92,24 +103,6 @@ class Interleaved(View):
         """A copy, ordered by head, then by projection."""
         rows = shape[0] // (self.heads * self.parts)
         return blocks[0].reshape(self.parts, self.heads, rows, *shape[1:]).transpose(0, 1).reshape(shape)
-
-
-@dataclass(frozen=True)
-class Grouped(_Unequal):
-    """Projections fused group by group, rows `(groups, sum(sizes))`: one norm per projection, over all its groups.
-
-    For example Falcon's grouped queries (per key: its queries, the key, the value) or DeepSeek's keys and values.
-
-    Args:
-        groups: number of groups.
-        sizes: number of rows of each projection within one group.
-
-    >>> Grouped(groups=2, sizes=(8, 2, 2)).blocks((24, 16))
-    ((1, 16, 16), (1, 4, 16), (1, 4, 16))
-    """
-
-    groups: int
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
