@@ -99,17 +99,17 @@ class Plan:
         ['linear', 'bias']
         """
         _require(recipe, stabiliser, run)
-        recipe, changes = recipe or steady(), match(model, overrides)
+        recipe, found = recipe or steady(), dict[str, Placement]()
         recipe = recipe.over(run) if run else recipe
-        parameters, found = dict(model.named_parameters()), dict[str, Placement | None]()
-        for name, kind in find_kinds(model, head, changes, tied, inputs).items():
-            p = parameters[name]
+        kinds = find_kinds(model, head, match(model, overrides), tied, inputs)
+        for name, p in model.named_parameters():
             with suppress(*() if p.requires_grad else (ValueError,)):  # frozen, and of a shape that no role takes
-                found[name] = decide(name, p, kind, changes.get(name), recipe, stabiliser)
-        if unplaced := [name for name, p in parameters.items() if p.requires_grad and found[name] is None]:
+                if kind := kinds.get(name):
+                    found[name] = decide(name, p, kind, recipe, stabiliser)
+        if unplaced := [name for name, p in model.named_parameters() if p.requires_grad and kinds[name] is None]:
             raise ValueError(describe_unplaced(model, unplaced, inputs is not None))
         rate = recipe.rate(run) if run and recipe.name in LAWS else None
-        return cls(recipe.name, {name: placement for name, placement in found.items() if placement}, run, rate)
+        return cls(recipe.name, found, run, rate)
 
     def __getitem__(self, name: str) -> Placement:
         """The placement of a parameter, whatever wrappers add to its name."""

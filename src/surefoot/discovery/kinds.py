@@ -63,10 +63,10 @@ class Kind:
         view: layout; None takes the role's default.
         initial: initial values, or a function of the role's; None takes the role's default.
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
-        low_confidence: inferred from the shape only; any other rule overrides it.
         radius_unit: unit of a radius given for all roles; None takes the role's default.
         heads: of a matrix that gives an attention layer's queries or keys, or by a forward pass values; else None.
         branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
+        override: what the user says of the parameter, and the reason; None for nothing.
 
     >>> Kind("bias", "bias of Linear").name
     'bias'
@@ -77,10 +77,10 @@ class Kind:
     view: View | None = None
     initial: Initial | Callable[[Initial], Initial] | None = None
     stride: int = 1
-    low_confidence: bool = False
     radius_unit: Scale | None = None
     heads: Heads | None = None
     branches: int | None = None
+    override: tuple[Change, str] | None = None
 
     def adapt(self, role: Role) -> Role:
         """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
@@ -106,6 +106,10 @@ class Kind:
             remedy = f"a recipe such as steady or muon, or override it with Role({role.name!r}, {given})"
             raise ValueError(f"{what} is known to Spectral() only, not {geometry}: take {remedy}")
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
+
+
+class Guess(Kind):
+    """What a parameter is by its shape alone; any other rule overrides it."""
 
 
 class Tied(Kind):

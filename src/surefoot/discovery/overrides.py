@@ -90,46 +90,38 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 
 
 def overrides(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds that overrides name, `given` for a Role, and of a function its reason."""
+    """The kinds with their overrides: those that these name, `given` for a Role, and of a function its reason."""
     found = dict(kinds)
-    for name, (_, why) in search.changes.items():
-        if said := search.said(name):
-            found |= {name: Kind(said, why)} if name in kinds else {}
-        elif kind := kinds.get(name):
-            found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}")
+    for name, override in search.changes.items():
+        kind, said, why = kinds.get(name), search.said(name), override[1]
+        if said and name in kinds:
+            found[name] = Kind(said, why, override=override)
+        elif kind:
+            found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}", override=override)
+        elif name in kinds and search.parameters[name].requires_grad:
+            what = "the override is a function of the role found, but none was"
+            raise ValueError(f"{name}: {what}; give a name or a Role")
     return found
 
 
-def decide(
-    name: str,
-    parameter: nn.Parameter,
-    kind: Kind | None,
-    override: tuple[Change, str] | None,
-    recipe: Recipe,
-    stabiliser: Stabiliser | None,
-) -> Placement | None:
-    """Place a parameter by its kind and its override.
+def decide(name: str, parameter: nn.Parameter, kind: Kind, recipe: Recipe, stabiliser: Stabiliser | None) -> Placement:
+    """Place a parameter by its kind and the override that this has.
 
     Args:
         name: the parameter's name, for error messages.
         parameter: the parameter.
-        kind: the discovered kind, or that of an override, or None.
-        override: the override's change and its reason, or None.
+        kind: the discovered kind, or that of an override.
         recipe: role table.
         stabiliser: replaces that of the role, but of a `Role` given by an override; a function is applied after it.
 
     Returns:
-        Its role, for values fused with queries and keys another, and why; None if there is no kind nor an override.
+        Its role, for values fused with queries and keys another, and why.
 
     Raises:
-        ValueError: an override that is a function of a role that is not known, or returns none; a role that the recipe
-            lacks, or that does not fit the parameter.
+        ValueError: an override that is a function and returns no role; a role that the recipe lacks, or that does not
+            fit the parameter.
     """
-    change, label = override or (None, "")
-    if kind is None and callable(change):
-        raise ValueError(f"{name}: the override is a function of the role found, but none was; give a name or a Role")
-    if kind is None:
-        return None
+    change, label = kind.override or (None, "")
     if isinstance(change, Role):
         return _placed(name, parameter, [change], kind.why)
     why, parts = kind.why, kind.heads.parts if kind.heads else ()

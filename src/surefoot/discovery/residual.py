@@ -7,7 +7,7 @@ branch. `Recipe.depth` gives those that write a rate and initial values that fal
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import replace
 
 from torch import nn
@@ -63,16 +63,6 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
-def _counted(model: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> dict[nn.Parameter, int]:
-    """Parameter that writes -> number of branches of its stream."""
-    branches: dict[nn.Parameter, int] = {}
-    for blocks, width in _stacks(model, matrices, experts):
-        written = [_branches(block, matrices, width, experts) for block in blocks]
-        total = sum(map(len, written))
-        branches |= {parameter: total for block in written for branch in block for parameter in branch}
-    return branches
-
-
 def _experts(model: nn.Module, routers: Set[nn.Parameter]) -> set[nn.Module]:
     """The lists of as many modules as a router beside them has outputs."""
     found = set[nn.Module]()
@@ -83,17 +73,17 @@ def _experts(model: nn.Module, routers: Set[nn.Parameter]) -> set[nn.Module]:
     return found
 
 
-def _stacks(module: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> Iterator[tuple[list[nn.Module], int]]:
-    """The outermost stacks below a module: their blocks, and the width of their stream."""
+def _counted(module: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> dict[nn.Parameter, int]:
+    """Parameter that writes -> number of branches of its stream, for the outermost stacks in a module."""
     if module in experts:
-        return
+        return {}
     if isinstance(module, nn.ModuleList | nn.Sequential):
         blocks = {child: width for child in children_of(module).values() if (width := _stream(child, matrices))}
         if len(blocks) > 1 and len(set(blocks.values())) == 1:
-            yield list(blocks), next(iter(blocks.values()))
-            return
-    for child in children_of(module).values():
-        yield from _stacks(child, matrices, experts)
+            written = [each for block, width in blocks.items() for each in _branches(block, matrices, width, experts)]
+            return {parameter: len(written) for branch in written for parameter in branch}
+    below = (_counted(child, matrices, experts) for child in children_of(module).values())
+    return {parameter: count for counts in below for parameter, count in counts.items()}
 
 
 def _stream(block: nn.Module, matrices: Matrices) -> int:
@@ -113,7 +103,7 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
-    widths = dict.fromkeys(children_of(block).values(), width) | _along_another(block, matrices, width)
+    widths = _widths(block, matrices, width)
     found = {child: written for child, own in widths.items() if (written := _writers(child, matrices, own))}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
@@ -121,12 +111,12 @@ def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.
     return [*found.values(), own] if own else [*found.values()]
 
 
-def _along_another(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module, int]:
-    """The children that mix another dimension of the stream, as tokens: they read and write a width of their own."""
+def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module, int]:
+    """The width that each child of a block writes: its own if it mixes another dimension of the stream, as tokens."""
     sides = {child: [matrices[p] for p in child.parameters() if p in matrices] for child in children_of(block).values()}
-    widths = Counter(x for own in sides.values() for x in {width, *(x for pair in own for x in pair)})
+    counts = Counter(x for own in sides.values() for x in {width, *(x for pair in own for x in pair)})
     alone = {c: own[-1][0] for c, own in sides.items() if len(own) > 1 and own[0][1] == own[-1][0]}
-    return {child: own for child, own in alone.items() if widths[own] == 1 and own != width}
+    return dict.fromkeys(sides, width) | {child: own for child, own in alone.items() if counts[own] == 1}
 
 
 def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.discovery.kinds import Kind, Kinds, Search, Tied
+from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied
 from surefoot.discovery.known_classes import adds_projected_tables
 from surefoot.scaling import Constant, LogRows
 
@@ -51,7 +51,7 @@ def tied(search: Search, kinds: Kinds) -> Kinds:
 def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
     """The one kind of a parameter from those of all its names."""
     names = ", ".join(uses)
-    confident: list[Kind | None] = [kind for kind in uses.values() if kind and not kind.low_confidence]
+    confident: list[Kind | None] = [kind for kind in uses.values() if kind and not isinstance(kind, Guess)]
     candidates = confident or [*uses.values()]
     different = {(kind.name, kind.view) if kind else None for kind in candidates}
     if len(different) == 1:

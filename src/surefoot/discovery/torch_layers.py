@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
-from surefoot.discovery.kinds import Heads, Kind, is_linear, own_parameters
+from surefoot.discovery.kinds import Guess, Heads, Kind, is_linear, own_parameters
 from surefoot.initialise import AsBuilt, Fill, Initial, Scaled, UnitNormal, ZeroRow
 from surefoot.views.base import Convolution, Matrix, Stack, Transposed, TransposedConvolution, View
 from surefoot.views.fused import AlternatingStack, Fused, FusedStack
@@ -186,7 +186,7 @@ _ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|
 """Names of tables whose rows are the same for the whole batch: a bare `(1, 1, d)` of another name is no such row."""
 
 
-def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) -> Kind | None:
+def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) -> Guess | None:
     """Kind of a parameter that no other rule covers: vectors and channel scales, tables with a leading dimension of 1.
 
     Args:
@@ -195,7 +195,7 @@ def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) ->
         parameter: any of its parameters.
 
     Returns:
-        A kind of low confidence; None for matrices and stacks, whose input side is unknown, and for parametrizations.
+        A guess; None for matrices and stacks, whose input side is unknown, and for parametrizations.
     """
     owner, shape = type(module).__name__, tuple(parameter.shape)
     if isinstance(module, ParametrizationList) or (isinstance(module, nn.Bilinear) and parameter.ndim > 1):
@@ -203,13 +203,13 @@ def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) ->
     if parameter.ndim <= 1:
         alone = parameter.ndim and not any(True for _ in module.children())
         why = f"{parameter.ndim}-D parameter of {owner}" + (", no norm by its attributes' names" if alone else "")
-        return Kind("scalar", why, low_confidence=True)
+        return Guess("scalar", why)
     if parameter.ndim >= 3 and shape[-1] == 1 and math.prod(shape) == max(shape):
-        return Kind("scalar", f"one entry per channel of {owner}", low_confidence=True)
+        return Guess("scalar", f"one entry per channel of {owner}")
     several = sum(size > 1 for size in shape[1:-1])
     if parameter.ndim >= 3 and math.prod(shape) == shape[-1] and not _ROWS.search(attribute):
-        return Kind("scalar", f"one entry per feature of {owner}, no rows by its name", low_confidence=True)
+        return Guess("scalar", f"one entry per feature of {owner}, no rows by its name")
     if parameter.ndim >= 3 and shape[0] == 1 and (several < 2 or _ROWS.search(attribute)):
         why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
-        return Kind("positions", why, low_confidence=True)
+        return Guess("positions", why)
     return None

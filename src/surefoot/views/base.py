@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -23,10 +24,9 @@ def require_fit(fits: bool, what: str, shape: Shape) -> None:
 class View(ABC):
     """The layout of a parameter: the blocks that its norm is taken over.
 
-    A new layout is a frozen dataclass that defines `blocks`, `split` and `join`; one whose `split` is a reshape derives
-    from `OneBlock` instead and defines `block` only.
+    A new layout is a frozen dataclass that defines `split` and `join`; one whose `split` is a reshape derives from
+    `OneBlock` instead and defines `block` only.
 
-    >>> import torch
     >>> view, shape = Transposed(), (2, 3)
     >>> [tuple(block.shape) for block in view.split(torch.zeros(shape))], view.blocks(shape)
     ([(1, 3, 2)], ((1, 3, 2),))
@@ -46,9 +46,8 @@ class View(ABC):
         """The layout before it was cut into heads; itself where it was not."""
         return self
 
-    @abstractmethod
     def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """Shapes of the blocks.
+        """Shapes of the blocks, those that `split` gives.
 
         Args:
             shape: shape of the parameter.
@@ -59,6 +58,7 @@ class View(ABC):
         Raises:
             ValueError: the view does not fit the shape; the message names the shape.
         """
+        return tuple(tuple(block.shape) for block in self.split(torch.empty(shape, device="meta")))
 
     @abstractmethod
     def split(self, x: Tensor) -> list[Tensor]:
@@ -122,11 +122,6 @@ class OneBlock(View):
         """
 
     @final
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(block(shape),)`."""
-        return (self.block(shape),)
-
-    @final
     def split(self, x: Tensor) -> list[Tensor]:
         """x, reshaped to `block(x.shape)`."""
         return [x.reshape(self.block(tuple(x.shape)))]
@@ -135,36 +130,6 @@ class OneBlock(View):
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """The one block, reshaped to the parameter's shape."""
         return blocks[0].reshape(shape)
-
-
-class Turned(View):
-    """A layout of one block whose `split` exchanges two neighbouring dimensions between two reshapes: `turn` alone."""
-
-    @abstractmethod
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """Shape of the block, shape before the exchange, and the first of the two dimensions.
-
-        Args:
-            shape: shape of the parameter.
-
-        Returns:
-            Three values, of which both shapes have as many entries as `shape`.
-        """
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The one block."""
-        return (self.turn(shape)[0],)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """A copy, ordered by block."""
-        block, before, i = self.turn(tuple(x.shape))
-        return [x.reshape(before).transpose(i, i + 1).reshape(block)]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy, in the parameter's order."""
-        _, before, i = self.turn(shape)
-        after = (*before[:i], before[i + 1], before[i], *before[i + 2 :])
-        return blocks[0].reshape(after).transpose(i, i + 1).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -246,7 +211,7 @@ class Convolution(OneBlock):
 
 
 @dataclass(frozen=True)
-class TransposedConvolution(Turned):
+class TransposedConvolution(View):
     """A transposed convolution's kernel `(in, out/groups, *k)` as one matrix per group, with a row per output channel.
 
     An output entry is computed from one in `prod(stride)` of the columns, which `TransposedConvSpectral` accounts for.
@@ -260,11 +225,15 @@ class TransposedConvolution(Turned):
 
     groups: int = 1
 
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(groups, out/groups, in/groups * prod(k))`."""
-        require_fit(len(shape) > 2 and shape[0] % self.groups == 0, f"a kernel in {self.groups} groups", shape)
-        before = (self.groups, shape[0] // self.groups, *shape[1:])
-        return (self.groups, shape[1], math.prod((before[1], *shape[2:]))), before, 1
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(groups, out/groups, in/groups * prod(k))`."""
+        require_fit(x.ndim > 2 and len(x) % self.groups == 0, f"a kernel in {self.groups} groups", x.shape)
+        return [x.reshape(self.groups, len(x) // self.groups, *x.shape[1:]).transpose(1, 2).flatten(2)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, in the kernel's order."""
+        kernels = blocks[0].reshape(self.groups, shape[1], shape[0] // self.groups, *shape[2:])
+        return kernels.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -286,13 +255,9 @@ class Transposed(View):
         """Whether the inner view is."""
         return self.inner.stacked
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """The inner view's blocks of the transposed shape."""
-        require_fit(len(shape) > 1, "a transposed matrix, of 2 dimensions or more,", shape)
-        return self.inner.blocks((*shape[:-2], shape[-1], shape[-2]))
-
     def split(self, x: Tensor) -> list[Tensor]:
         """The inner view's blocks of the transpose."""
+        require_fit(x.ndim > 1, "a transposed matrix, of 2 dimensions or more,", x.shape)
         return self.inner.split(x.mT)
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:

@@ -1,13 +1,12 @@
 """Projections that share one parameter: one norm per projection, or per head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from surefoot.views.base import OneBlock, Shape, Transposed, Turned, View, require_fit
+from surefoot.views.base import OneBlock, Shape, Transposed, View, require_fit
 
 
 @dataclass(frozen=True)
@@ -32,71 +31,8 @@ class Fused(OneBlock):
         return (self.parts, shape[0] // self.parts, *shape[1:])
 
 
-class _Unequal(View):
-    """Projections of unequal size in each of several groups of rows."""
-
-    groups: int
-    sizes: tuple[int, ...]
-
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(1, groups * size, in)` per projection, or `(1, groups * size)` for the fused bias."""
-        fits = 1 <= len(shape) <= 2 and shape[0] == self.groups * sum(self.sizes)
-        require_fit(fits, f"projections of sizes {self.sizes} in {self.groups} groups", shape)
-        return tuple((1, self.groups * size, *shape[1:]) for size in self.sizes)
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """One per projection, with the groups' rows one after the other; of one group they share the memory of x."""
-        groups = x.reshape(self.groups, sum(self.sizes), *x.shape[1:])
-        parts = zip(torch.split(groups, list(self.sizes), 1), self.blocks(tuple(x.shape)), strict=True)
-        return [part.reshape(block) for part, block in parts]
-
-    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
-        """A copy, ordered by group, then by projection."""
-        parts = zip(blocks, self.sizes, strict=True)
-        return torch.cat([x.reshape(self.groups, size, *shape[1:]) for x, size in parts], 1).reshape(shape)
-
-
 @dataclass(frozen=True)
-class Projections(_Unequal):
-    """Projections of unequal size fused along dimension 0, as q, k, v of grouped queries: one norm per projection.
-
-    Args:
-        sizes: number of rows of each projection.
-
-    >>> Projections((8, 2, 2)).blocks((12, 16)), Projections((8, 2, 2)).blocks((12,))
-    (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
-    """
-
-    groups: ClassVar[int] = 1  # type: ignore[misc]
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Interleaved(Turned):
-    """Equal projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: one norm per projection.
-
-    Args:
-        heads: number of heads.
-        parts: number of projections.
-
-    >>> Interleaved(heads=2, parts=3).blocks((24, 8))
-    ((3, 8, 8),)
-    """
-
-    heads: int
-    parts: int
-
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
-        count = self.heads * self.parts
-        fits = 1 <= len(shape) <= 2 and shape[0] % count == 0
-        require_fit(fits, f"{self.parts} projections of {self.heads} heads", shape)
-        before = (self.heads, self.parts, shape[0] // count, *shape[1:])
-        return (self.parts, shape[0] // self.parts, *shape[1:]), before, 0
-
-
-@dataclass(frozen=True)
-class Grouped(_Unequal):
+class Grouped(View):
     """Projections fused group by group, rows `(groups, sum(sizes))`: one norm per projection, over all its groups.
 
     For example Falcon's grouped queries (per key: its queries, the key, the value) or DeepSeek's keys and values.
@@ -111,6 +47,62 @@ class Grouped(_Unequal):
 
     groups: int
     sizes: tuple[int, ...]
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """`(1, groups * size, in)` per projection, or `(1, groups * size)`; of one group they share the memory of x."""
+        fits = 1 <= x.ndim <= 2 and len(x) == self.groups * sum(self.sizes)
+        require_fit(fits, f"projections of sizes {self.sizes} in {self.groups} groups", x.shape)
+        groups = x.reshape(self.groups, sum(self.sizes), *x.shape[1:])
+        return [part.flatten(0, 1)[None] for part in torch.split(groups, list(self.sizes), 1)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, ordered by group, then by projection."""
+        parts = zip(blocks, self.sizes, strict=True)
+        return torch.cat([x.reshape(self.groups, size, *shape[1:]) for x, size in parts], 1).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Projections(Grouped):
+    """Projections of unequal size fused along dimension 0, as q, k, v of grouped queries: one norm per projection.
+
+    They are grouped projections of one group.
+
+    Args:
+        sizes: number of rows of each projection.
+
+    >>> Projections((8, 2, 2)).blocks((12, 16)), Projections((8, 2, 2)).blocks((12,))
+    (((1, 8, 16), (1, 2, 16), (1, 2, 16)), ((1, 8), (1, 2), (1, 2)))
+    """
+
+    groups: int = field(default=1, init=False, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Interleaved(View):
+    """Equal projections fused head by head, rows `(heads, parts, head_dim)` as in GPT-NeoX: one norm per projection.
+
+    Args:
+        heads: number of heads.
+        parts: number of projections.
+
+    >>> Interleaved(heads=2, parts=3).blocks((24, 8))
+    ((3, 8, 8),)
+    """
+
+    heads: int
+    parts: int
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(parts, out/parts, in)`, or `(parts, size/parts)` for the fused bias."""
+        count = self.heads * self.parts
+        fits = 1 <= x.ndim <= 2 and len(x) % count == 0
+        require_fit(fits, f"{self.parts} projections of {self.heads} heads", x.shape)
+        return [x.reshape(self.heads, self.parts, len(x) // count, *x.shape[1:]).transpose(0, 1).flatten(1, 2)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, ordered by head, then by projection."""
+        rows = shape[0] // (self.heads * self.parts)
+        return blocks[0].reshape(self.parts, self.heads, rows, *shape[1:]).transpose(0, 1).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ class FusedStack(OneBlock):
 
 
 @dataclass(frozen=True)
-class AlternatingStack(Turned):
+class AlternatingStack(View):
     """Experts `(E, out, in)` whose projections alternate row by row, gate, up, gate, up, as in gpt-oss.
 
     The norm is one per expert and projection.
@@ -152,10 +144,15 @@ class AlternatingStack(Turned):
     parts: int
     stacked = True
 
-    def turn(self, shape: Shape) -> tuple[Shape, Shape, int]:
-        """The block `(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
-        block = FusedStack(self.parts).block(shape)
-        return block, (shape[0], block[1], self.parts, *shape[2:]), 1
+    def split(self, x: Tensor) -> list[Tensor]:
+        """A copy `(E * parts, out/parts, in)`, or `(E * parts, out/parts)` for the biases."""
+        rows = FusedStack(self.parts).block(tuple(x.shape))[1]
+        return [x.reshape(len(x), rows, self.parts, *x.shape[2:]).transpose(1, 2).flatten(0, 1)]
+
+    def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
+        """A copy, in the rows' order."""
+        parts = blocks[0].reshape(shape[0], self.parts, shape[1] // self.parts, *shape[2:])
+        return parts.transpose(1, 2).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -185,38 +182,26 @@ class PerHead(View):
         """The inner layout."""
         return self.inner
 
-    def blocks(self, shape: Shape) -> tuple[Shape, ...]:
-        """`(n * out/head_dim, head_dim, in)` or `(n * size/head_dim, head_dim)` per block of the inner view."""
-        parts, whole = self._parts(shape)
-        heads = [self._heads(part) for part in parts[: len(parts) - whole]]
-        return (*heads, *parts[len(heads) :])
-
     def split(self, x: Tensor) -> list[Tensor]:
-        """The inner view's blocks, reshaped into heads."""
-        blocks, shapes = self.inner.split(x), self.blocks(tuple(x.shape))
-        if len(shapes) > len(blocks):
-            blocks[-1:] = [blocks[-1][:-1], blocks[-1][-1:]]
-        return [block.reshape(shape) for block, shape in zip(blocks, shapes, strict=True)]
+        """`(n * out/head_dim, head_dim, in)` or `(n * size/head_dim, head_dim)` per block of the inner view."""
+        *cut, last = self.inner.split(x)
+        whole = not self.values and (len(cut) > 0 or len(last) > 1)
+        if whole and len(last) > 1:
+            cut, last = [*cut, last[:-1]], last[-1:]
+        return [*map(self._heads, cut), last if whole else self._heads(last)]
 
     def join(self, blocks: Sequence[Tensor], shape: Shape) -> Tensor:
         """The heads reshaped into the inner view's blocks, then joined by it."""
-        parts = [x.reshape(part) for x, part in zip(blocks, self._parts(shape)[0], strict=True)]
-        if len(parts) > len(self.inner.blocks(shape)):
-            parts[-2:] = [torch.cat(parts[-2:])]
-        return self.inner.join(parts, shape)
+        whole, parts = self.inner.blocks(shape), [*blocks]
+        if len(parts) > len(whole):  # the last of equal projections was left whole
+            parts[-2:] = [torch.cat([parts[-2].reshape(-1, *parts[-1].shape[1:]), parts[-1]])]
+        return self.inner.join([x.reshape(block) for x, block in zip(parts, whole, strict=True)], shape)
 
-    def _parts(self, shape: Shape) -> tuple[list[Shape], bool]:
-        """The inner blocks, a last projection that is left whole by itself, and whether it is: if there are others."""
-        *cut, (count, *rest) = self.inner.blocks(shape)
-        whole = not self.values and (len(cut) > 0 or count > 1)
-        parts = [(count - 1, *rest), (1, *rest)] if whole and count > 1 else [(count, *rest)]
-        return [*cut, *parts], whole
-
-    def _heads(self, block: Shape) -> Shape:
-        count, rows, *rest = block
+    def _heads(self, block: Tensor) -> Tensor:
+        count, rows, *rest = block.shape
         if self.head_dim < 1 or rows % self.head_dim:
             raise ValueError(f"{rows} rows are no whole number of heads of {self.head_dim} rows")
-        return (count * rows // self.head_dim, self.head_dim, *rest)
+        return block.reshape(count * rows // self.head_dim, self.head_dim, *rest)
 
 
 def apart(view: View, shape: Shape) -> View:

@@ -28,7 +28,7 @@ NAMES |= {f"{home}.{n}": getattr(importlib.import_module(home), n) for home, ns 
 def parameters(thing):
     """Names of a function's or a constructor's own arguments."""
     if dataclasses.is_dataclass(thing):
-        return [field.name for field in dataclasses.fields(thing)]
+        return [field.name for field in dataclasses.fields(thing) if field.init]
     if inspect.isclass(thing) and "__init__" not in vars(thing):
         return []
     return [name for name in inspect.signature(thing).parameters if name != "self"]
