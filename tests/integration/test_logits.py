@@ -1,5 +1,6 @@
 """Attention control on layouts of transformers: the logits of a batch come back to the threshold, head by head.
 
+Models that multiply the logits of words have their heads in other units.
 And the plan, QK-clip and the monitor agree on every family's queries, keys and values.
 """
 
@@ -140,3 +141,60 @@ def check_values(owner, value, before):
     with torch.no_grad():
         p.copy_(value.view.join(blocks, tuple(p.shape)))
     assert forward_bound(owner) == pytest.approx(before)
+
+
+# --- models that multiply their logits learn as those that do not, since their heads are in other units ---
+
+TINY = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 40, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MULTIPLIED = {
+    "Cohere": ("logit_scale", 1),
+    "Cohere2": ("logit_scale", 1),
+    "Granite": ("logits_scaling", -1),
+    "GraniteMoe": ("logits_scaling", -1),
+}
+
+
+RATES = {"steady": 2.0**-4, "steady_bounded": 2.0**-4, "scion": 2.0**-14}
+"""A learning rate for each."""
+
+
+def trained(family, factor, recipe, tied):
+    """The losses of five steps, the head's weight times the factor, and its placement."""
+    attribute, power = MULTIPLIED[family]
+    options = {**TINY, attribute: factor**power, "tie_word_embeddings": tied}
+    config = getattr(transformers, f"{family}Config")(**options)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float()
+    plan = sf.Plan.of(model, getattr(sf.recipes, recipe)())
+    plan.initialise_(model, seed=0)
+    optimizer, losses = sf.SteepestDescent(model, plan, lr=RATES[recipe]), []
+    for step in range(5):
+        tokens = torch.randint(3, 50, (2, 9), generator=torch.Generator().manual_seed(step))
+        loss = model(input_ids=tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    head = next(name for name in plan if plan[name].role.name == "head")
+    return losses, model.get_output_embeddings().weight.detach() * factor, plan[head]
+
+
+@pytest.mark.parametrize("recipe", RATES)
+@pytest.mark.parametrize("family", MULTIPLIED)
+def test_a_factor_on_the_logits_changes_no_loss(family, recipe):
+    factor = 2.0**-4
+    losses, weight, head = trained(family, factor, recipe, tied=False)
+    plain, expected, _ = trained(family, 1.0, recipe, tied=False)
+    assert losses == pytest.approx(plain, abs=1e-4)
+    torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-5)
+    assert "logits are multiplied by 0.0625, by the configuration's " in head.why
+
+
+@pytest.mark.parametrize("family", ["Cohere", "Granite"])
+def test_a_tied_table_is_in_the_head_s_units(family):
+    (*_, head), (*_, plain) = (trained(family, factor, "steady", tied=True) for factor in (0.25, 1.0))
+    assert head.lr_scales[0] == 4 * plain.lr_scales[0]
+    assert "logits are multiplied" not in plain.why

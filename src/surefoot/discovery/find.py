@@ -18,7 +18,7 @@ shape is there for the inputs, is tied.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from torch import nn
@@ -28,8 +28,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.discovery.heads import heads
-from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters
-from surefoot.discovery.known_classes import kinds_by_class
+from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters, times
+from surefoot.discovery.known_classes import kinds_by_class, logits_factor
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.routers import routers
@@ -120,9 +120,20 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
+def multiplied(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the units of heads whose logits the model multiplies, and of what is added to the rows of these.
+
+    Logits `c <w, x>` are those of the rows `c w`: so w starts, moves and is bounded by what those do, divided by c.
+    """
+    factor, why = logits_factor(search.model)
+    heads = {name: k for name, k in kinds.items() if factor != 1 and k and k.name in ("head", "tied_positions")}
+    units = partial(times, factor=1 / factor)
+    return kinds | {name: replace(k, units=(*k.units, units), why=f"{k.why}; {why}") for name, k in heads.items()}
+
+
 Pass = Callable[[Search, Kinds], Kinds]
 OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers)  # beside what heads saw, too
-OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, overrides)
+OF_PARAMETERS: tuple[Pass, ...] = (tied, added, multiplied, residual, overrides)
 
 
 def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:

@@ -12,9 +12,10 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
 from surefoot.identity import plain_name
-from surefoot.initialise import Initial, LinearNormal
+from surefoot.initialise import AsBuilt, Initial, LinearNormal, Scaled
 from surefoot.roles import Role
-from surefoot.scaling import Scale
+from surefoot.scaling import Times
+from surefoot.stabilise.decay import DecoupledWeightDecay
 from surefoot.stabilise.reparametrise import Reparametrised
 from surefoot.views import Shape, View
 
@@ -63,7 +64,7 @@ class Kind:
         view: layout; None takes the role's default.
         initial: initial values, or a function of the role's; None takes the role's default.
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
-        radius_unit: unit of a radius given for all roles; None takes the role's default.
+        units: changes of the role to other units of its rate, initial values and radii than its own, in turn.
         heads: of a matrix that gives an attention layer's queries or keys, or by a forward pass values; else None.
         branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
         override: what the user says of the parameter, and the reason; None for nothing.
@@ -77,27 +78,28 @@ class Kind:
     view: View | None = None
     initial: Initial | Callable[[Initial], Initial] | None = None
     stride: int = 1
-    radius_unit: Scale | None = None
+    units: tuple[Callable[[Role], Role], ...] = ()
     heads: Heads | None = None
     branches: int | None = None
     override: tuple[Change, str] | None = None
 
     def adapt(self, role: Role) -> Role:
-        """Adapt a recipe's role to this parameter: its layout, its initial values and its stride.
+        """Adapt a recipe's role to this parameter: its layout, its initial values, its units and its stride.
 
         Args:
             role: the recipe's role of this kind.
 
         Returns:
-            The role with this kind's view, initial values, unit of radii and stride in place of its defaults.
+            The role with this kind's view, initial values, units and stride in place of its defaults.
 
         Raises:
             ValueError: a stride above 1 and a role whose geometry is not spectral.
         """
         initial, stride = self.initial or role.initial, self.stride
         initial = initial if isinstance(initial, Initial) else initial(role.initial)
-        unit, geometry = self.radius_unit or role.radius_unit, role.geometry
-        role = replace(role, view=self.view or role.view, initial=initial, radius_unit=unit)
+        role, geometry = replace(role, view=self.view or role.view, initial=initial), role.geometry
+        for change in self.units:
+            role = change(role)
         if stride == 1:
             return role
         if type(geometry) is not Spectral:
@@ -106,6 +108,15 @@ class Kind:
             remedy = f"a recipe such as steady or muon, or override it with Role({role.name!r}, {given})"
             raise ValueError(f"{what} is known to Spectral() only, not {geometry}: take {remedy}")
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
+
+
+def times(role: Role, factor: float) -> Role:
+    """The role with rate, initial values and radii so many times as large; decay takes the same part of a weight."""
+    initial = role.initial if isinstance(role.initial, AsBuilt) else Scaled(role.initial, factor)
+    scale, unit, decay = Times(factor, role.lr_scale), Times(factor, role.radius_unit), role.stabiliser
+    if isinstance(decay, DecoupledWeightDecay):
+        decay = replace(decay, lr_scale=Times(factor, decay.lr_scale))
+    return replace(role, lr_scale=scale, initial=initial, radius_unit=unit, stabiliser=decay)
 
 
 class Guess(Kind):

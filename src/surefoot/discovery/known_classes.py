@@ -192,6 +192,15 @@ def _by_owner(rows: Iterable[tuple[str, T, str]]) -> dict[str, list[tuple[str, T
     return dict(table)
 
 
+_LOGITS = {
+    "Cohere": ("logit_scale", 1),
+    "Granite": ("logits_scaling", -1),
+    "HyperCLOVAX": ("logits_scaling", 1),
+    "FalconH1": ("lm_head_multiplier", 1),
+    "MiniCPM": ("logits_scaling", -1),
+}
+"""How a model's class begins -> the number of its configuration that multiplies the logits (1) or divides them (-1)."""
+
 _LAYOUTS_OF, _KINDS_OF = _by_owner(_LAYOUTS), _by_owner(_KINDS)
 
 
@@ -223,6 +232,25 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
 def adds_projected_tables(owner: nn.Module) -> bool:
     """True for a module that projects a table's rows to another width before it adds positions to them."""
     return not {"OPTDecoder", "MobileBertEmbeddings"}.isdisjoint(class_names(owner))
+
+
+def logits_factor(model: nn.Module) -> tuple[float, str]:
+    """What a model multiplies its logits by, and the reason; 1 where no class is known that does.
+
+    Args:
+        model: one of transformers' language models, or a module around one.
+
+    Returns:
+        The factor, and where it stands.
+    """
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        config = getattr(config, "text_config", config)
+        for start, (attribute, power) in _LOGITS.items():
+            number = getattr(config, attribute, None)
+            if isinstance(number, float | int) and number > 0 and any(c.startswith(start) for c in class_names(module)):
+                return number**power, f"logits are multiplied by {number**power:g}, by the configuration's {attribute}"
+    return 1.0, ""
 
 
 def kinds_by_class(owner: nn.Module) -> Kinds:

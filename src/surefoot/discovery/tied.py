@@ -13,6 +13,7 @@ initial values and its unit of radii.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -106,7 +107,9 @@ def added(search: Search, kinds: Kinds) -> Kinds:
         for p in _added_to(search.model, table, candidates.keys()):
             name, kind = candidates[p]
             why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
-            changed[name] = Kind("tied_positions", why, initial=kind.initial, radius_unit=unit)
+            changed[name] = Kind(
+                "tied_positions", why, initial=kind.initial, units=(partial(replace, radius_unit=unit),)
+            )
     return kinds | changed
 
 
