@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds
 from surefoot.geometry.change_bounds import Sizes
-from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.geometry.spectral import Spectral
 from surefoot.linalg import device
 from surefoot.stabilise.base import Decay, Known, Limit, Moved, along, remaining
 from surefoot.stabilise.decay import WeightDecay
@@ -62,7 +62,7 @@ class CautiousDecay(Decay):
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
         most = ChangeBounds.of(ball).norm_bound(sizes, shape)
         decayed = torch.full_like(change, min(most, torch.finfo(change.dtype).max))
-        if isinstance(ball, ScaledSpectral):
+        if isinstance(ball, Spectral):
             decayed = decayed.minimum((NormBounds.of(ball).bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)
 

@@ -13,7 +13,7 @@ from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
 from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_other
 from surefoot.geometry.constraints import Constraint, SameNorm
-from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.geometry.spectral import Spectral
 from surefoot.linalg.bounds import divisor
 from surefoot.linalg.device import widened
 from surefoot.linalg.small_eigh import finite_only
@@ -55,7 +55,7 @@ class Normalise(Checked):
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * ChangeBounds.of(self.norm).direction_norm_bound(ball, tuple(w.shape))
-        if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
+        if isinstance(self.norm, Frobenius) and isinstance(ball, Spectral):
             values = finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape)
             share = target / divisor(now)
             change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
