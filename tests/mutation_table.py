@@ -173,7 +173,7 @@ MUTATIONS = (
         GUARANTEE,
     ),
     Mutation("an empty row", "geometry/lp_balls.py", "if s == 2 and g.numel() and", "if s == 2 and", GEOMETRY),
-    Mutation("decay not capped", "stabilise/base.py", "1 - min(1.0, max(0.0, eta * rate))", "1 - eta * rate", MOVES),
+    Mutation("decay not capped", "stabilise/base.py", "min(1.0, max(0.0, eta * rate))", "eta * rate", MOVES),
     Mutation(
         "running bound does not grow",
         "stabilise/running_bound.py",

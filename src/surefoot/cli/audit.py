@@ -85,7 +85,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
 
     lines = []
     for name, placement in plan.placements.items():
-        sides = [sorted(block[-2:]) for block in placement.blocks if isinstance(placement.role.geometry, Spectral)]
+        sides = [sorted(block[-2:]) for block in placement.blocks if type(placement.role.geometry) is Spectral]
         if tiny := next((small for small, _ in sides if small < SMALL_SIDE), 0):
             lines.append(f"{name} has a side of {tiny}: a spectral norm of so few directions is nearly a Euclidean one")
         elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds
 from surefoot.geometry.change_bounds import Sizes
-from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.geometry.spectral import Spectral
 from surefoot.linalg import device
-from surefoot.stabilise.base import Decay, Known, Limit, Moved, along, remaining
+from surefoot.stabilise.base import Decay, Known, Limit, Moved, along, share
 from surefoot.stabilise.decay import WeightDecay
 
 
@@ -43,7 +43,7 @@ class CautiousDecay(Decay):
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The decay of some entries, then the step."""
-        decayed = torch.where(d * w >= 0, w * remaining(eta, self.rate), w)
+        decayed = torch.where(d * w >= 0, w * (1 - share(eta, self.rate)), w)
         return along(decayed, d, eta), cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
@@ -52,7 +52,7 @@ class CautiousDecay(Decay):
         Rows, columns and entries are no longer without some of their entries. A spectral norm may be: what is taken
         along a and b is at most the sum of the positive terms of `a^T w b`, `(|a|^T |w| |b| + a^T w b) / 2`.
         """
-        part, shape = min(1.0, eta * self.rate), tuple(w.shape[-ball.ndim :])
+        part, shape = share(eta, self.rate), tuple(w.shape[-ball.ndim :])
         change = torch.full_like(known.upper, eta * known.longest(ball))
         if not w.numel():
             return change
@@ -62,7 +62,7 @@ class CautiousDecay(Decay):
         sizes = Sizes(float(w.abs().max()), rows, columns, whole).within(shape)
         most = ChangeBounds.of(ball).norm_bound(sizes, shape)
         decayed = torch.full_like(change, min(most, torch.finfo(change.dtype).max))
-        if isinstance(ball, ScaledSpectral):
+        if isinstance(ball, Spectral):
             decayed = decayed.minimum((NormBounds.of(ball).bounds(w.abs())[1] + known.upper) / 2)
         return change + part * decayed * (1 + 1e-5)
 
@@ -94,17 +94,13 @@ class IndependentDecay(WeightDecay):
         if self.rate > 1:
             raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
 
-    def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
-        """`(1 - rate) w` where eta is not 0."""
-        return w * (1 - self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype))
+    def part(self, w: Tensor, eta: Eta) -> Tensor:
+        """rate, where eta is not 0."""
+        return self.rate * (device.scalar_like(eta, w) > 0).to(w.dtype)
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> IndependentDecay:
         """Itself: the part has no unit."""
         return self
-
-    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """`eta longest + rate norm(w)`."""
-        return eta * known.longest(ball) + self.rate * known.upper
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest eta / rate)`."""

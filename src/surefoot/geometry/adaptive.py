@@ -14,7 +14,7 @@ from surefoot.geometry.base import Around, ChangeBounds, Extent, Geometry, State
 from surefoot.geometry.change_bounds import ROUNDED, UNKNOWN, Sizes
 from surefoot.geometry.constraints import Constraint, SameNorm
 from surefoot.geometry.returned import direction_of
-from surefoot.geometry.spectral import ScaledSpectral, Spectral
+from surefoot.geometry.spectral import Spectral
 from surefoot.geometry.vectors import VectorGeometry
 from surefoot.linalg import device
 from surefoot.linalg.bounds import divisor, max_abs, max_abs_or_one
@@ -251,11 +251,11 @@ class StreamingSpectral(Adaptive):
              [ 0., -1.]]])
     """
 
-    norm_of: ScaledSpectral = Spectral()  # noqa: RUF009
+    norm_of: Spectral = Spectral()  # noqa: RUF009
     iterations: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.norm_of, ScaledSpectral):
+        if not isinstance(self.norm_of, Spectral):
             raise ValueError(f"StreamingSpectral takes the direction of a spectral norm, not of {self.norm_of}")
         if self.iterations < 1:
             raise ValueError(f"StreamingSpectral takes at least 1 iteration, not {self.iterations}")

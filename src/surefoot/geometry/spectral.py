@@ -1,7 +1,6 @@
 """The spectral norm: a linear layer, RMS -> RMS; a transposed convolution."""
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,8 +31,24 @@ TANGENT_VECTORS, TANGENT_ITERATIONS = 2, 8
 
 
 @dataclass(frozen=True)
-class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
-    """`sigma_max(W) / unit`, direction `unit * msign(G)`, for a unit that depends on the shape."""
+class Spectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
+    """Linear layer: `sqrt(d_in/d_out) sigma_max(W)`, direction `sqrt(d_out/d_in) msign(G)`; Muon's norm.
+
+    The direction's norm is at most 1 + 5e-4 in float32 with every method but `newton_schulz` (1.22); its
+    alignment `<G, d> / dual(G)` is about .98 with `auto` and .998 or more with `qdwh`; see `surefoot.msign`.
+
+    Args:
+        method: how `msign` is computed, see `surefoot.msign`.
+
+    Raises:
+        ValueError: an unknown method.
+
+    Source: "Beyond MuP 2"; MOGA's (2, 2).
+
+    >>> w = torch.zeros(8, 2); w[0, 0] = 2.0
+    >>> Spectral().norm(w)
+    tensor(1.)
+    """
 
     couples: ClassVar[frozenset[int]] = frozenset({-2, -1})
     costly = True
@@ -43,9 +58,9 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
     def __post_init__(self) -> None:
         require_method(self.method)
 
-    @abstractmethod
     def unit(self, shape: torch.Size) -> float:
-        """The largest singular value of a weight of norm 1."""
+        """`sqrt(d_out/d_in)`, the largest singular value of a weight of norm 1."""
+        return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
 
     def norm(self, w: Tensor) -> Tensor:
         """`sigma_max / unit`, to a relative error of 1e-7."""
@@ -190,32 +205,7 @@ class ScaledSpectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
 
 
 @dataclass(frozen=True)
-class Spectral(ScaledSpectral):
-    """Linear layer: `sqrt(d_in/d_out) sigma_max(W)`, direction `sqrt(d_out/d_in) msign(G)`; Muon's norm.
-
-    The direction's norm is at most 1 + 5e-4 in float32 with every method but `newton_schulz` (1.22); its
-    alignment `<G, d> / dual(G)` is about .98 with `auto` and .998 or more with `qdwh`; see `surefoot.msign`.
-
-    Args:
-        method: how `msign` is computed, see `surefoot.msign`.
-
-    Raises:
-        ValueError: an unknown method.
-
-    Source: "Beyond MuP 2"; MOGA's (2, 2).
-
-    >>> w = torch.zeros(8, 2); w[0, 0] = 2.0
-    >>> Spectral().norm(w)
-    tensor(1.)
-    """
-
-    def unit(self, shape: torch.Size) -> float:
-        """`sqrt(d_out/d_in)`."""
-        return math.sqrt(max(1, shape[-2]) / max(1, shape[-1]))
-
-
-@dataclass(frozen=True)
-class TransposedConvSpectral(ScaledSpectral):
+class TransposedConvSpectral(Spectral):
     """`sqrt(d_in / (stride d_out)) sigma_max(W)`: of `d_in` columns an output entry sums over one in `stride`.
 
     Its fan-in, and so the width factor, is `d_in / stride`; all else is the spectral norm's.
@@ -237,4 +227,4 @@ class TransposedConvSpectral(ScaledSpectral):
 
     def unit(self, shape: torch.Size) -> float:
         """`sqrt(stride d_out/d_in)`."""
-        return Spectral().unit(shape) * math.sqrt(self.stride)
+        return super().unit(shape) * math.sqrt(self.stride)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Eta, Extent, State
+from surefoot.geometry.base import Eta, State
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs_or_one
 from surefoot.linalg.device import full_precision
@@ -59,7 +59,6 @@ class SOAP(Smoothing):
     tensor([ 8., -8.])
     """
 
-    extent: ClassVar[Extent] = Extent.WHOLE
     squares: ClassVar[bool] = True
     owned: ClassVar[tuple[str, ...]] = ("left", "right", "left_basis", "right_basis", "second", "turns")
 

@@ -135,16 +135,16 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: S
     change = stabiliser.largest_change(w, eta, geometry, known) if eta > 0 else nothing
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
-    decays = isinstance(stabiliser, WeightDecay) and stabiliser.extent == Extent.ENTRY  # and does no more
-    plain = stabiliser.natural(w) if decays and isinstance(stabiliser, WeightDecay) else stabiliser
-    most = plain.bound * (role.step_norm_bound(block) if decays else 1.0)
+    alone = stabiliser.extent == Extent.ENTRY  # decay, and no clip behind it
+    decay = stabiliser.natural(w) if isinstance(stabiliser, WeightDecay) and alone else None
+    most = decay.bound * role.step_norm_bound(block) if decay else stabiliser.bound
     share = lower / most if 0 < most < math.inf else nothing
     bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()
     numbers = [dict(zip(_NAMES, row, strict=True)) for row in rows]
     if role.name == "head" and isinstance(geometry, HeadRMS):
         apart = spread(w)
-        if eta > 0 and decays:  # one part of all rows: of what they have in common, and of what they differ by
+        if eta > 0 and decay:  # one part of all rows: of what they have in common, and of what they differ by
             rounded = torch.finfo(w.dtype).eps * upper  # of the rows, which may be far larger than what they differ by
             change = change.minimum(stabiliser.largest_change(w, eta, geometry, replace(known, upper=apart)) + rounded)
         for own, weight, s, moved in zip(numbers, w, apart.tolist(), change.tolist(), strict=True):

@@ -258,9 +258,9 @@ def where_moved(eta: Eta, dims: tuple[int, ...], new: Tensor, old: Tensor) -> Te
     return torch.where(moved, new, old)
 
 
-def remaining(eta: Eta, rate: float) -> Tensor | float:
-    """`1 - min(1, eta * rate)`; 1 for an eta that is none, by which nothing moves."""
-    return 1 - (eta * rate).clamp(0, 1) if isinstance(eta, Tensor) else 1 - min(1.0, max(0.0, eta * rate))
+def share(eta: Eta, rate: float) -> Eta:
+    """The part of a weight that decay takes, `min(1, eta * rate)`; 0 where eta is not positive, and nothing moves."""
+    return (eta * rate).clamp(0, 1) if isinstance(eta, Tensor) else min(1.0, max(0.0, eta * rate))
 
 
 def require_positive(name: str, value: float, power: int = 0) -> None:

@@ -114,7 +114,7 @@ class DecayedPostClip(PostClip, DecoupledWeightDecay):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """The decay, and `PostClip`'s of what it leaves."""
-        decay = min(1.0, eta * self.natural(w).rate) * known.upper
+        decay = self.part(w, eta) * known.upper
         return decay + super().largest_change(w, eta, ball, replace(known, upper=known.upper - decay))
 
 

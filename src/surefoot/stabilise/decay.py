@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
-from surefoot.stabilise.base import NUMBER, Decay, Known, Limit, Moved, along, remaining
+from surefoot.stabilise.base import NUMBER, Decay, Known, Limit, Moved, along, share
 
 TOLERANCE = {torch.float64: 1.001, torch.float32: 1.001, torch.bfloat16: 0.0, torch.float16: 0.0}
 """How far a sum of norms may exceed the bound that it proves, by dtype; in half precision it proves nothing."""
@@ -42,9 +42,13 @@ class WeightDecay(Decay):
         return along(w, d, eta, into=w), cache
 
     def shrunk(self, w: Tensor, eta: Eta) -> Tensor:
-        """`(1 - eta rate) w`, in the memory of w where that may be."""
-        keep = remaining(eta, self.natural(w).rate)
+        """What decay leaves of w, in its memory where that may be."""
+        keep = 1 - self.part(w, eta)
         return w.mul_(keep) if device.may_branch(w) else w * keep
+
+    def part(self, w: Tensor, eta: Eta) -> Eta:
+        """The part of w that decay takes, `eta rate`."""
+        return share(eta, self.natural(w).rate)
 
     def natural(self, w: Tensor) -> WeightDecay:
         """The same decay of this weight, by `eta`."""
@@ -52,7 +56,7 @@ class WeightDecay(Decay):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`."""
-        return eta * known.longest(ball) + min(1.0, eta * self.natural(w).rate) * known.upper
+        return eta * known.longest(ball) + self.part(w, eta) * known.upper
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest / rate)`."""
@@ -131,7 +135,7 @@ class PreDecay(Decay):
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """Shrink the norm, step, and clip what a long direction left outside."""
         largest = largest_step(eta, ball)
-        keep = remaining(largest, self.rate)
+        keep = 1 - share(largest, self.rate)
         shrunk, norm = NormBounds.of(ball).shrink(w, keep)
         moved, norm = along(shrunk, d, eta, into=shrunk), expand(norm, ball)
         rounding = 1 - torch.finfo(w.dtype).eps / 2  # or a norm could creep up by it at every step
@@ -144,11 +148,11 @@ class PreDecay(Decay):
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`, and the way back into the ball after a step longer than 1."""
-        longest = known.longest(ball)
-        change = eta * longest + min(1.0, eta * self.rate) * known.upper
+        longest, part = known.longest(ball), share(eta, self.rate)
+        change = eta * longest + part * known.upper
         if longest <= TOLERANCE[w.dtype]:
             return change
-        reached = (1 - min(1.0, eta * self.rate)) * known.upper + eta * longest
+        reached = (1 - part) * known.upper + eta * longest
         return change + (reached - 1 / self.rate).clamp_min(0)
 
 
@@ -185,7 +189,7 @@ class StreamingPreDecay(Decay):
     def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> Taken:
         estimates = NormEstimates.of(ball)
         norm, cache = estimates.estimate_norm(w, self.init_state(w, ball, ball) if cache is None else cache)
-        limit = expand(norm, ball).to(w.dtype) * remaining(largest_step(eta, ball), self.rate)
+        limit = expand(norm, ball).to(w.dtype) * (1 - share(largest_step(eta, ball), self.rate))
         return estimates.clip_leading(w, limit, cache)
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:

@@ -13,11 +13,11 @@ from surefoot.geometry import RMS, Frobenius, lp_balls
 from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, expand
 from surefoot.geometry.change_bounds import Sizes, back_to_frobenius, back_to_other
 from surefoot.geometry.constraints import Constraint, SameNorm
-from surefoot.geometry.spectral import ScaledSpectral
+from surefoot.geometry.spectral import Spectral
 from surefoot.linalg.bounds import divisor
 from surefoot.linalg.device import widened
 from surefoot.linalg.small_eigh import finite_only
-from surefoot.stabilise.base import NORM, Ball, Checked, Known, Limit, Moved, Stabiliser, along
+from surefoot.stabilise.base import NORM, Checked, Known, Limit, Moved, Stabiliser, along
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,29 @@ class Normalise(Checked):
         return Extent.NORM if self.norm is None else Extent.WHOLE
 
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
-        """Step, then rescale."""
-        return _rescaled(along(w, d, eta), w, self.norm or ball, self.radius), cache
+        """Step, then rescale; w where it is zero or would become so."""
+        stepped, sphere = along(w, d, eta), self.norm or ball
+        after = expand(sphere.norm(stepped), sphere)
+        if self.radius is None:
+            target = expand(sphere.norm(w), sphere)
+        else:
+            target = self.radius * (~NormBounds.of(sphere).is_zero(w)).to(after.dtype)
+        return scaled_to(stepped, w, after, target), cache
 
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way."""
+        """The step, and the way back to the sphere; in another norm than the sphere's, times the factor of that way.
+
+        A zero weight stays.
+        """
         reach = eta * known.longest(ball)
         if self.norm is None or self.norm == ball:
-            return _back_to_sphere(w, reach, self.radius, ball)
+            lower, upper, _ = NormBounds.of(ball).bounds(w)
+            off = 0.0 if self.radius is None else torch.maximum(upper - self.radius, self.radius - lower)
+            return torch.where(upper == 0, 0, off + 2 * reach)
         now, own = self.norm.norm(w), eta * known.longest(self.norm)
         target = now if self.radius is None else torch.full_like(now, self.radius)
         both = known.upper + target * ChangeBounds.of(self.norm).direction_norm_bound(ball, tuple(w.shape))
-        if isinstance(self.norm, Frobenius) and isinstance(ball, ScaledSpectral):
+        if isinstance(self.norm, Frobenius) and isinstance(ball, Spectral):
             values = finite_only(torch.linalg.svdvals, w) / ball.unit(w.shape)
             share = target / divisor(now)
             change = share * back_to_frobenius(values, reach).to(now.dtype) + (share - 1).abs() * known.upper
@@ -110,7 +121,7 @@ class Hyperball(Stabiliser):
 
 
 @dataclass(frozen=True)
-class SpectralSphere(Ball):
+class SpectralSphere(Normalise):
     """Steepest descent on the sphere `norm(w) = radius`: the best direction that keeps the norm, then a rescaling.
 
     The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being the leading singular pair
@@ -131,36 +142,12 @@ class SpectralSphere(Ball):
     'norm = 2, or 0 where it is 0'
     """
 
-    told: ClassVar[str] = "{norm} = {radius:.4g}, or 0 where it is 0"
-    extent: ClassVar[Extent] = Extent.NORM
+    radius: float = field(metadata=NORM)
+    norm: ClassVar[None] = None  # type: ignore[misc]
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
         """The norm, where the step is along the weight's own sphere."""
         return SameNorm() if geometry is ball else None
-
-    def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
-        """Step, then back onto the sphere."""
-        return _rescaled(along(w, d, eta), w, ball, self.radius), cache
-
-    def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
-        """The step, and the way back."""
-        return _back_to_sphere(w, eta * known.longest(ball), self.radius, ball)
-
-
-def _rescaled(stepped: Tensor, w: Tensor, sphere: Geometry, radius: float | None) -> Tensor:
-    """The step's result with norm radius, or with w's; w where it is zero or would become so."""
-    after = expand(sphere.norm(stepped), sphere)
-    if radius is None:
-        return scaled_to(stepped, w, after, expand(sphere.norm(w), sphere))
-    target = radius * (~NormBounds.of(sphere).is_zero(w)).to(after.dtype)
-    return scaled_to(stepped, w, after, target)
-
-
-def _back_to_sphere(w: Tensor, reach: float, radius: float | None, ball: Geometry) -> Tensor:
-    """Bound on the change by a step of norm reach and a rescaling of the same norm; a zero weight stays."""
-    lower, upper, _ = NormBounds.of(ball).bounds(w)
-    off = 0.0 if radius is None else torch.maximum(upper - radius, radius - lower)
-    return torch.where(upper == 0, 0, off + 2 * reach)
 
 
 def scaled_to(stepped: Tensor, w: Tensor, after: Tensor, target: Tensor) -> Tensor:
