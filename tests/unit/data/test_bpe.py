@@ -52,13 +52,16 @@ def test_the_validation_split_does_not_reach_the_vocabulary(file: Path) -> None:
 
 @pytest.mark.parametrize("unseen", [TEXT, "Ελληνικά \r\n\t\0 🦶".encode(), b"x" * (1 << 16), b""])
 def test_tokens_decode_to_the_text(unseen: bytes) -> None:
-    tokenizer = bpe.train(TEXT, 300)
-    assert tokenizer.decode(bpe.encode(tokenizer, unseen).tolist(), skip_special_tokens=False) == unseen.decode()
+    tokenizer = bpe.train([TEXT.decode()], 300, "text")
+    (tokens,) = bpe.encode(tokenizer, [unseen.decode()])
+    assert tokenizer.decode(tokens.tolist(), skip_special_tokens=False) == unseen.decode()
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
-    tokenizer = bpe.train(TEXT, 300)
-    assert tokenizer.decode(bpe.encode(tokenizer, b"a\xffb").tolist()) == "a\N{REPLACEMENT CHARACTER}b"
+def test_bytes_that_are_no_text_are_replaced(file: Path) -> None:
+    file.write_bytes(TEXT + b"a\xffb")
+    corpus = load(f"bpe:300:{file}")
+    assert isinstance(corpus.tokenizer, Tokenizer)
+    assert corpus.tokenizer.decode(corpus.validation.tolist()).endswith("\n\na\N{REPLACEMENT CHARACTER}b")
 
 
 def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_text_of_too_few_merges_says_how_many_it_has(file: Path) -> None:
     with pytest.raises(ValueError, match=r"text\.py gives \d+ tokens, fewer than the 5000 asked for: ask for fewer"):
         load(f"bpe:5000:{file}")
     with pytest.raises(ValueError, match=r"nothing gives 256 tokens, .*: is it empty, or no text in UTF-8"):
-        bpe.train_on([], 300, "nothing")
+        bpe.train([], 300, "nothing")
 
 
 def test_too_few_tokens_for_the_context_are_called_tokens(file: Path) -> None:
@@ -114,9 +117,10 @@ def test_the_path_within_a_name_becomes_absolute(tmp_path: Path, monkeypatch: py
 
 
 def test_a_tokenizer_that_cuts_or_pads_encodes_all_of_a_text(tmp_path: Path) -> None:
-    trained = bpe.train(TEXT, 300)
-    whole = bpe.encode(trained, TEXT)
+    text = TEXT.decode()
+    trained = bpe.train([text], 300, "text")
+    whole = bpe.encode(trained, [text])
     trained.enable_truncation(16)
     trained.enable_padding(length=32)
     (tmp_path / "tokenizer.json").write_text(trained.to_str())
-    assert np.array_equal(bpe.encode(bpe.read(tmp_path / "tokenizer.json"), TEXT), whole)
+    assert np.array_equal(bpe.encode(bpe.read(tmp_path / "tokenizer.json"), [text]), whole)

@@ -39,7 +39,7 @@ def test_a_call_that_failed_leaves_the_folder_to_the_next(source, tmp_path):
     convert(conversion(source), good)
     junk, bare = tmp_path / "junk.json", tmp_path / "bare.json"
     junk.write_text("{}")
-    bare.write_text(bpe.train("".join(TEXTS).encode(), 270).to_str())
+    bare.write_text(bpe.train(TEXTS, 270, "text").to_str())
     for name, given, message in (
         ("typo.jsonl", good / "tokenizer.json", r"typo\.jsonl does not exist"),
         ("in.jsonl", junk, r"junk\.json is not a tokenizer"),

@@ -129,7 +129,7 @@ def test_it_goes_on_after_the_last_whole_file(source, tmp_path, monkeypatch):
     """Not from the start: the documents of finished files are not encoded again."""
     from surefoot.experiment.data import bpe
 
-    out, encode, seen = tmp_path / "out", bpe.encode_each, []
+    out, encode, seen = tmp_path / "out", bpe.encode, []
 
     def failing(tokenizer, texts):
         seen.extend(texts)
@@ -138,7 +138,7 @@ def test_it_goes_on_after_the_last_whole_file(source, tmp_path, monkeypatch):
         return encode(tokenizer, texts)
 
     monkeypatch.setattr("surefoot.experiment.data.convert._BATCH", 2000)
-    monkeypatch.setattr(bpe, "encode_each", failing)
+    monkeypatch.setattr(bpe, "encode", failing)
     with pytest.raises(KeyboardInterrupt):
         convert(conversion(source), out)
     done = json.loads((out / "progress.json").read_text())["documents"]
@@ -146,7 +146,7 @@ def test_it_goes_on_after_the_last_whole_file(source, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="is not finished: run the same surefoot tokens command again"):
         shards.load(out)
     seen.clear()
-    monkeypatch.setattr(bpe, "encode_each", lambda tokenizer, texts: seen.extend(texts) or encode(tokenizer, texts))
+    monkeypatch.setattr(bpe, "encode", lambda tokenizer, texts: seen.extend(texts) or encode(tokenizer, texts))
     convert(conversion(source), out)
     assert seen == DOCUMENTS[done:]
 
@@ -235,7 +235,7 @@ def test_a_tokenizer_that_cannot_be_used_is_named(source, tmp_path):
         convert(wanted, tmp_path / "b")
     from surefoot.experiment.data import bpe
 
-    given.write_text(bpe.train(("".join(DOCUMENTS)).encode(), 300).to_str())
+    given.write_text(bpe.train(DOCUMENTS, 300, "text").to_str())
     with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):
         convert(wanted, tmp_path / "c")
 

@@ -40,32 +40,14 @@ def parse(name: str) -> tuple[int, str | None]:
     return int(size), path or None
 
 
-def train(text: bytes, vocab: int, source: str = "the training text") -> Tokenizer:
-    """Train a tokenizer of exactly `vocab` tokens: the 256 byte values, and merges of frequent pairs in `text`.
+def train(texts: Iterable[str], vocab: int, source: str, special: Sequence[str] = ()) -> Tokenizer:
+    """Train a tokenizer of exactly `vocab` tokens: the 256 byte values, and merges of frequent pairs in the texts.
 
-    The result depends on the text, the size and the library's release, and not on the number of threads.
-
-    Args:
-        text: UTF-8; other bytes become replacement characters.
-        vocab: number of tokens, `SMALLEST` to `LARGEST`.
-        source: of the text, for an error.
-
-    Returns:
-        The tokenizer.
-
-    Raises:
-        ValueError: the library is missing.
-        DataError: the text is too short for so many tokens.
-    """
-    return train_on(pieces(text.decode("utf-8", "replace")), vocab, source)
-
-
-def train_on(texts: Iterable[str], vocab: int, source: str, special: Sequence[str] = ()) -> Tokenizer:
-    """Train a tokenizer on texts, see `train`.
+    The result depends on the texts, the size and the library's release, and not on the number of threads.
 
     Args:
         texts: read once.
-        vocab: number of tokens, the special ones included.
+        vocab: number of tokens, `SMALLEST` to `LARGEST`, the special ones included.
         source: of the texts, for an error.
         special: tokens that no text is encoded as, the first ones of the vocabulary.
 
@@ -85,7 +67,7 @@ def train_on(texts: Iterable[str], vocab: int, source: str, special: Sequence[st
     trainer = trainers.BpeTrainer(
         vocab_size=vocab, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
         small = "ask for fewer" if size > SMALLEST + len(special) else "is it empty, or no text in UTF-8?"
         raise DataError(f"{source} gives {size} tokens, fewer than the {vocab} asked for: {small}")
@@ -118,26 +100,21 @@ def read(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: bytes) -> npt.NDArray[np.uint16]:
-    """Encode a text as a vector of tokens; bytes that are not UTF-8 become replacement characters."""
-    return encode_each(tokenizer, [text.decode("utf-8", "replace")])[0]
-
-
 def byte_ends(tokenizer: Tokenizer, tokens: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
     """Where each token of a text ends in the text's bytes: the alphabet has one character for each byte."""
     lengths = {index: len(token) for token, index in tokenizer.get_vocab().items()}
     return np.array([lengths[index] for index in range(len(lengths))])[tokens].cumsum()
 
 
-def encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.uint16]]:
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.uint16]]:
     """Encode texts, each as a vector of tokens, on all cores."""
-    cut = [pieces(text) for text in texts]
+    cut = [_pieces(text) for text in texts]
     flat = [piece for parts in cut for piece in parts]
     encoded = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
     empty = np.zeros(0, dtype="<u2")
     return [np.concatenate([empty, *(np.array(next(encoded).ids, dtype="<u2") for _ in parts)]) for parts in cut]
 
 
-def pieces(text: str) -> list[str]:
+def _pieces(text: str) -> list[str]:
     """A text in parts that are encoded in parallel."""
     return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]

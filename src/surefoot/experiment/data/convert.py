@@ -199,8 +199,8 @@ def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
         else:
             assert conversion.vocab is not None
             some = islice(documents(conversion.source, conversion.field), conversion.limit)
-            pieces = (piece for each in _until(some, TRAINING_CHARACTERS, cut=True) for piece in bpe.pieces(each))
-            write_atomic(path, bpe.train_on(pieces, conversion.vocab, conversion.source, [SEPARATOR]).to_str())
+            texts = _until(some, TRAINING_CHARACTERS, cut=True)
+            write_atomic(path, bpe.train(texts, conversion.vocab, conversion.source, [SEPARATOR]).to_str())
     return _usable(path)
 
 
@@ -234,7 +234,7 @@ def _write(
     separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
     held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
     while batch := [*_until(texts, _BATCH)]:
-        for text, tokens in zip(batch, bpe.encode_each(tokenizer, batch), strict=True):
+        for text, tokens in zip(batch, bpe.encode(tokenizer, batch), strict=True):
             split = "val" if is_held(text.encode(), conversion.validation_one_in) else "train"
             held[split] += [tokens, separator]
             read, new = read + 1, new + tokens.size + 1

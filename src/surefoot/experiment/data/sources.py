@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,14 +83,12 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
 def _tokenised(name: str) -> Corpus:
     vocab, path = bpe.parse(name)
     text = _read(path)
-    assert isinstance(text.ends, np.ndarray), "a text is read with its documents"
-    parts = [np.asarray(part).tobytes() for part in (text.train, text.validation)]
-    spans = zip([0, *text.ends], text.ends, strict=False)
-    recoded = [parts[0][start:end].decode("utf-8", "replace").encode() for start, end in spans]  # as it is encoded
-    parts[0], ends = b"".join(recoded), np.cumsum([len(part) for part in recoded])
-    tokenizer = bpe.train(parts[0], vocab, text.name)
-    train, validation = (bpe.encode(tokenizer, part) for part in parts)
+    documents = [_decoded(part) for part in np.split(np.asarray(text.train), text.document_ends[:-1])]
+    whole = "".join(documents)
+    tokenizer = bpe.train([whole], vocab, text.name)
+    train, validation = bpe.encode(tokenizer, [whole, _decoded(text.validation)])
     title = f"{text.name}, {vocab} BPE tokens"
+    ends = np.cumsum([len(document.encode()) for document in documents])
     inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(ends[:-1]) + 1)
     ends = np.append(inner[inner < train.size], train.size)
     return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends, tokenizer)
@@ -208,8 +207,13 @@ def _encoded(text: Corpus, corpus: Corpus) -> Corpus:
     """A text's validation split in the tokens of the training's source."""
     tokenizer = bpe.read(corpus.tokenizer) if isinstance(corpus.tokenizer, Path) else corpus.tokenizer
     assert tokenizer is not None
-    validation = bpe.encode(tokenizer, np.asarray(text.validation).tobytes())
+    (validation,) = bpe.encode(tokenizer, [_decoded(text.validation)])
     return replace(text, validation=validation, vocab=corpus.vocab)
+
+
+def _decoded(text: Any) -> str:
+    """A text's bytes as characters; what is not UTF-8 becomes replacement characters."""
+    return np.asarray(text).tobytes().decode("utf-8", "replace")
 
 
 def _kind(source: str) -> str:

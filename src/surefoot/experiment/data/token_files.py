@@ -10,7 +10,9 @@ import hashlib
 import json
 import mmap
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,13 +207,14 @@ class Shards:
 
     def __init__(self, parts: Sequence[npt.NDArray[np.uint16]], names: Sequence[str], vocab: int | None = None) -> None:
         self._parts, self._names, self._vocab = parts, names, vocab
-        self._ends = np.cumsum([part.size for part in parts], dtype=np.int64)
+        self._ends = [*accumulate(part.size for part in parts)]
+        self._begins = [0, *self._ends[:-1]]
         self.dtype = TOKEN
 
     @property
     def size(self) -> int:
         """Number of tokens."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     def windows(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
         """Copy windows of consecutive tokens.
@@ -232,10 +235,10 @@ class Shards:
         """
         windows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(windows, starts.tolist(), strict=True):
-            self._read(row, start)
+            np.concatenate(self._between(start, start + length), out=row)
         if self._vocab is not None and windows.size and (largest := int(windows.max())) >= self._vocab:
             first = starts[int(np.argmax(windows.max(1)))]
-            name = self._names[int(np.searchsorted(self._ends, first, "right"))]
+            name = self._names[bisect_right(self._ends, first)]
             raise DataError(f"{name} holds the token {largest}, outside the vocabulary of {self._vocab}: state --vocab")
         return windows
 
@@ -247,23 +250,19 @@ class Shards:
         """
         found = [
             start + place + np.flatnonzero(part[place : place + _CHUNK] == separator) + 1
-            for part, start in zip(self._parts, [0, *self._ends[:-1]], strict=True)
+            for part, start in zip(self._parts, self._begins, strict=True)
             for place in range(0, part.size, _CHUNK)
         ]
         return np.unique(np.concatenate([*found, self._ends[-1:]]))
 
-    def _read(self, out: npt.NDArray[np.int64], start: int) -> None:
-        """Fill out with the tokens from a position on, across files."""
-        index = int(np.searchsorted(self._ends, start, "right"))
-        offset, done = start - int(self._ends[index]) + self._parts[index].size, 0
-        while done < out.size:
-            tokens = self._parts[index][offset : offset + out.size - done]
-            out[done : done + tokens.size] = tokens
-            done, index, offset = done + tokens.size, index + 1, 0
+    def _between(self, start: int, stop: int) -> list[npt.NDArray[np.uint16]]:
+        """The tokens from a position up to another, a part from each file."""
+        spanned = slice(bisect_right(self._ends, start), bisect_right(self._ends, stop - 1) + 1)
+        files = zip(self._parts[spanned], self._begins[spanned], strict=True)
+        return [part[max(start - begin, 0) : stop - begin] for part, begin in files]
 
     def cut(self, at: int) -> tuple[Shards, Shards]:
         """The tokens before a position, and those from it on."""
-        places = [max(at - end + part.size, 0) for part, end in zip(self._parts, self._ends.tolist(), strict=True)]
-        before = [part[:place] for part, place in zip(self._parts, places, strict=True)]
-        after = [part[place:] for part, place in zip(self._parts, places, strict=True)]
+        files = zip(self._parts, self._begins, strict=True)
+        before, after = zip(*(np.split(part, [max(at - begin, 0)]) for part, begin in files), strict=True)
         return Shards(before, self._names, self._vocab), Shards(after, self._names, self._vocab)
