@@ -1,6 +1,5 @@
 """A comparison in a run directory: a sweep that tunes, one of final runs, paired differences; resumable."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from surefoot.experiment import configs
-from surefoot.experiment.files import Record, write_json
+from surefoot.experiment.files import Record, finite_or_none, write_json
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import Comparison, Question
 from surefoot.experiment.sweep.summary import UNFINISHED, as_json, environment, points, train_loss, transfer_rate
@@ -171,36 +170,33 @@ def _compare(entry: dict[str, Any], baseline: Mapping[str, Any], target: float |
     """Add the difference to the baseline, and the steps and the time to the target."""
     known = entry is not baseline and entry["val_loss"] is not None and baseline["val_loss"] is not None
     ours, theirs = entry["val_loss_by_seed"], baseline["val_loss_by_seed"]
-    entry |= (fit.difference(ours, theirs) if known else fit.UNKNOWN).named("difference")
-    entry["p"] = p_value(ours, theirs) if known else None
+    difference = fit.difference(ours, theirs) if known else fit.UNKNOWN
+    entry |= {**difference.named("difference"), "p": p_value(difference)}
     here, there = (one["curve"] and reached(one["curve"], target) for one in (entry, baseline))
     for i, unit in enumerate(("steps", "seconds")):
         entry[f"{unit}_to_target"] = here and here[i]
         entry[f"{unit}_ratio"] = here[i] / there[i] if here and there and there[i] > 0 else None
 
 
-def p_value(losses: Mapping[int, float], others: Mapping[int, float]) -> float | None:
-    """Compute the two-sided p value of Student's t test of paired differences.
+def p_value(difference: fit.Estimate) -> float | None:
+    """Compute the two-sided p value of Student's t test of a paired difference, from its interval.
 
     Args:
-        losses: seed -> loss.
-        others: seed -> loss to compare with.
+        difference: of `fit.difference`.
 
     Returns:
-        The p value; None below three common seeds, as for the interval.
+        The p value; None where there is no interval.
 
-    >>> round(p_value({1: 2.0, 2: 2.2, 3: 2.1}, {1: 1.5, 2: 1.9, 3: 1.7}), 4)
+    >>> round(p_value(fit.difference({1: 2.0, 2: 2.2, 3: 2.1}, {1: 1.5, 2: 1.9, 3: 1.7})), 4)
     0.0202
     """
-    differences = [loss - others[seed] for seed, loss in losses.items() if seed in others]
-    n = len(differences)
-    if n < fit.SEEDS_FOR_AN_INTERVAL:
+    if difference.interval is None or difference.value is None:
         return None
-    error = float(np.std(differences, ddof=1)) / math.sqrt(n)
-    middle = float(np.mean(differences))
-    if error == 0.0:
-        return 1.0 if middle == 0.0 else 0.0
-    return 2 * float(stdtr(n - 1, -abs(middle) / error))
+    low, high = difference.interval
+    if low == high:
+        return 1.0 if difference.value == 0.0 else 0.0
+    t = fit.student(difference.seeds - 1) * abs(difference.value) / ((high - low) / 2)
+    return 2 * float(stdtr(difference.seeds - 1, -t))
 
 
 def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -212,14 +208,11 @@ def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     Returns:
         "step"; "val_loss", its mean, with the "lowest" and the "highest" seed's, None where one is; mean "seconds".
     """
-    losses = [values if None not in values else None for values in zip(*(c["val_loss"] for c in curves), strict=True)]
-    return {
-        "step": list(curves[0]["step"]),
-        "val_loss": [None if values is None else float(np.mean(values)) for values in losses],
-        "lowest": [None if values is None else min(values) for values in losses],
-        "highest": [None if values is None else max(values) for values in losses],
-        "seconds": [float(np.mean(values)) for values in zip(*(c["seconds"] for c in curves), strict=True)],
-    }
+    losses = np.array([curve["val_loss"] for curve in curves], dtype=float)  # NaN for None, and for what comes of one
+    seconds = np.mean([curve["seconds"] for curve in curves], axis=0)
+    over_seeds = {"val_loss": losses.mean(0), "lowest": losses.min(0), "highest": losses.max(0), "seconds": seconds}
+    means = {name: [finite_or_none(value) for value in values.tolist()] for name, values in over_seeds.items()}
+    return {"step": list(curves[0]["step"]), **means}
 
 
 def reached(curve: Mapping[str, Sequence[Any]], target: float | None) -> tuple[float, float] | None:

@@ -91,12 +91,16 @@ class Optimum:
         return self.status == "interior"
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def student(freedom: int) -> float:
+    """Standard errors between the middle of Student's interval and each of its ends."""
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def interval(values: Sequence[float]) -> Interval:
     """Compute Student's interval of a mean, `mean +- t * s / sqrt(n)`.
 
     Args:
         values: independent values.
-        confidence: probability that the interval covers the mean.
 
     Returns:
         `(low, high)`; None below three values.
@@ -110,7 +114,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interva
     n = len(values)
     if n < SEEDS_FOR_AN_INTERVAL:
         return None
-    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = student(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
     middle = float(np.mean(values))
     return middle - half, middle + half
 

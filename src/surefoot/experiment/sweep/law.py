@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar, nnls
-from scipy.special import stdtrit
 
 from surefoot.experiment.sweep import fit
 
@@ -147,7 +146,7 @@ class Floored:
         if self.variance is not None:
             slopes = np.array([1.0, fall, -self.excess * x * fall])
             error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1))
-            half = float(stdtrit(self.freedom, (1 + fit.CONFIDENCE) / 2)) * error
+            half = fit.student(self.freedom) * error
             interval = value - half, value + half
         return fit.Estimate(value, interval, 1)
 
