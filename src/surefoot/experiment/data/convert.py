@@ -22,6 +22,9 @@ from surefoot.experiment.files import Record, dumps, locked, replace_files, sha2
 TRAINING_CHARACTERS = 1 << 26  # of the first documents, from which a vocabulary is trained
 _BATCH = 1 << 22  # characters that are encoded at once
 
+Parts = dict[str, list[npt.NDArray[np.uint16]]]
+"""Tokens of documents, of the training and the validation split."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of documents and of tokens so far."""
 
@@ -107,7 +110,14 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
 def _converted(conversion: Conversion, out: Path, journal: Record, progress: Progress | None) -> Record:
     """Write the files, and return what the manifest says of them."""
     tokenizer = _tokenizer(conversion, out)
-    _write(conversion, out, tokenizer, journal, progress)
+    for parts, read in _split(conversion, tokenizer, journal, progress):
+        index = len({shard["name"][-10:] for shard in journal["shards"]})
+        for split, tokens in parts.items():
+            if tokens:
+                path = out / f"{split}_{index:06d}.bin"
+                journal["shards"].append(_written(path, np.concatenate(tokens), conversion.layout))
+        journal["documents"] = read
+        write_atomic(out / JOURNAL, dumps(journal) + "\n")
     if not (shards := journal["shards"]):
         raise DataError(f"{conversion.source} holds no text: give a text file or folder")
     return {
@@ -150,11 +160,15 @@ def _compare(folder: Path, shards: list[Record]) -> None:
         shard["mtime_ns"] = file.stat().st_mtime_ns
 
 
+def _not_here(message: str) -> ValueError:
+    """What is raised where another folder helps."""
+    return with_remedy(ValueError(f"{message}: choose another folder"), OtherDirectory())
+
+
 def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
     """Refuse a folder of another conversion."""
     if differing := differences(there["conversion"], wanted):
-        message = f"{out} holds another conversion; it differs in {'; '.join(differing)}: choose another folder"
-        raise with_remedy(ValueError(message), OtherDirectory())
+        raise _not_here(f"{out} holds another conversion; it differs in {'; '.join(differing)}")
 
 
 def _changed(there: Record) -> bool:
@@ -171,15 +185,13 @@ def _journal(wanted: Record, out: Path) -> Record:
     there = token_files.read(out, JOURNAL)
     tokens = sorted(out.glob("*.bin"))
     if there is None and (foreign := [*tokens, *out.glob(TOKENIZER)]):
-        message = f"{out} holds files that are not from here ({foreign[0].name}): choose another folder"
-        raise with_remedy(ValueError(message), OtherDirectory())
+        raise _not_here(f"{out} holds files that are not from here ({foreign[0].name})")
     for half in out.glob(".*.tmp"):  # of a process that was killed
         half.unlink()
     if there is not None and tokens:
         _require_conversion(wanted, there, out)
         if _changed(there):
-            message = f"{wanted['source']} has changed since {out} was begun: choose another folder"
-            raise with_remedy(ValueError(message), OtherDirectory())
+            raise _not_here(f"{wanted['source']} has changed since {out} was begun")
         _compare(out, there["shards"])
         return there
     journal = {"conversion": wanted, "files": state_of(wanted["source"]), "documents": 0, "shards": []}
@@ -224,47 +236,39 @@ def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator
             return
 
 
-def _write(
-    conversion: Conversion, out: Path, tokenizer: bpe.Tokenizer, journal: Record, progress: Progress | None
-) -> None:
-    """Encode the documents that the journal lacks, and write them, a training and a validation file at a time."""
+def _split(
+    conversion: Conversion, tokenizer: bpe.Tokenizer, journal: Record, progress: Progress | None
+) -> Iterator[tuple[Parts, int]]:
+    """The tokens of the documents that the journal lacks, of a training and a validation file at a time.
+
+    With them comes the number of documents that are read by then.
+    """
     read, written, new = journal["documents"], sum(shard["tokens"] for shard in journal["shards"]), 0
     texts = documents(conversion.source, conversion.field, read)
     texts = islice(texts, None if conversion.limit is None else max(0, conversion.limit - read))
     separator = np.array([tokenizer.token_to_id(SEPARATOR)], dtype=TOKEN)
-    held: dict[str, list[npt.NDArray[np.uint16]]] = {"train": [], "val": []}
+    parts: Parts = {"train": [], "val": []}
     while batch := [*_until(texts, _BATCH)]:
         for text, tokens in zip(batch, bpe.encode(tokenizer, batch), strict=True):
-            split = "val" if is_held(text.encode(), conversion.validation_one_in) else "train"
-            held[split] += [tokens, separator]
+            parts["val" if is_held(text.encode(), conversion.validation_one_in) else "train"] += [tokens, separator]
             read, new = read + 1, new + tokens.size + 1
             if new >= conversion.shard_tokens:
-                _close(conversion.layout, out, held, journal, read)
-                written, new = written + new, 0
+                yield parts, read
+                parts, written, new = {"train": [], "val": []}, written + new, 0
         if progress:
             progress(read, written + new)
     if new:
-        _close(conversion.layout, out, held, journal, read)
+        yield parts, read
 
 
-def _close(
-    layout: Layout, out: Path, held: dict[str, list[npt.NDArray[np.uint16]]], journal: Record, read: int
-) -> None:
-    """Write what is held, then say so in the journal."""
-    index = len({shard["name"][-10:] for shard in journal["shards"]})
-    for split, parts in held.items():
-        if parts:
-            tokens = np.concatenate(parts)
-            path = out / f"{split}_{index:06d}.bin"
-            content = (header(tokens.size) if layout == "header" else b"") + tokens.tobytes()
-            replace_files({path: content})
-            journal["shards"].append({
-                "name": path.name, "tokens": tokens.size, "bytes": len(content), "mtime_ns": path.stat().st_mtime_ns,
-                "sha256": hashlib.sha256(content).hexdigest(),
-            })  # fmt: skip
-            parts.clear()
-    journal["documents"] = read
-    write_atomic(out / JOURNAL, dumps(journal) + "\n")
+def _written(path: Path, tokens: npt.NDArray[np.uint16], layout: Layout) -> Record:
+    """Write a file of tokens, and return what the journal says of it."""
+    content = (header(tokens.size) if layout == "header" else b"") + tokens.tobytes()
+    replace_files({path: content})
+    return {
+        "name": path.name, "tokens": tokens.size, "bytes": len(content), "mtime_ns": path.stat().st_mtime_ns,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }  # fmt: skip
 
 
 def absolute(conversion: Conversion) -> Conversion:
