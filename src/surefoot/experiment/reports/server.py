@@ -4,7 +4,7 @@ It only reads, answers two addresses (the page and its body), opens no file that
 that come from another site: a page elsewhere could otherwise read the runs through the visitor's browser.
 """
 
-import threading
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -45,21 +45,22 @@ class Server(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), _Handler)
         self.url: str = f"http://{ADDRESS}:{self.server_port}/"
         self._directories = tuple(directories)
-        self._made: dict[Path, tuple[object, Page]] = {}
-        self._lock = threading.Lock()
 
     def pages(self) -> list[Page]:
         """Describe the directories; those whose files have not changed are not read again."""
-        with self._lock:
-            return [self._page(directory) for directory in self._directories]
+        return [_page(directory, _stamp(directory)) for directory in self._directories]
 
-    def _page(self, directory: Path) -> Page:
-        files = sorted([*directory.glob("*.json"), *directory.glob("*.jsonl"), *directory.glob("*/results.jsonl")])
-        stamp = [(path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),)]
-        if self._made.get(directory, (None,))[0] != stamp:
-            empty = Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
-            self._made[directory] = stamp, page(directory) if stamp else empty
-        return self._made[directory][1]
+
+def _stamp(directory: Path) -> tuple[tuple[Path, int, int], ...]:
+    """What changes with the files of a run."""
+    files = sorted([*directory.glob("*.json"), *directory.glob("*.jsonl"), *directory.glob("*/results.jsonl")])
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),))
+
+
+@functools.lru_cache(maxsize=32)
+def _page(directory: Path, stamp: tuple[object, ...]) -> Page:
+    empty = Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
+    return page(directory) if stamp else empty
 
 
 class _Handler(BaseHTTPRequestHandler):
