@@ -156,14 +156,14 @@ def _panel(chart: Chart, choice: Choice, width: int) -> dict[str, Any]:
     return {**spec, **drawn, "width": width, "height": 280}
 
 
-def _with_axis(node: Any, channel: str, chosen: Mapping[str, Any]) -> Any:
+def _with_axis(spec: Mapping[str, Any], channel: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Give every encoding of a channel a scale and an axis, as the page's script does."""
-    if isinstance(node, list):
-        return [_with_axis(each, channel, chosen) for each in node]
-    if not isinstance(node, dict):
-        return node
-    copy = {key: _with_axis(value, channel, chosen) for key, value in node.items()}
-    if "field" in copy.get("encoding", {}).get(channel, {}):
-        own = copy["encoding"][channel]
-        copy["encoding"][channel] = {**own, **{key: {**own.get(key, {}), **chosen[key]} for key in chosen}}
-    return copy
+
+    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
+        own = part["encoding"].get(channel, {})
+        if "field" not in own:
+            return dict(part)
+        merged = {key: {**own.get(key, {}), **values} for key, values in chosen.items()}
+        return {**part, "encoding": {**part["encoding"], channel: {**own, **merged}}}
+
+    return {**changed(spec), "layer": [*map(changed, spec["layer"])]}
