@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from surefoot.cli import options
@@ -16,6 +17,9 @@ from surefoot.experiment.sweep.executors import Executor, Pool
 from surefoot.experiment.training.build import pick_device, require_model
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
+
+OF_TRIALS = ("method", "width", "lr", "seed", "steps", "average")
+"""Settings that the trials of a sweep have of their own, and one that they do not have."""
 
 
 def executor(arguments: argparse.Namespace) -> Executor | None:
@@ -55,14 +59,14 @@ def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
     return given
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `TrainConfig` for which a command has options, by their flat names.
+def config(arguments: argparse.Namespace) -> TrainConfig:
+    """The configuration of a run; what the command has no option for is as it is by default.
 
     Args:
-        arguments: as parsed; a command without an option for the learning rate has none in the result either.
+        arguments: as parsed.
 
     Returns:
-        The settings, with the model's sizes, the learning rate and the device resolved.
+        The configuration, with the model's sizes, the learning rate and the device resolved.
 
     Raises:
         ValueError: a method that takes no such value, sizes that are not a published model's or change nothing of one
@@ -70,12 +74,11 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if is_user_model(arguments.model):
         options.refuse_sizes(arguments.model, arguments, "depth", "head_dim")
-    chosen = {name: getattr(arguments, name) for name in TrainConfig().to_json() if hasattr(arguments, name)}
-    if "method" in chosen:
-        method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
-    chosen["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
-    resolved = TrainConfig(**chosen).to_json()
-    return {name: resolved[name] for name in chosen}
+    given = {each.name: getattr(arguments, each.name) for each in fields(TrainConfig) if hasattr(arguments, each.name)}
+    given["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
+    resolved = TrainConfig(**given)
+    method(resolved.method, resolved.stabiliser)  # refuses before anything is written
+    return resolved
 
 
 def data(arguments: argparse.Namespace) -> str | None:
@@ -100,7 +103,7 @@ def data(arguments: argparse.Namespace) -> str | None:
 
 def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
     """Say on stderr that a run reads documents more than once, if it does."""
-    epochs = config.run.steps * config.run.tokens / corpus.train.size
+    epochs = config.steps * config.run.tokens / corpus.train.size
     if config.data_order == "documents" and epochs > 1:
         told = f"{config.steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
         print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
@@ -126,9 +129,9 @@ def trial_settings(
     """
     for name in methods:
         method(name, arguments.stabiliser)
-    corpus = load(data(arguments), context=arguments.context)
-    shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
+    corpus, shared = load(data(arguments), context=arguments.context), config(arguments)
     for width in widths:
-        require_model(TrainConfig(width=width, **shared), corpus)
-    note_epochs(TrainConfig(**{**shared, "steps": arguments.steps, **longest}), corpus)
-    return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}
+        require_model(shared.replace(width=width), corpus)
+    note_epochs(shared.replace(**longest), corpus)
+    settings = {name: value for name, value in shared.to_json().items() if name not in OF_TRIALS}
+    return {**settings, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

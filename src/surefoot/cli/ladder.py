@@ -6,7 +6,7 @@ import math
 from surefoot.cli import options
 from surefoot.cli.report import reported
 from surefoot.experiment.sweep.config import Ladder, Rung
-from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.names import AUTO
 from surefoot.scaling import LAWS
 
 _EXAMPLES = """
@@ -71,15 +71,12 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
         raise ValueError("--steps: a ladder's follow from --tokens-per-parameter, leave it out")
     recipe, widths = arguments.method, [*arguments.widths, arguments.to_width]
     settings = chosen.trial_settings(arguments, [recipe], widths)
-    del settings["method"]  # a trial has it as its recipe
-    corpus = unchanged(settings["data"], settings["corpus"])
-    own = {key: value for key, value in settings.items() if key not in ("data", "text", "corpus")}
+    shared, corpus = chosen.config(arguments), unchanged(settings["data"], settings["corpus"])
 
     def rung(width: int) -> Rung:
-        size = TrainConfig(method=recipe, width=width, **own)
-        parameters = sum(p.numel() for p in require_model(size, corpus).parameters())
-        steps = max(1, round(arguments.tokens_per_parameter * parameters / size.run.tokens))
-        config = TrainConfig(method=recipe, width=width, steps=steps, **own)
+        parameters = sum(p.numel() for p in require_model(shared.replace(width=width), corpus).parameters())
+        steps = max(1, round(arguments.tokens_per_parameter * parameters / shared.run.tokens))
+        config = shared.replace(width=width, steps=steps, lr=AUTO)
         chosen.note_epochs(config, corpus)
         return Rung(width, parameters, steps, math.log2(config.lr))
 

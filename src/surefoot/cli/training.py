@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
-    config, source = TrainConfig(**chosen.settings(arguments)), chosen.data(arguments)
+    config, source = chosen.config(arguments), chosen.data(arguments)
     if arguments.lr == AUTO and (begun := _begun_at(arguments.out)):
         config = config.replace(lr=begun)
     corpus = load(source, context=arguments.context)
