@@ -152,8 +152,8 @@ def _compile(model: nn.Module) -> None:
 def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[Board], compute: Compute) -> TrainResult:
     """Train, and write the logs on the way."""
     log: Log | None = None
+    norms: NormLog | None = None
     with ExitStack() as opened:
-        norms = opened.enter_context(NormLog(arguments.out, arguments.norm_limit, _warn))
         for board in boards:
             opened.enter_context(board)
 
@@ -168,7 +168,9 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
                 board.losses(record)
 
         def observe(run: Run) -> None:
-            line = norms.write(run)
+            nonlocal norms
+            norms = norms or opened.enter_context(NormLog(run, arguments.out, arguments.norm_limit, _warn))
+            line = norms.write()
             for board in boards:
                 board.norms(line)
             if run.diverged() and (name := run.not_finite()) is not None:

@@ -1,6 +1,7 @@
 """The content of a run's norms.jsonl, and that measuring changes no training state."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -38,8 +39,16 @@ def logged(config, corpus, folder, limit=10.0, **options):
     """Train with the log of norms; the result, the lines and the warnings."""
     folder.mkdir(exist_ok=True)
     warned = []
-    with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as log:
-        result = train(config, corpus, observe=log.write, **options)
+    logs = []
+    with ExitStack() as opened:
+
+        def observe(run):
+            if not logs:
+                logs.append(opened.enter_context(NormLog(run, folder, limit, lambda *alarm: warned.append(alarm))))
+            logs[0].write()
+
+        result = train(config, corpus, observe=observe, **options)
+    warned = [(step, alarm.layer) for step, alarm in warned]
     return result, read_lines(folder / NORMS), warned
 
 
