@@ -177,17 +177,6 @@ METHODS: dict[str, Method] = {name: _NOT_IN_RECIPES.get(name) or Steepest(RECIPE
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
 
 
-def _with_value(text: str) -> Method:
-    """The method of `name` or `name:value`."""
-    name, value = names.parse(text)
-    if value is None:
-        return METHODS[name]
-    try:
-        return Steepest(RECIPES[name](value))
-    except ValueError as error:
-        raise ValueError(f"{text!r}: {error}") from None
-
-
 _STABILISERS = (
     "free", "weight_decay", "cautious_decay", "independent_decay", "post_clip", "pre_decay", "streaming_post_clip",
     "streaming_pre_decay", "rescale", "normalise", "spectral_sphere", "row_sphere", "column_sphere", "stiefel",
@@ -253,7 +242,11 @@ def method(name: str, bound: str | None = None) -> Method:
     >>> method("adamw").clip
     1.0
     """
-    chosen = _with_value(name)
+    kind, value = names.parse(name)
+    try:
+        chosen = METHODS[kind] if value is None else Steepest(RECIPES[kind](value))
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
     if bound is None:
         return chosen
     if not isinstance(chosen, Steepest):
