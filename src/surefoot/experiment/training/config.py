@@ -146,8 +146,16 @@ class Schedule(Settings):
 
 
 @dataclass(frozen=True)
-class Batches(Settings):
-    """The shape of a batch, sequences and tokens in each, and which of the training split a step reads."""
+class TrainConfig(Schedule, Optimisation, Architecture):
+    """Everything that determines a run: besides its bases, the shape of a batch and which of the training split a step
+    reads; where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass; the seed.
+
+    Raises:
+        ValueError: a number out of range or an unknown choice.
+
+    >>> TrainConfig(width=128, steps=10).replace(seed=1).width
+    128
+    """
 
     batch_size: int = setting(16, "sequences a step", COUNT)
     context: int = setting(64, "tokens a sequence", COUNT)
@@ -157,29 +165,10 @@ class Batches(Settings):
         "every step",
         choices=get_args(DataOrder),
     )
-
-
-@dataclass(frozen=True)
-class Execution(Settings):
-    """Where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass."""
-
     device: Device = setting("cpu", "where to train", choices=get_args(Device))
     autocast: Autocast = setting(
         "none", "dtype of the forward pass's products; weights and loss stay float32", choices=get_args(Autocast)
     )
-
-
-@dataclass(frozen=True)
-class TrainConfig(Execution, Batches, Schedule, Optimisation, Architecture):
-    """Everything that determines a run.
-
-    Raises:
-        ValueError: a number out of range or an unknown choice.
-
-    >>> TrainConfig(width=128, steps=10).replace(seed=1).width
-    128
-    """
-
     seed: int = setting(0, "seed of initial weights and data order", SEED)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from surefoot import contrib, recipes, stabilise
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
-from surefoot.experiment.training.initial_values import mup_, mup_plan, torch_, width_of
+from surefoot.experiment.training.initial_values import input_embedding, mup_, mup_plan, torch_
 from surefoot.momentum import Adam, Momentum
 from surefoot.optim.create import RECIPES
 from surefoot.optim.optimizer import SteepestDescent
@@ -134,7 +134,7 @@ class MupAdamW(AdamW):
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
         """Fused AdamW with a group for every kind of scaling: matrices, embeddings and vectors."""
-        m = width_of(model) / self.base_width
+        m = input_embedding(model).shape[-1] / self.base_width
         groups: dict[str, dict[str, Any]] = {
             "matrices": {"params": [], "lr": lr / m, "weight_decay": self.weight_decay * m},
             "embeddings": {"params": [], "weight_decay": self.weight_decay},
