@@ -3,17 +3,19 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from surefoot.cli import options
+from surefoot.cli.report import reported
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import absolute, load
 from surefoot.experiment.models.sizes import is_user_model
 from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.executors import Executor, Pool
+from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.build import pick_device, require_model
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
@@ -124,9 +126,10 @@ def trial_settings(
         The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
 
     Raises:
-        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
-            baseline.
+        ValueError: as `executor` and `config`; data that cannot be used, a width that the head dimension does not
+            divide, or a stabiliser for a baseline.
     """
+    executor(arguments)  # so that its options are refused before data are read
     for name in methods:
         method(name, arguments.stabiliser)
     corpus, shared = load(data(arguments), context=arguments.context), config(arguments)
@@ -135,3 +138,20 @@ def trial_settings(
     note_epochs(shared.replace(**longest), corpus)
     settings = {name: value for name, value in shared.to_json().items() if name not in OF_TRIALS}
     return {**settings, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}
+
+
+def sweep(arguments: argparse.Namespace, run: Callable[..., object], *what: Any, **further: Any) -> int:
+    """Run a sweep where the options ask for it, and show what came of it.
+
+    Args:
+        arguments: as parsed.
+        run: of a module of `surefoot.experiment.sweep`.
+        *what: its first arguments, before the directory, of which the first has the settings of all runs.
+        **further: others of it.
+
+    Returns:
+        The exit code.
+    """
+    with reported(arguments, what[0].settings["text"]):
+        run(*what, arguments.out, run_trial, executor=executor(arguments), **further)
+    return 0

@@ -4,7 +4,6 @@ import argparse
 import math
 
 from surefoot.cli import options
-from surefoot.cli.report import reported
 from surefoot.experiment.sweep.config import Ladder, Rung
 from surefoot.experiment.training.names import AUTO
 from surefoot.scaling import LAWS
@@ -31,24 +30,16 @@ def add_to(commands: options.Commands) -> None:
     add("--seeds", type=options.count, default=3, help=help)
     help = "train the large model, too, with the first seed, and say how far off the prediction was"
     add("--train-target", action="store_true", help=help)
-    options.add_executor(parser, "runs/ladder")
-    options.add_model(parser, "depth", "head_dim")
-    options.add_training(parser)
+    options.add_sweep(parser, "runs/ladder")
     next(action for action in parser._actions if action.dest == "steps").help = argparse.SUPPRESS
-    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the small models, then print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.sweep import ladder as running
-    from surefoot.experiment.sweep.worker import run_trial
 
-    executor, (ladder, target) = chosen.executor(arguments), configure(arguments)
-    trained = {"train_target": arguments.train_target, "executor": executor}
-    with reported(arguments, ladder.settings["text"]):
-        running.run(ladder, target, arguments.out, run_trial, **trained)
-    return 0
+    return chosen.sweep(arguments, running.run, *configure(arguments), train_target=arguments.train_target)
 
 
 def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
