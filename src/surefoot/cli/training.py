@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,8 @@ def _compile(model: nn.Module) -> None:
 def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[Board], compute: Compute) -> TrainResult:
     """Train, and write the logs on the way."""
     log: Log | None = None
-    norms: NormLog | None = None
     with ExitStack() as opened:
+        norms = cache(lambda run: opened.enter_context(NormLog(run, arguments.out, arguments.norm_limit, _warn)))
         for board in boards:
             opened.enter_context(board)
 
@@ -168,9 +168,7 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
                 board.losses(record)
 
         def observe(run: Run) -> None:
-            nonlocal norms
-            norms = norms or opened.enter_context(NormLog(run, arguments.out, arguments.norm_limit, _warn))
-            line = norms.write()
+            line = norms(run).write()
             for board in boards:
                 board.norms(line)
             if run.diverged() and (name := run.not_finite()) is not None:
@@ -181,14 +179,8 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
 
 def _train_beside(training: Training, limit: float) -> None:
     """Train on the other processes, which take part in every measurement and write only their parts of checkpoints."""
-    norms: Norms | None = None
-
-    def observe(run: Run) -> None:
-        nonlocal norms
-        norms = norms or Norms(run, limit)
-        norms.measure()
-
-    training(on_step=lambda record: None, observe=observe)
+    norms = cache(partial(Norms, limit=limit))  # made at the first look
+    training(on_step=lambda record: None, observe=lambda run: norms(run).measure())
 
 
 def _progress(record: dict[str, Any], steps: int) -> None:

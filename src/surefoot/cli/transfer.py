@@ -3,7 +3,7 @@
 import argparse
 
 from surefoot.cli import options
-from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
+from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
 from surefoot.experiment.sweep.search import Bracket, Grid
@@ -115,8 +115,8 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
         raise ValueError("--budget beside --rates, which are all that are run: leave one out")
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget or 8)
     if axis is None:
-        model = published_name(arguments.model)
-        widths = tuple(arguments.widths or ((PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS))
+        usual = (PUBLISHED[arguments.model].width,) if arguments.model in PUBLISHED else WIDTHS
+        widths = tuple(arguments.widths or usual)
         settings = chosen.trial_settings(arguments, recipes, widths)
         return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
     (width,) = arguments.widths or (Architecture(arguments.model).width,)

@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -39,16 +40,13 @@ def logged(config, corpus, folder, limit=10.0, **options):
     """Train with the log of norms; the result, the lines and the warnings."""
     folder.mkdir(exist_ok=True)
     warned = []
-    logs = []
+
+    def warn(step, alarm):
+        warned.append((step, alarm.layer))
+
     with ExitStack() as opened:
-
-        def observe(run):
-            if not logs:
-                logs.append(opened.enter_context(NormLog(run, folder, limit, lambda *alarm: warned.append(alarm))))
-            logs[0].write()
-
-        result = train(config, corpus, observe=observe, **options)
-    warned = [(step, alarm.layer) for step, alarm in warned]
+        log = cache(lambda run: opened.enter_context(NormLog(run, folder, limit, warn)))
+        result = train(config, corpus, observe=lambda run: log(run).write(), **options)
     return result, read_lines(folder / NORMS), warned
 
 
