@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from surefoot.experiment.models.configs import DecoderConfig, GPTConfig, Head, LlamaConfig, Norm, published_config
+from surefoot.experiment.models.configs import DecoderConfig, GPTConfig, LlamaConfig, published_config
 from surefoot.experiment.models.layers import Block, LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import Size
 from surefoot.layers import Attention, Heads, Rope, attention_scale
@@ -117,18 +117,8 @@ class Decoder(nn.Module):
         return self.head
 
 
-def reference(
-    name: str,
-    width: int,
-    depth: int = 2,
-    head_dim: int = 16,
-    vocab: int = 256,
-    *,
-    norm: Norm = "pre",
-    head: Head = "untied",
-    base_head_dim: int | None = None,
-) -> Decoder:
-    """Build a reference model by name, with rotary positions, without biases, and with torch's initial values.
+def reference(name: str, width: int, depth: int = 2, head_dim: int = 16, vocab: int = 256, **options: Any) -> Decoder:
+    """Build a reference model by name, with torch's initial values.
 
     Args:
         name: "gpt" (the model of the learning-rate study) or "llama"; "qwen" is a llama with norms on queries and
@@ -138,15 +128,13 @@ def reference(
         depth: number of residual blocks.
         head_dim: features of an attention head.
         vocab: number of tokens.
-        norm: as in `GPTConfig`.
-        head: as in `GPTConfig`; "tied" has its own.
-        base_head_dim: as in `GPTConfig`.
+        **options: others of its configuration, `GPTConfig` or `LlamaConfig`; "tied" has a head of its own.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: an unknown name, an unknown option, or a size that does not fit.
+        ValueError: an unknown name, an unknown choice of an option, or a size that does not fit.
 
     >>> sum(p.numel() for p in reference("gpt", width=32).parameters())
     41120
@@ -154,7 +142,7 @@ def reference(
     if name not in REFERENCES:
         raise ValueError(f"unknown reference model {name!r}; choose from {', '.join(REFERENCES)}")
     size = Size(width, depth, head_dim, vocab)
-    return Decoder(REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim))
+    return Decoder(REFERENCES[name](size=size, **options))
 
 
 def published(name: str, width: int | None = None) -> Decoder:
@@ -183,6 +171,6 @@ REFERENCES: dict[str, Callable[..., DecoderConfig]] = {
     "llama": LlamaConfig,
     "qwen": partial(LlamaConfig, qk_norm=True),
     "moe": partial(LlamaConfig, qk_norm=True, mixture=Mixture(experts=4, active=2)),
-    "tied": lambda head, **options: GPTConfig(head="tied_scaled", **options),
+    "tied": lambda **options: GPTConfig(**options | {"head": "tied_scaled"}),
 }
-"""Configurations of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""
+"""Configurations of the reference models by name; all take `size`."""
