@@ -161,7 +161,7 @@ MUTATIONS = (
     Mutation(
         "an interval without the run's own scatter", "experiment/sweep/law.py", "@ slopes) + 1", "@ slopes)", LADDER
     ),
-    Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, **own", "**own", LADDER),
+    Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, lr=AUTO", "lr=AUTO", LADDER),
     Mutation("a target with every seed", "experiment/sweep/ladder.py", "[(target, 1)]", "[(target, 2)]", LADDER),
     Mutation(
         "a wrapped block is one part",

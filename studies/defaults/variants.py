@@ -13,7 +13,7 @@ from gains import BASE
 from torch import Tensor, nn
 
 from surefoot import recipes
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Size
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, Size
 from surefoot.experiment.training.initial_values import torch_
 from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.geometry import Identity
@@ -47,7 +47,7 @@ class Restless(Momentum):
 
 def biased(width: int) -> nn.Module:
     """Return the study's model with biases in every linear layer and LayerNorm."""
-    return GPT(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), biases="all"))
+    return Decoder(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), biases="all"))
 
 
 def _schedules(method: Method) -> Variants:

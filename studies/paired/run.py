@@ -24,7 +24,7 @@ from surefoot import recipes
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import load as load_text
 from surefoot.experiment.models.configs import GPTConfig
-from surefoot.experiment.models.decoder import GPT
+from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.sizes import Size
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
@@ -122,7 +122,7 @@ def signed(name: str, geometry: sf.Spectral) -> Steepest:
 def state_of_gpt2(momentum: torch.dtype) -> int:
     """Bytes of the default's state of GPT-2 Small, whose head is its embedding."""
     with torch.device("meta"):
-        model = GPT(GPTConfig(Size(768, depth=12, head_dim=64, vocab=50257), head="tied"))
+        model = Decoder(GPTConfig(Size(768, depth=12, head_dim=64, vocab=50257), head="tied"))
     optimizer = sf.SteepestDescent(model, lr=1.0, precision=sf.Precision(momentum))
     return sum(x.nbytes for p in model.parameters() for x in optimizer._state(p).values())
 

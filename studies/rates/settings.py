@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.experiment.models.configs import GPTConfig, LlamaConfig
-from surefoot.experiment.models.decoder import GPT, Llama
+from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.layers import LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import Size
 
@@ -59,12 +59,12 @@ class Setting:
 
 def gpt(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
     """The reference GPT."""
-    return lambda vocab: GPT(GPTConfig(Size(width, depth, 16, vocab), **options))
+    return lambda vocab: Decoder(GPTConfig(Size(width, depth, 16, vocab), **options))
 
 
 def llama(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
     """The reference LLaMA."""
-    return lambda vocab: Llama(LlamaConfig(Size(width, depth, 16, vocab), **options))
+    return lambda vocab: Decoder(LlamaConfig(Size(width, depth, 16, vocab), **options))
 
 
 class Logits(nn.Module):

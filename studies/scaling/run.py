@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard
 import surefoot as sf
 from surefoot import recipes
 from surefoot.experiment.files import dumps, write_atomic
-from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import Decoder, LlamaConfig, Size
 from surefoot.experiment.models.layers import Mixture
 from surefoot.experiment.reports.style import markdown
 from surefoot.mesh.groups import Cut
@@ -103,7 +103,7 @@ def row(name: str, ranks: int, bound: sf.Stabiliser | None) -> dict[str, Any]:
     """The counts of a model on so many processes."""
     group = min(ranks, GROUP)
     with torch.device("meta"):
-        model = Llama(MODELS[name]())
+        model = Decoder(MODELS[name]())
     works, entries, local = works_of(model, sf.Plan.of(model, recipes.steady(), stabiliser=bound), group)
     buckets = schedule(works)
     sent = sent_bytes(buckets, group)

@@ -14,7 +14,7 @@ import torch
 from surefoot import recipes
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import dumps, write_atomic
-from surefoot.experiment.models.decoder import GPT, GPTConfig, LearnedPositions, Size
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, LearnedPositions, Size
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import AdamW, Method, Steepest
 from surefoot.experiment.training.run import Run
@@ -27,9 +27,11 @@ METHODS: dict[str, tuple[str, Method, float]] = {
 SEEDS = (0, 1, 2)
 
 
-def model(width: int) -> GPT:
+def model(width: int) -> Decoder:
     """Return the study's model with all biases, and learned positions, under which a key bias has no effect."""
-    return GPT(GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), positions=LearnedPositions(64), biases="all"))
+    return Decoder(
+        GPTConfig(Size(width, depth=2, head_dim=16, vocab=256), positions=LearnedPositions(64), biases="all")
+    )
 
 
 def rms(tensors: list[torch.Tensor]) -> float:

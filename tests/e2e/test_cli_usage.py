@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from surefoot.cli import _parser, chosen
-from surefoot.cli.chosen import settings
+from surefoot.cli.chosen import config
 from surefoot.experiment.training.config import TrainConfig
 
 from .commands import command, finish, refused, sweep
@@ -83,13 +83,13 @@ def test_an_executor_that_is_not_installed_says_what_to_install(name, executor, 
 )
 def test_runs_elsewhere_are_on_the_gpu_that_they_are_given(options, device):
     arguments = _parser().parse_args(["coordcheck", "--executor", "ray", *options])
-    assert settings(arguments)["device"] == device
+    assert config(arguments).device == device
 
 
 @pytest.mark.parametrize("options", [["--device", "cuda"], ["--device", "cpu", "--gpus-per-run", "1"]])
 def test_a_device_that_runs_elsewhere_are_not_given_is_refused(options):
     with pytest.raises(ValueError, match=f"--device {options[1]} with --executor slurm: give "):
-        settings(_parser().parse_args(["transfer", "--executor", "slurm", *options]))
+        config(_parser().parse_args(["transfer", "--executor", "slurm", *options]))
 
 
 def test_without_the_flag_no_executor_needs_ray_or_submitit(monkeypatch):

@@ -3,19 +3,25 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from surefoot.cli import options
+from surefoot.cli.report import reported
 from surefoot.experiment.data.corpus import Corpus
 from surefoot.experiment.data.sources import absolute, load
 from surefoot.experiment.models.sizes import is_user_model
 from surefoot.experiment.sweep.axis import flag
 from surefoot.experiment.sweep.clusters import Ray, Slurm
 from surefoot.experiment.sweep.executors import Executor, Pool
+from surefoot.experiment.sweep.worker import run_trial
 from surefoot.experiment.training.build import pick_device, require_model
 from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
+
+OF_TRIALS = ("method", "width", "lr", "seed", "steps", "average")
+"""Settings that the trials of a sweep have of their own, and one that they do not have."""
 
 
 def executor(arguments: argparse.Namespace) -> Executor | None:
@@ -55,14 +61,14 @@ def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
     return given
 
 
-def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `TrainConfig` for which a command has options, by their flat names.
+def config(arguments: argparse.Namespace) -> TrainConfig:
+    """The configuration of a run; what the command has no option for is as it is by default.
 
     Args:
-        arguments: as parsed; a command without an option for the learning rate has none in the result either.
+        arguments: as parsed.
 
     Returns:
-        The settings, with the model's sizes, the learning rate and the device resolved.
+        The configuration, with the model's sizes, the learning rate and the device resolved.
 
     Raises:
         ValueError: a method that takes no such value, sizes that are not a published model's or change nothing of one
@@ -70,12 +76,11 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if is_user_model(arguments.model):
         options.refuse_sizes(arguments.model, arguments, "depth", "head_dim")
-    chosen = {name: getattr(arguments, name) for name in TrainConfig().to_json() if hasattr(arguments, name)}
-    if "method" in chosen:
-        method(chosen["method"], chosen["stabiliser"])  # refuses before anything is written
-    chosen["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
-    resolved = TrainConfig(**chosen).to_json()
-    return {name: resolved[name] for name in chosen}
+    given = {each.name: getattr(arguments, each.name) for each in fields(TrainConfig) if hasattr(arguments, each.name)}
+    given["device"] = _device_elsewhere(arguments) or pick_device(arguments.device).type
+    resolved = TrainConfig(**given)
+    method(resolved.method, resolved.stabiliser)  # refuses before anything is written
+    return resolved
 
 
 def data(arguments: argparse.Namespace) -> str | None:
@@ -100,7 +105,7 @@ def data(arguments: argparse.Namespace) -> str | None:
 
 def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
     """Say on stderr that a run reads documents more than once, if it does."""
-    epochs = config.run.steps * config.run.tokens / corpus.train.size
+    epochs = config.steps * config.run.tokens / corpus.train.size
     if config.data_order == "documents" and epochs > 1:
         told = f"{config.steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
         print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
@@ -121,14 +126,32 @@ def trial_settings(
         The settings that all trials share, as `run_trial` of `surefoot.experiment.sweep.worker` reads them.
 
     Raises:
-        ValueError: data that cannot be used, a width that the head dimension does not divide, or a stabiliser for a
-            baseline.
+        ValueError: as `executor` and `config`; data that cannot be used, a width that the head dimension does not
+            divide, or a stabiliser for a baseline.
     """
+    executor(arguments)  # so that its options are refused before data are read
     for name in methods:
         method(name, arguments.stabiliser)
-    corpus = load(data(arguments), context=arguments.context)
-    shared = {name: value for name, value in settings(arguments).items() if name not in ("width", "steps")}
+    corpus, shared = load(data(arguments), context=arguments.context), config(arguments)
     for width in widths:
-        require_model(TrainConfig(width=width, **shared), corpus)
-    note_epochs(TrainConfig(**{**shared, "steps": arguments.steps, **longest}), corpus)
-    return {**shared, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}
+        require_model(shared.replace(width=width), corpus)
+    note_epochs(shared.replace(**longest), corpus)
+    settings = {name: value for name, value in shared.to_json().items() if name not in OF_TRIALS}
+    return {**settings, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}
+
+
+def sweep(arguments: argparse.Namespace, run: Callable[..., object], *what: Any, **further: Any) -> int:
+    """Run a sweep where the options ask for it, and show what came of it.
+
+    Args:
+        arguments: as parsed.
+        run: of a module of `surefoot.experiment.sweep`.
+        *what: its first arguments, before the directory, of which the first has the settings of all runs.
+        **further: others of it.
+
+    Returns:
+        The exit code.
+    """
+    with reported(arguments, what[0].settings["text"]):
+        run(*what, arguments.out, run_trial, executor=executor(arguments), **further)
+    return 0

@@ -3,7 +3,6 @@
 import argparse
 
 from surefoot.cli import options
-from surefoot.cli.report import reported
 from surefoot.experiment.sweep.config import Comparison, Question
 from surefoot.experiment.training.config import Architecture
 from surefoot.experiment.training.names import parse_at
@@ -33,25 +32,18 @@ def add_to(commands: options.Commands) -> None:
     add("--evaluations", type=options.count, default=20, help="of the validation loss during a final run, at most")
     help = "loss to which steps and time are counted (default: the baseline's mean final loss)"
     add("--target", type=options.positive, metavar="LOSS", help=help)
-    options.add_executor(parser, "runs/compare")
-    options.add_model(parser, "depth", "head_dim")
-    options.add(parser, "width")
-    options.add_training(parser)
-    options.add_json(parser)
+    options.add_sweep(parser, "runs/compare", "width")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune, run over fresh seeds, print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.sweep import compare as comparing
-    from surefoot.experiment.sweep.worker import run_trial
 
-    executor, comparison = chosen.executor(arguments), configure(arguments)
+    comparison = configure(arguments)
     question = Question(arguments.baseline or comparison.names[0], arguments.target)
     question.check(comparison)
-    with reported(arguments, comparison.settings["text"]):
-        comparing.run(comparison, question, arguments.out, run_trial, executor=executor)
-    return 0
+    return chosen.sweep(arguments, comparing.run, comparison, question)
 
 
 def configure(arguments: argparse.Namespace) -> Comparison:

@@ -6,7 +6,6 @@ from typing import Any
 
 from surefoot.cli import options
 from surefoot.cli.report import reported
-from surefoot.experiment.training.config import TrainConfig
 
 _EXAMPLES = """
 surefoot coordcheck                                  the default recipe, widths 64 to 512
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from surefoot.experiment.data.sources import absolute, load
 
     executor, data = chosen.executor(arguments), chosen.data(arguments)
-    config = TrainConfig(**chosen.settings(arguments))
+    config = chosen.config(arguments)
     corpus = load(data, context=arguments.context)
     given = (tuple(arguments.widths), range(arguments.seeds), arguments.band)
     with reported(arguments, corpus.name):

@@ -136,13 +136,12 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str] | None:
     """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
-    from surefoot.cli.chosen import settings
-    from surefoot.experiment.training.config import TrainConfig
+    from surefoot.cli.chosen import config
 
     if (out := getattr(arguments, "out", None)) is None:
         return None
     if diverged:
-        words = _with(words, "--lr", f"{TrainConfig(**settings(arguments)).lr / 4:.3g}")
+        words = _with(words, "--lr", f"{config(arguments).lr / 4:.3g}")
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
     if arguments.command == "tokens":
         return [fresh if Path(word) == out else word for word in words]

@@ -4,9 +4,8 @@ import argparse
 import math
 
 from surefoot.cli import options
-from surefoot.cli.report import reported
 from surefoot.experiment.sweep.config import Ladder, Rung
-from surefoot.experiment.training.config import TrainConfig
+from surefoot.experiment.training.names import AUTO
 from surefoot.scaling import LAWS
 
 _EXAMPLES = """
@@ -31,24 +30,16 @@ def add_to(commands: options.Commands) -> None:
     add("--seeds", type=options.count, default=3, help=help)
     help = "train the large model, too, with the first seed, and say how far off the prediction was"
     add("--train-target", action="store_true", help=help)
-    options.add_executor(parser, "runs/ladder")
-    options.add_model(parser, "depth", "head_dim")
-    options.add_training(parser)
+    options.add_sweep(parser, "runs/ladder")
     next(action for action in parser._actions if action.dest == "steps").help = argparse.SUPPRESS
-    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train the small models, then print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.sweep import ladder as running
-    from surefoot.experiment.sweep.worker import run_trial
 
-    executor, (ladder, target) = chosen.executor(arguments), configure(arguments)
-    trained = {"train_target": arguments.train_target, "executor": executor}
-    with reported(arguments, ladder.settings["text"]):
-        running.run(ladder, target, arguments.out, run_trial, **trained)
-    return 0
+    return chosen.sweep(arguments, running.run, *configure(arguments), train_target=arguments.train_target)
 
 
 def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
@@ -71,15 +62,12 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
         raise ValueError("--steps: a ladder's follow from --tokens-per-parameter, leave it out")
     recipe, widths = arguments.method, [*arguments.widths, arguments.to_width]
     settings = chosen.trial_settings(arguments, [recipe], widths)
-    del settings["method"]  # a trial has it as its recipe
-    corpus = unchanged(settings["data"], settings["corpus"])
-    own = {key: value for key, value in settings.items() if key not in ("data", "text", "corpus")}
+    shared, corpus = chosen.config(arguments), unchanged(settings["data"], settings["corpus"])
 
     def rung(width: int) -> Rung:
-        size = TrainConfig(method=recipe, width=width, **own)
-        parameters = sum(p.numel() for p in require_model(size, corpus).parameters())
-        steps = max(1, round(arguments.tokens_per_parameter * parameters / size.run.tokens))
-        config = TrainConfig(method=recipe, width=width, steps=steps, **own)
+        parameters = sum(p.numel() for p in require_model(shared.replace(width=width), corpus).parameters())
+        steps = max(1, round(arguments.tokens_per_parameter * parameters / shared.run.tokens))
+        config = shared.replace(width=width, steps=steps, lr=AUTO)
         chosen.note_epochs(config, corpus)
         return Rung(width, parameters, steps, math.log2(config.lr))
 

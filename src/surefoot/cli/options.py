@@ -220,6 +220,21 @@ def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None 
     add("--slurm", nargs="+", default=[], metavar="KEY=VALUE", type=_slurm_option, help=help)
 
 
+def add_sweep(parser: argparse.ArgumentParser, out: str, *sizes: str) -> None:
+    """Add what the commands that sweep have in common, after their own options.
+
+    Args:
+        parser: of a command.
+        out: the run directory without a choice.
+        *sizes: those that the command has one of, besides depth and head dimension.
+    """
+    add_executor(parser, out)
+    add_model(parser, "depth", "head_dim")
+    add(parser, *sizes)
+    add_training(parser)
+    add_json(parser)
+
+
 def _slurm_option(text: str) -> tuple[str, str | int]:
     """Read KEY=VALUE, a whole number as such.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
-    config, source = TrainConfig(**chosen.settings(arguments)), chosen.data(arguments)
+    config, source = chosen.config(arguments), chosen.data(arguments)
     if arguments.lr == AUTO and (begun := _begun_at(arguments.out)):
         config = config.replace(lr=begun)
     corpus = load(source, context=arguments.context)
@@ -153,7 +153,7 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
     """Train, and write the logs on the way."""
     log: Log | None = None
     with ExitStack() as opened:
-        norms = opened.enter_context(NormLog(arguments.out, arguments.norm_limit, _warn))
+        norms = cache(lambda run: opened.enter_context(NormLog(run, arguments.out, arguments.norm_limit, _warn)))
         for board in boards:
             opened.enter_context(board)
 
@@ -168,7 +168,7 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
                 board.losses(record)
 
         def observe(run: Run) -> None:
-            line = norms.write(run)
+            line = norms(run).write()
             for board in boards:
                 board.norms(line)
             if run.diverged() and (name := run.not_finite()) is not None:
@@ -179,14 +179,8 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
 
 def _train_beside(training: Training, limit: float) -> None:
     """Train on the other processes, which take part in every measurement and write only their parts of checkpoints."""
-    norms: Norms | None = None
-
-    def observe(run: Run) -> None:
-        nonlocal norms
-        norms = norms or Norms(run, limit)
-        norms.measure()
-
-    training(on_step=lambda record: None, observe=observe)
+    norms = cache(partial(Norms, limit=limit))  # made at the first look
+    training(on_step=lambda record: None, observe=lambda run: norms(run).measure())
 
 
 def _progress(record: dict[str, Any], steps: int) -> None:

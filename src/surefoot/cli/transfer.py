@@ -3,8 +3,7 @@
 import argparse
 
 from surefoot.cli import options
-from surefoot.cli.report import reported
-from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES, published_name
+from surefoot.experiment.models.sizes import PUBLISHED, REFERENCES
 from surefoot.experiment.sweep.axis import AXES, Axis, flag
 from surefoot.experiment.sweep.config import Extrapolation, SweepConfig
 from surefoot.experiment.sweep.search import Bracket, Grid
@@ -51,10 +50,7 @@ def add_to(commands: options.Commands) -> None:
     add("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search")
     add("--budget", type=options.count, help="rates per width that the search may take (default: 8)")
-    options.add_executor(parser, "runs/transfer")
-    options.add_model(parser, "depth", "head_dim")
-    options.add_training(parser)
-    options.add_json(parser)
+    options.add_sweep(parser, "runs/transfer")
 
 
 def axis_of(arguments: argparse.Namespace) -> Axis | None:
@@ -91,16 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep, then print the table and draw the picture."""
     from surefoot.cli import chosen
     from surefoot.experiment.sweep import extrapolate, sweep
-    from surefoot.experiment.sweep.worker import run_trial
 
-    executor, config = chosen.executor(arguments), configure(arguments)
-    with reported(arguments, config.settings["text"]):
-        if not isinstance(config, Extrapolation):
-            sweep.run(config, arguments.out, run_trial, executor=executor)
-            return 0
-        target = getattr(arguments, AXES[config.axis].target)
-        extrapolate.run(config, arguments.out, run_trial, target=target, executor=executor)
-    return 0
+    config = configure(arguments)
+    if not isinstance(config, Extrapolation):
+        return chosen.sweep(arguments, sweep.run, config)
+    return chosen.sweep(arguments, extrapolate.run, config, target=getattr(arguments, AXES[config.axis].target))
 
 
 def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
@@ -124,8 +115,8 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
         raise ValueError("--budget beside --rates, which are all that are run: leave one out")
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget or 8)
     if axis is None:
-        model = published_name(arguments.model)
-        widths = tuple(arguments.widths or ((PUBLISHED[model].width,) if model in PUBLISHED else WIDTHS))
+        usual = (PUBLISHED[arguments.model].width,) if arguments.model in PUBLISHED else WIDTHS
+        widths = tuple(arguments.widths or usual)
         settings = chosen.trial_settings(arguments, recipes, widths)
         return SweepConfig(recipes, widths, seeds, arguments.steps, search, settings)
     (width,) = arguments.widths or (Architecture(arguments.model).width,)

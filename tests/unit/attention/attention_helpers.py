@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import surefoot as sf
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, LlamaConfig, Size
 
 SIZE = Size(width=32, depth=2, head_dim=8, vocab=16)
 TOKENS = torch.randint(16, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -13,12 +13,12 @@ TOKENS = torch.randint(16, (3, 12), generator=torch.Generator().manual_seed(0))
 
 def llama(**options):
     torch.manual_seed(1)
-    return Llama(LlamaConfig(SIZE, **options))
+    return Decoder(LlamaConfig(SIZE, **options))
 
 
 def gpt():
     torch.manual_seed(1)
-    model = GPT(GPTConfig(SIZE, biases="all"))
+    model = Decoder(GPTConfig(SIZE, biases="all"))
     for name, p in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(p)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from surefoot.experiment.models.decoder import GPT, GPTConfig, LearnedPositions, Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, LearnedPositions, LlamaConfig, Size
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 GPT2 = {
@@ -60,7 +60,7 @@ def randomise_(model):
 def test_gpt2():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=16)
-    ours = GPT(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied"))
+    ours = Decoder(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied"))
     randomise_(ours)
     same(ours, transformers.GPT2LMHeadModel(config), gpt2_state(ours))
 
@@ -74,7 +74,7 @@ def test_llama(kv_heads, tied):
         hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=kv_heads,
         vocab_size=50, tie_word_embeddings=tied,
     )  # fmt: skip
-    ours = Llama(LlamaConfig(SMALL, intermediate=40, kv_heads=kv_heads, head="tied" if tied else "untied"))
+    ours = Decoder(LlamaConfig(SMALL, intermediate=40, kv_heads=kv_heads, head="tied" if tied else "untied"))
     randomise_(ours)
     state = {renamed(name, LLAMA): x for name, x in ours.state_dict().items()}
     same(ours, transformers.LlamaForCausalLM(config), state)

@@ -8,21 +8,21 @@ import torch.nn.functional as F
 
 import surefoot as sf
 from surefoot.experiment.models import decoder
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Llama, LlamaConfig, Rope, Size, published, reference
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, LlamaConfig, Rope, Size, published, reference
 from surefoot.experiment.models.layers import LearnedPositions, Mixture, MixtureOfExperts
 from surefoot.layers import InNormLinear
 
 SMALL = Size(width=32, depth=2, head_dim=8, vocab=50)
 VARIANTS = {
-    "gpt": lambda: GPT(GPTConfig(SMALL)),
-    "gpt in-norm": lambda: GPT(GPTConfig(SMALL, norm="in", biases="all")),
-    "gpt2": lambda: GPT(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied")),
-    "gpt scaled": lambda: GPT(GPTConfig(SMALL, head="tied_scaled", base_head_dim=4)),
-    "llama": lambda: Llama(LlamaConfig(SMALL)),
-    "qwen": lambda: Llama(LlamaConfig(SMALL, qk_norm=True)),
-    "moe": lambda: Llama(LlamaConfig(SMALL, mixture=Mixture(experts=4, active=2))),
-    "llama grouped": lambda: Llama(LlamaConfig(SMALL, kv_heads=2, intermediate=40)),
-    "llama in-norm": lambda: Llama(LlamaConfig(SMALL, norm="in", head="tied_scaled")),
+    "gpt": lambda: Decoder(GPTConfig(SMALL)),
+    "gpt in-norm": lambda: Decoder(GPTConfig(SMALL, norm="in", biases="all")),
+    "gpt2": lambda: Decoder(GPTConfig(SMALL, positions=LearnedPositions(16), biases="all", head="tied")),
+    "gpt scaled": lambda: Decoder(GPTConfig(SMALL, head="tied_scaled", base_head_dim=4)),
+    "llama": lambda: Decoder(LlamaConfig(SMALL)),
+    "qwen": lambda: Decoder(LlamaConfig(SMALL, qk_norm=True)),
+    "moe": lambda: Decoder(LlamaConfig(SMALL, mixture=Mixture(experts=4, active=2))),
+    "llama grouped": lambda: Decoder(LlamaConfig(SMALL, kv_heads=2, intermediate=40)),
+    "llama in-norm": lambda: Decoder(LlamaConfig(SMALL, norm="in", head="tied_scaled")),
 }
 
 
@@ -189,8 +189,8 @@ def test_inner_width_of_llama(width, inner):
         (lambda: reference("gpt", 32, norm="post"), "norm='post' is unknown; choose from pre, in"),
         (lambda: reference("llama", 32, head="both"), "untied, tied, tied_scaled"),
         (lambda: GPTConfig(SMALL, biases="some"), "none, all"),
-        (lambda: Llama(LlamaConfig(SMALL, kv_heads=3)), "3 key-value heads.*divisor of 4"),
-        (lambda: Llama(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
+        (lambda: Decoder(LlamaConfig(SMALL, kv_heads=3)), "3 key-value heads.*divisor of 4"),
+        (lambda: Decoder(LlamaConfig(SMALL, kv_heads=0)), "0 key-value heads"),
         (lambda: LlamaConfig(SMALL, intermediate=0), "intermediate must be at least 1, got 0"),
         (lambda: Rope(base=0.5), "base"),
         (lambda: reference("gpt", 32, base_head_dim=0), "positive"),

@@ -1,7 +1,9 @@
 """The content of a run's norms.jsonl, and that measuring changes no training state."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -38,8 +40,13 @@ def logged(config, corpus, folder, limit=10.0, **options):
     """Train with the log of norms; the result, the lines and the warnings."""
     folder.mkdir(exist_ok=True)
     warned = []
-    with NormLog(folder, limit, lambda step, alarm: warned.append((step, alarm.layer))) as log:
-        result = train(config, corpus, observe=log.write, **options)
+
+    def warn(step, alarm):
+        warned.append((step, alarm.layer))
+
+    with ExitStack() as opened:
+        log = cache(lambda run: opened.enter_context(NormLog(run, folder, limit, warn)))
+        result = train(config, corpus, observe=lambda run: log(run).write(), **options)
     return result, read_lines(folder / NORMS), warned
 
 

@@ -15,7 +15,7 @@ import surefoot as sf
 from combinations import combinations
 from surefoot import Plan, plan
 from surefoot.experiment.models.configs import GPTConfig, LlamaConfig
-from surefoot.experiment.models.decoder import GPT, Llama
+from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.sizes import Size
 from surefoot.views import Fused, Grouped, Matrix, Projections, Stack
 
@@ -30,7 +30,7 @@ def reference(kv, biased):
     """The reference model with the same attention in three blocks."""
     size = Size(copied.WIDTH, depth=3, head_dim=copied.HEAD, vocab=copied.VOCAB)
     gpt = GPTConfig(size, biases="all" if biased else "none")
-    return GPT(gpt) if kv == copied.HEADS else Llama(LlamaConfig(size, kv_heads=kv))
+    return Decoder(gpt) if kv == copied.HEADS else Decoder(LlamaConfig(size, kv_heads=kv))
 
 
 def blocks_of(plan, within):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from surefoot.experiment.models.decoder import Llama, LlamaConfig, Size
+from surefoot.experiment.models.decoder import Decoder, LlamaConfig, Size
 from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
 
 
@@ -45,7 +45,7 @@ def test_attention_scale():
 def test_attention_equals_the_formula_head_by_head(kv_heads):
     torch.manual_seed(0)
     attention = (
-        Llama(LlamaConfig(Size(32, 2, head_dim=8, vocab=50), kv_heads=kv_heads, base_head_dim=2)).blocks[0].attention
+        Decoder(LlamaConfig(Size(32, 2, head_dim=8, vocab=50), kv_heads=kv_heads, base_head_dim=2)).blocks[0].attention
     )
     x, turn = torch.randn(1, 6, 32), Rope().angles(6, 8, torch.device("cpu"))
     q, k, v = (f(x)[0] for f in (attention.query, attention.key, attention.value))

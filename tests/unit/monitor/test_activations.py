@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, Size, reference
 from surefoot.monitor.block_bounds import LIPSCHITZ
 from surefoot.monitor.maxima import largest_rms, rms
 
@@ -158,7 +158,7 @@ def test_loss_bounds_of_the_head():
 
 @pytest.mark.parametrize("tie", ["tied", "tied_scaled"])
 def test_loss_bounds_of_a_tied_head(tie):
-    model = GPT(GPTConfig(Size(32, 1, 16, 256), head=tie))
+    model = Decoder(GPTConfig(Size(32, 1, 16, 256), head=tie))
     plan = sf.Plan.of(model)
     plan.initialise_(model)
     measured = sf.measure(model, tokens(), plan=plan)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.experiment.models.decoder import GPT, GPTConfig, Size, reference
+from surefoot.experiment.models.decoder import Decoder, GPTConfig, Size, reference
 from surefoot.monitor.layer_bounds import forward_bound
 from surefoot.monitor.maxima import largest_rms
 
@@ -67,7 +67,7 @@ FOREIGN = {
     "phi": lambda: hf().PhiForCausalLM(config(hf().PhiConfig, intermediate_size=24)),
     "bert": lambda: hf().BertForMaskedLM(config(hf().BertConfig, intermediate_size=24)),
     "gpt": lambda: reference("gpt", 32),
-    "biased": lambda: GPT(GPTConfig(Size(32, 1, 16, 32), biases="all")),
+    "biased": lambda: Decoder(GPTConfig(Size(32, 1, 16, 32), biases="all")),
     "reference llama": lambda: reference("llama", 32),
     "qwen": lambda: reference("qwen", 32),
 }

@@ -14,7 +14,7 @@ from surefoot.experiment.distributed.processes import Layout
 from surefoot.experiment.models import cross_entropy as losses
 from surefoot.experiment.models import fast_linear
 from surefoot.experiment.models.configs import LlamaConfig
-from surefoot.experiment.models.decoder import Llama, reference
+from surefoot.experiment.models.decoder import Decoder, reference
 from surefoot.experiment.models.fast_linear import use_bfloat16, use_onednn
 from surefoot.experiment.models.layers import Mixture
 from surefoot.experiment.models.sizes import Size
@@ -156,7 +156,7 @@ def test_a_layer_in_bfloat16():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_bfloat16_needs_autocast_for():
     """Experts, a model of one's own, a compiled one: nothing of them is changed."""
-    experts = Llama(LlamaConfig(Size(32, 1, 16, 50), mixture=Mixture(2, 1)))
+    experts = Decoder(LlamaConfig(Size(32, 1, 16, 50), mixture=Mixture(2, 1)))
     compiled = reference("gpt", 32, 1, 16, 50)
     compiled.compile()
     for model in (experts, nn.Sequential(nn.Linear(4, 4)), compiled):

@@ -1,59 +1,51 @@
 """Reference models: GPT-2-like and LLaMA-like decoders by width, depth, head dimension and vocabulary."""
 
-from abc import ABC
 from collections.abc import Callable
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from surefoot.experiment.models.configs import DecoderConfig, GPTConfig, Head, LlamaConfig, Norm, published_config
-from surefoot.experiment.models.layers import MLP, Block, GatedMLP, LearnedPositions, Mixture, MixtureOfExperts
+from surefoot.experiment.models.configs import DecoderConfig, GPTConfig, LlamaConfig, published_config
+from surefoot.experiment.models.layers import Block, LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import Size
-from surefoot.layers import Attention, Heads, InNormLinear, Rope, attention_scale
-from surefoot.layers.attention import MakeLinear
+from surefoot.layers import Attention, Heads, Rope, attention_scale
 
-__all__ = ["GPT", "Decoder", "GPTConfig", "LearnedPositions", "Llama", "LlamaConfig", "Rope", "Size", "reference"]
-
-LAYER_NORM_EPS = 1e-5  # GPT-2's layer_norm_epsilon
-RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
+__all__ = ["Decoder", "GPTConfig", "LearnedPositions", "LlamaConfig", "Rope", "Size", "reference"]
 
 
-class Decoder(nn.Module, ABC):
-    """Base of the reference models: tokens `(B, T)` int64 -> logits `(B, T, vocab)`.
+class Decoder(nn.Module):
+    """The reference models: tokens `(B, T)` int64 -> logits `(B, T, vocab)`.
 
     Args:
-        config: size, norm and head are read from it.
-        positions: rotary or learned.
-        linear: builds a linear layer of the blocks.
-        pre_norm: builds a norm before a half block or the head from its width; In-Norm layers need none.
-        mlp: builds the feed-forward layer of a block.
-        kv_heads: key-value heads; None means as many as heads.
-        head_norm: builds the norm of a head's queries and keys; None means none.
+        config: the sizes, and of which layers.
 
     Attributes:
         output_multiplier: factor on the logits, 1/width for a "tied_scaled" head; None means none.
+
+    >>> import torch
+    >>> model = Decoder(GPTConfig(Size(width=32, depth=2, head_dim=16, vocab=256)))
+    >>> model(torch.zeros(1, 5, dtype=torch.int64)).shape
+    torch.Size([1, 5, 256])
+    >>> model = Decoder(LlamaConfig(Size(width=64, depth=2, head_dim=16, vocab=256), kv_heads=2))
+    >>> model.blocks[0].attention.key.weight.shape
+    torch.Size([32, 64])
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        positions: Rope | LearnedPositions,
-        linear: MakeLinear,
-        pre_norm: Callable[[int], nn.Module],
-        mlp: Callable[[], nn.Module],
-        kv_heads: int | None = None,
-        head_norm: Callable[[int], nn.Module] | None = None,
-    ) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        size = config.size
-        norm = nn.Identity if config.norm == "in" else pre_norm
-        rope = positions if isinstance(positions, Rope) else None
+        size, positions = config.size, config.positions
+        norm = nn.Identity if config.norm == "in" else config.layer_norm
+        rope, head_norm = (
+            positions if isinstance(positions, Rope) else None,
+            config.layer_norm if config.qk_norm else None,
+        )
         scale = attention_scale(size.head_dim, config.base_head_dim)
-        heads = Heads(size.heads, size.head_dim, size.heads if kv_heads is None else kv_heads, scale)
+        heads = Heads(size.heads, size.head_dim, size.heads if config.kv_heads is None else config.kv_heads, scale)
 
         def block() -> Block:
-            return Block(Attention(heads, rope, linear, head_norm), mlp(), (norm(size.width), norm(size.width)))
+            attention = Attention(heads, rope, config.linear, head_norm)
+            return Block(attention, config.mlp(), (norm(size.width), norm(size.width)))
 
         blocks = [block() for _ in range(size.depth)]
         self.config: DecoderConfig = config
@@ -63,7 +55,7 @@ class Decoder(nn.Module, ABC):
             self.position_embedding: nn.Embedding = nn.Embedding(positions.context, size.width)
         self.blocks: nn.ModuleList = nn.ModuleList(blocks)
         self.final_norm: nn.Module = norm(size.width)
-        self.head: nn.Linear = _make_linear(config.norm)(size.width, size.vocab)
+        self.head: nn.Linear = config.linear(size.width, size.vocab, head=True)
         self.output_multiplier: float | None = 1 / size.width if config.head == "tied_scaled" else None
         self._tie()
 
@@ -125,67 +117,8 @@ class Decoder(nn.Module, ABC):
         return self.head
 
 
-class GPT(Decoder):
-    """GPT-2-like decoder: LayerNorm (or In-Norm), GELU, feed-forward layers of 4 times the width.
-
-    Source: Radford et al. 2019, Language models are unsupervised multitask learners.
-
-    Args:
-        config: the model's configuration.
-
-    >>> import torch
-    >>> model = GPT(GPTConfig(Size(width=32, depth=2, head_dim=16, vocab=256)))
-    >>> model(torch.zeros(1, 5, dtype=torch.int64)).shape
-    torch.Size([1, 5, 256])
-    """
-
-    def __init__(self, config: GPTConfig) -> None:
-        width, biased = config.size.width, config.biases == "all"
-        linear, norm = _make_linear(config.norm, biased), partial(nn.LayerNorm, eps=LAYER_NORM_EPS, bias=biased)
-        super().__init__(config, config.positions, linear, norm, lambda: MLP(width, 4 * width, linear))
-
-
-class Llama(Decoder):
-    """LLaMA-like decoder: RMSNorm (or In-Norm), rotary positions, gated feed-forward layers, no biases.
-
-    Source: Touvron et al. 2023, https://arxiv.org/abs/2302.13971.
-
-    Args:
-        config: the model's configuration.
-
-    >>> model = Llama(LlamaConfig(Size(width=64, depth=2, head_dim=16, vocab=256), kv_heads=2))
-    >>> model.blocks[0].attention.key.weight.shape
-    torch.Size([32, 64])
-    """
-
-    def __init__(self, config: LlamaConfig) -> None:
-        width, linear = config.size.width, _make_linear(config.norm)
-        norm = partial(nn.RMSNorm, eps=RMS_NORM_EPS)
-
-        def mlp() -> nn.Module:
-            if config.mixture is None:
-                return GatedMLP(width, config.inner, linear)
-            return MixtureOfExperts(config.mixture, width, config.inner)
-
-        super().__init__(config, config.rope, linear, norm, mlp, config.kv_heads, norm if config.qk_norm else None)
-
-
-def _make_linear(norm: Norm, biased: bool = False) -> MakeLinear:
-    return partial(InNormLinear if norm == "in" else nn.Linear, bias=biased)
-
-
-def reference(
-    name: str,
-    width: int,
-    depth: int = 2,
-    head_dim: int = 16,
-    vocab: int = 256,
-    *,
-    norm: Norm = "pre",
-    head: Head = "untied",
-    base_head_dim: int | None = None,
-) -> Decoder:
-    """Build a reference model by name, with rotary positions, without biases, and with torch's initial values.
+def reference(name: str, width: int, depth: int = 2, head_dim: int = 16, vocab: int = 256, **options: Any) -> Decoder:
+    """Build a reference model by name, with torch's initial values.
 
     Args:
         name: "gpt" (the model of the learning-rate study) or "llama"; "qwen" is a llama with norms on queries and
@@ -195,15 +128,13 @@ def reference(
         depth: number of residual blocks.
         head_dim: features of an attention head.
         vocab: number of tokens.
-        norm: as in `GPTConfig`.
-        head: as in `GPTConfig`; "tied" has its own.
-        base_head_dim: as in `GPTConfig`.
+        **options: others of its configuration, `GPTConfig` or `LlamaConfig`; "tied" has a head of its own.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: an unknown name, an unknown option, or a size that does not fit.
+        ValueError: an unknown name, an unknown choice of an option, or a size that does not fit.
 
     >>> sum(p.numel() for p in reference("gpt", width=32).parameters())
     41120
@@ -211,7 +142,7 @@ def reference(
     if name not in REFERENCES:
         raise ValueError(f"unknown reference model {name!r}; choose from {', '.join(REFERENCES)}")
     size = Size(width, depth, head_dim, vocab)
-    return _decoder(REFERENCES[name](size=size, norm=norm, head=head, base_head_dim=base_head_dim))
+    return Decoder(REFERENCES[name](size=size, **options))
 
 
 def published(name: str, width: int | None = None) -> Decoder:
@@ -232,18 +163,14 @@ def published(name: str, width: int | None = None) -> Decoder:
     ...     sum(p.numel() for p in published("gpt2-small").parameters())
     124439808
     """
-    return _decoder(published_config(name, width))
+    return Decoder(published_config(name, width))
 
 
-def _decoder(config: GPTConfig | LlamaConfig) -> Decoder:
-    return GPT(config) if isinstance(config, GPTConfig) else Llama(config)
-
-
-REFERENCES: dict[str, Callable[..., GPTConfig | LlamaConfig]] = {
+REFERENCES: dict[str, Callable[..., DecoderConfig]] = {
     "gpt": GPTConfig,
     "llama": LlamaConfig,
     "qwen": partial(LlamaConfig, qk_norm=True),
     "moe": partial(LlamaConfig, qk_norm=True, mixture=Mixture(experts=4, active=2)),
-    "tied": lambda head, **options: GPTConfig(head="tied_scaled", **options),
+    "tied": lambda **options: GPTConfig(**options | {"head": "tied_scaled"}),
 }
-"""Configurations of the reference models by name; all take `size`, `norm`, `head` and `base_head_dim`."""
+"""Configurations of the reference models by name; all take `size`."""

@@ -35,8 +35,7 @@ def call(target: str, *arguments: int) -> nn.Module:
         how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
         hint = "; --width calls it with one" if isinstance(error, TypeError) and not arguments else ""
         kind = ValueError if isinstance(error, TypeError | ImportError | ValueError) else RuntimeError
-        reason = f"{type(error).__name__}: {error}{_where(error)}"
-        raise kind(f"{target}: it is called {how}, and failed: {reason}{hint}") from error
+        raise kind(f"{target}: it is called {how}, and failed: {_told(error)}{hint}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
     return model
@@ -52,19 +51,17 @@ def _function(target: str) -> Any:
     try:
         module = importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}{_where(error)}"
-        raise ValueError(f"{target}: importing {place} from {here} failed: {reason}") from error
+        raise ValueError(f"{target}: importing {place} from {here} failed: {_told(error)}") from error
     if not hasattr(module, name):
         raise ValueError(f"{target}: module {place!r} has no function {name!r}")
     return getattr(module, name)
 
 
-def _where(error: BaseException) -> str:
-    """The line of the user's code that raised; empty if there is none, or if the error names it itself."""
+def _told(error: BaseException) -> str:
+    """An error, and the line of the user's code that raised it, if there is one that the error does not name itself."""
     frames = [f for f in extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename]
-    if isinstance(error, SyntaxError) or not frames:
-        return ""
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    named = isinstance(error, SyntaxError) or not frames
+    return f"{type(error).__name__}: {error}" + ("" if named else f" ({frames[-1].filename}, line {frames[-1].lineno})")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Where a run's numbers are drawn while it trains: TensorBoard, Weights & Biases."""
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ from surefoot.experiment.files import Record
 
 _OF_LOSSES = ("loss", "val_loss", "val_loss_average", "lr", "tokens_per_second", "utilisation", "optimizer_share")
 
-Scalars = dict[str, float]
-Write = Callable[[int, Scalars], object]
-End = Callable[[], object]
+Write = Callable[[int, dict[str, float]], object]
 
 
 class Board(AbstractContextManager["Board"]):
@@ -22,13 +20,13 @@ class Board(AbstractContextManager["Board"]):
     Use as a context manager. Nothing is begun before the first record.
 
     Args:
-        begin: what writes numbers from a step on and what finishes it. The step of what is written is never below an
+        begin: context in which numbers are written from a step on. The step of what is written is never below an
             earlier one.
     """
 
-    def __init__(self, begin: Callable[[int], tuple[Write, End]]) -> None:
-        self._begin = begin
-        self._begun: tuple[Write, End] | None = None
+    def __init__(self, begin: Callable[[int], AbstractContextManager[Write]]) -> None:
+        self._begin, self._begun = begin, ExitStack()
+        self._write: Write | None = None
 
     def losses(self, record: Record) -> None:
         """Draw the losses, the learning rate and the throughput of a record of the training log."""
@@ -40,12 +38,11 @@ class Board(AbstractContextManager["Board"]):
         self._draw(line["step"], norms | {f"update/{name}": value for name, value in line.get("updates", {}).items()})
 
     def _draw(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        self._begun = self._begun or self._begin(step)
-        self._begun[0](step, {name: value for name, value in scalars.items() if value is not None})
+        self._write = self._write or self._begun.enter_context(self._begin(step))
+        self._write(step, {name: value for name, value in scalars.items() if value is not None})
 
     def __exit__(self, *_: object) -> None:
-        if self._begun is not None:
-            self._begun[1]()
+        self._begun.close()
 
 
 def tensorboard(folder: Path) -> Board:
@@ -63,15 +60,16 @@ def tensorboard(folder: Path) -> Board:
     with importing("tensorboard", "--tensorboard: {error};", RuntimeError):
         from torch.utils.tensorboard.writer import SummaryWriter
 
-    def begin(step: int) -> tuple[Write, End]:
-        writer: Any = SummaryWriter(str(folder), purge_step=step)
+    @contextmanager
+    def begin(step: int) -> Iterator[Write]:
+        with SummaryWriter(str(folder), purge_step=step) as writer:
 
-        def write(step: int, scalars: Scalars) -> None:
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, step)
-            writer.flush()
+            def write(step: int, scalars: dict[str, float]) -> None:
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
 
-        return write, writer.close
+            yield write
 
     return Board(begin)
 
@@ -92,9 +90,11 @@ def wandb(folder: Path, config: Mapping[str, Any]) -> Board:
     with importing("wandb", "--wandb: {error};", RuntimeError):
         from wandb import init
 
-    def begin(step: int) -> tuple[Write, End]:
+    @contextmanager
+    def begin(step: int) -> Iterator[Write]:
         mode = os.environ.get("WANDB_MODE", "offline")
         run = init(dir=str(folder), name=folder.name, config=dict(config), mode=mode)
-        return lambda step, scalars: run.log(scalars, step=step), run.finish
+        yield lambda step, scalars: run.log(scalars, step=step)
+        run.finish()
 
     return Board(begin)

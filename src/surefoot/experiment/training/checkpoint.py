@@ -235,7 +235,9 @@ class Checkpoints:
             run.load_folder(path)
         else:
             state: dict[str, Any] = {}
-            agree(run.layout.processes, lambda: state.update(_state(run, path)))
+            agree(run.layout.processes, lambda: state.update(load(path)))
+            if missing := [name for name in run.state() if name not in state]:
+                raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
             run.load_state(state)
         if self.on_resume and run.layout.processes.first:
             self.on_resume(path)
@@ -269,14 +271,6 @@ class Checkpoints:
 
 def _delete(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def _state(run: Run, path: Path) -> dict[str, Any]:
-    """The state of a run in a file; `CheckpointError` if there is none in it."""
-    state = load(path)
-    if missing := run.missing(state):
-        raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
-    return state
 
 
 def _name(step: int) -> str:

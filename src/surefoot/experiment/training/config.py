@@ -1,31 +1,30 @@
 """What determines a training run. Each setting is declared once, as a field whose metadata is its option.
 
-The command line makes its options from the metadata (`surefoot.cli.options.add`): `help`, `choices` and `metavar` as
-argparse takes them; `number`, the values that are allowed; `flag`, where it is not the field's name. A field without
-`help` has an option of the command line's own. Nothing here imports torch, so that `--help` is quick.
+The command line makes its options of them (`surefoot.cli.options.add`); a field that is not declared by `setting` has
+an option of the command line's own. Nothing here imports torch, so that `--help` is quick.
 """
 
 import dataclasses
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.models.sizes import PUBLISHED, published_name, refuse_other
-from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, FRACTION, RATE, SEED, Settings, log2_lr
+from surefoot.experiment.training.names import AUTO, AVERAGE, COUNT, FRACTION, RATE, SEED, Settings, log2_lr, setting
 from surefoot.scaling import Run
 
 Device = Literal["cpu", "cuda", "auto"]
 Autocast = Literal["none", "bfloat16"]
 DataOrder = Literal["documents", "random"]
 
+
 _SIZE = {"width": 64, "depth": 2, "head_dim": 16}
 
 
 def _size(name: str, what: str) -> Any:
     """Declare a size; None becomes a published model's, else that of `_SIZE`."""
-    help = f"{what} (default: {_SIZE[name]}, or the published model's)"
-    return field(default=None, metadata={"help": help, "number": COUNT})
+    return setting(None, f"{what} (default: {_SIZE[name]}, or the published model's)", COUNT)
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Architecture(Settings):
         ValueError: a number below 1, or a depth or a head dimension that is not the published model's.
     """
 
-    model: str = field(default="gpt", metadata={"help": "name of a model, or module:function that takes a width"})
+    model: str = setting("gpt", "name of a model, or module:function that takes a width")
     width: int = _size("width", "model width")
     depth: int = _size("depth", "blocks of a reference model")
     head_dim: int = _size("head_dim", "dimension of an attention head")
@@ -52,22 +51,6 @@ class Architecture(Settings):
         super().__post_init__()
 
 
-_STABILISER = {
-    "help": "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
-    "metavar": "NAME:VALUE",
-}
-_RATE: Any = field(
-    default=AUTO,
-    metadata={"help": "peak learning rate, or auto: by the length of the run, or the method's own", "number": RATE},
-)
-_AVERAGE = {
-    "help": "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps "
-    "(last:0.2), and evaluate the average; 0: no average",
-    "number": AVERAGE,
-    "metavar": "DECAY|last:PART",
-}
-
-
 @dataclass(frozen=True)
 class Optimisation(Settings):
     """The optimizer, its bound on the weights (`name:value` of `methods.STABILISERS`), its peak learning rate.
@@ -76,19 +59,19 @@ class Optimisation(Settings):
     """
 
     method: str = "steady"
-    stabiliser: str | None = field(default=None, metadata=_STABILISER)
-    lr: float = _RATE
-    average: float | str = field(default=0.0, metadata=_AVERAGE)
-
-
-_WARMUP = {"help": "first part of the steps, over which the rate rises linearly", "number": FRACTION}
-_COOLDOWN = {
-    "help": "last part of the steps, over which the rate falls to 0; 1: all after the warm-up",
-    "number": FRACTION,
-    "flag": "--cooldown",
-    "metavar": "COOLDOWN",
-}
-_SHAPE = {"help": "how the rate falls: linear, sqrt (1 - sqrt(x)) or power:P ((1 - x)^P)", "metavar": "SHAPE"}
+    stabiliser: str | None = setting(
+        None,
+        "bound on the weights of every role, post_clip:2 or pre_decay:0.5 for example (default: the recipe's own)",
+        metavar="NAME:VALUE",
+    )
+    lr: float = setting(AUTO, "peak learning rate, or auto: by the length of the run, or the method's own", RATE)
+    average: float | str = setting(
+        0.0,
+        "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps (last:0.2), "
+        "and evaluate the average; 0: no average",
+        AVERAGE,
+        metavar="DECAY|last:PART",
+    )
 
 
 @dataclass(frozen=True)
@@ -99,10 +82,18 @@ class Schedule(Settings):
         ValueError: a number out of range, or a shape that is none.
     """
 
-    steps: int = field(default=120, metadata={"help": "optimizer steps of a run", "number": COUNT})
-    warmup: float = field(default=0.1, metadata=_WARMUP)
-    decay: float = field(default=1.0, metadata=_COOLDOWN)
-    cooldown_shape: str = field(default="linear", metadata=_SHAPE)
+    steps: int = setting(120, "optimizer steps of a run", COUNT)
+    warmup: float = setting(0.1, "first part of the steps, over which the rate rises linearly", FRACTION)
+    decay: float = setting(
+        1.0,
+        "last part of the steps, over which the rate falls to 0; 1: all after the warm-up",
+        FRACTION,
+        flag="--cooldown",
+        metavar="COOLDOWN",
+    )
+    cooldown_shape: str = setting(
+        "linear", "how the rate falls: linear, sqrt (1 - sqrt(x)) or power:P ((1 - x)^P)", metavar="SHAPE"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,38 +146,9 @@ class Schedule(Settings):
 
 
 @dataclass(frozen=True)
-class Batches(Settings):
-    """The shape of a batch, sequences and tokens in each, and which of the training split a step reads."""
-
-    batch_size: int = field(default=16, metadata={"help": "sequences a step", "number": COUNT})
-    context: int = field(default=64, metadata={"help": "tokens a sequence", "number": COUNT})
-    data_order: DataOrder = field(
-        default="documents",
-        metadata={
-            "help": "documents: each is read once before one is read again, in a random order; random: windows are "
-            "drawn anew at every step",
-            "choices": get_args(DataOrder),
-        },
-    )
-
-
-@dataclass(frozen=True)
-class Execution(Settings):
-    """Where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass."""
-
-    device: Device = field(default="cpu", metadata={"help": "where to train", "choices": get_args(Device)})
-    autocast: Autocast = field(
-        default="none",
-        metadata={
-            "help": "dtype of the forward pass's products; weights and loss stay float32",
-            "choices": get_args(Autocast),
-        },
-    )
-
-
-@dataclass(frozen=True)
-class TrainConfig(Execution, Batches, Schedule, Optimisation, Architecture):
-    """Everything that determines a run.
+class TrainConfig(Schedule, Optimisation, Architecture):
+    """Everything that determines a run: besides its bases, the shape of a batch and which of the training split a step
+    reads; where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass; the seed.
 
     Raises:
         ValueError: a number out of range or an unknown choice.
@@ -195,7 +157,19 @@ class TrainConfig(Execution, Batches, Schedule, Optimisation, Architecture):
     128
     """
 
-    seed: int = field(default=0, metadata={"help": "seed of initial weights and data order", "number": SEED})
+    batch_size: int = setting(16, "sequences a step", COUNT)
+    context: int = setting(64, "tokens a sequence", COUNT)
+    data_order: DataOrder = setting(
+        "documents",
+        "documents: each is read once before one is read again, in a random order; random: windows are drawn anew at "
+        "every step",
+        choices=get_args(DataOrder),
+    )
+    device: Device = setting("cpu", "where to train", choices=get_args(Device))
+    autocast: Autocast = setting(
+        "none", "dtype of the forward pass's products; weights and loss stay float32", choices=get_args(Autocast)
+    )
+    seed: int = setting(0, "seed of initial weights and data order", SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,7 +54,7 @@ def mup_(model: nn.Module, seed: int, base_width: int) -> None:
     Source: `MuReadout` in https://github.com/microsoft/mup; G. Yang et al., "Tensor Programs V", table 3.
 
     Args:
-        model: written to; its width is that of `width_of`.
+        model: written to; its width is that of `input_embedding`.
         seed: as in `torch_`.
         base_width: the width at which the head's values are torch's.
 
@@ -62,14 +62,15 @@ def mup_(model: nn.Module, seed: int, base_width: int) -> None:
         ValueError: as `torch_`, and a tied head without a multiplier on the logits.
     """
     torch_(model, seed)
+    width = input_embedding(model).shape[-1]
     for name, placement in mup_plan(model).placements.items():
         if placement.role.name == "head" and model.get_parameter(name).requires_grad:
-            model.get_parameter(name).mul_(math.sqrt(base_width / width_of(model)))
+            model.get_parameter(name).mul_(math.sqrt(base_width / width))
 
 
 def mup_plan(model: nn.Module) -> Plan:
     """The model's roles; raise ValueError for a tied head, which needs a multiplier of its own on the logits."""
-    plan, embedding = Plan.of(model), _input_embedding(model)
+    plan, embedding = Plan.of(model), input_embedding(model)
     for name, placement in plan.placements.items():
         if placement.role.name == "head" and model.get_parameter(name) is embedding:
             remedy = "untie the head, or multiply the logits by 1/width (head='tied_scaled')"
@@ -77,12 +78,8 @@ def mup_plan(model: nn.Module) -> Plan:
     return plan
 
 
-def width_of(model: nn.Module) -> int:
-    """Return the width: the number of columns of the input embedding."""
-    return int(_input_embedding(model).shape[-1])
-
-
-def _input_embedding(model: nn.Module) -> Tensor:
+def input_embedding(model: nn.Module) -> Tensor:
+    """The table of the model's tokens, whose columns are as many as the model is wide; ValueError if it names none."""
     declared = getattr(model, "get_input_embeddings", None)
     if declared is None:
         raise ValueError("mup_adamw reads the width from get_input_embeddings(), which the model lacks")

@@ -12,7 +12,7 @@ from torch import nn
 from surefoot import contrib, recipes, stabilise
 from surefoot.experiment.errors import Respell, with_remedy
 from surefoot.experiment.training import names
-from surefoot.experiment.training.initial_values import mup_, mup_plan, torch_, width_of
+from surefoot.experiment.training.initial_values import input_embedding, mup_, mup_plan, torch_
 from surefoot.momentum import Adam, Momentum
 from surefoot.optim.create import RECIPES
 from surefoot.optim.optimizer import SteepestDescent
@@ -134,7 +134,7 @@ class MupAdamW(AdamW):
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
         """Fused AdamW with a group for every kind of scaling: matrices, embeddings and vectors."""
-        m = width_of(model) / self.base_width
+        m = input_embedding(model).shape[-1] / self.base_width
         groups: dict[str, dict[str, Any]] = {
             "matrices": {"params": [], "lr": lr / m, "weight_decay": self.weight_decay * m},
             "embeddings": {"params": [], "weight_decay": self.weight_decay},
@@ -175,17 +175,6 @@ _NOT_IN_RECIPES: dict[str, Method] = {
 
 METHODS: dict[str, Method] = {name: _NOT_IN_RECIPES.get(name) or Steepest(RECIPES[name]()) for name in names.METHODS}
 """Every method by its name; those that are not made here are the package's recipes with their defaults."""
-
-
-def _with_value(text: str) -> Method:
-    """The method of `name` or `name:value`."""
-    name, value = names.parse(text)
-    if value is None:
-        return METHODS[name]
-    try:
-        return Steepest(RECIPES[name](value))
-    except ValueError as error:
-        raise ValueError(f"{text!r}: {error}") from None
 
 
 _STABILISERS = (
@@ -253,7 +242,11 @@ def method(name: str, bound: str | None = None) -> Method:
     >>> method("adamw").clip
     1.0
     """
-    chosen = _with_value(name)
+    kind, value = names.parse(name)
+    try:
+        chosen = METHODS[kind] if value is None else Steepest(RECIPES[kind](value))
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
     if bound is None:
         return chosen
     if not isinstance(chosen, Steepest):

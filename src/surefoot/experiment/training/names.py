@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from surefoot.experiment.errors import Respell, with_remedy
@@ -197,6 +197,21 @@ AVERAGE = Number(
 )
 
 
+def setting(default: Any, help: str, number: Number | None = None, **option: Any) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: its value where none is given.
+        help: of its option.
+        number: the values that are allowed; None for a setting that is no number.
+        **option: `flag`, where it is not the field's name; others as argparse takes them.
+
+    Returns:
+        The field.
+    """
+    return field(default=default, metadata={"help": help, "number": number, **option})
+
+
 @dataclass(frozen=True)
 class Settings:
     """Base class of settings: their values are checked against the metadata of their fields.
@@ -206,10 +221,10 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            value, number = getattr(self, setting.name), setting.metadata.get("number")
-            choices = setting.metadata.get("choices", (value,))
+        for each in fields(self):
+            value, number = getattr(self, each.name), each.metadata.get("number")
+            choices = each.metadata.get("choices", (value,))
             if number is not None and not number.allows(value):
-                raise ValueError(f"{setting.name} {number.condition}, got {value}")
+                raise ValueError(f"{each.name} {number.condition}, got {value}")
             if value not in choices:
-                raise ValueError(f"{setting.name}={value!r} is unknown; choose {', '.join(choices)}")
+                raise ValueError(f"{each.name}={value!r} is unknown; choose {', '.join(choices)}")

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 
 from torch import Tensor
 
-from surefoot.experiment.files import Log, Record, continued, finite_or_none, write_json
+from surefoot.experiment.files import Record, continued, finite_or_none, write_json
 from surefoot.experiment.training.methods import Steepest
 from surefoot.experiment.training.norm_alarm import MARGIN, Alarm, Alarms, Layer
 from surefoot.experiment.training.run import Run
@@ -80,6 +80,7 @@ class NormLog(AbstractContextManager["NormLog"]):
     up to 5 %, what a step can change under `PostClip` by up to 10 %).
 
     Args:
+        run: the run to measure. If it was resumed, the lines from its step on are deleted: they are written again.
         directory: an existing run directory.
         limit: see `Norms`.
         warn: called with the step and each new alarm.
@@ -89,46 +90,31 @@ class NormLog(AbstractContextManager["NormLog"]):
         ValueError: a line of an earlier `norms.jsonl` is no JSON object.
     """
 
-    def __init__(self, directory: Path, limit: float, warn: Callable[[int, Alarm], None]) -> None:
-        self._directory, self._limit, self._warn = directory, limit, warn
-        self._files = ExitStack()
-        self._log: Log | None = None
+    def __init__(self, run: Run, directory: Path, limit: float, warn: Callable[[int, Alarm], None]) -> None:
+        self._run, self._norms, self._warn = run, Norms(run, limit), warn
+        write_json(directory / LAYERS, {name: asdict(layer) for name, layer in self._norms.layers.items()})
+        self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
+        self._alarms = Alarms(self._norms.layers, self._times[-1])
+        self._log = continued(directory / NORMS, run.step)
+        for line in self._log.records:  # alarms raised before the run was resumed are not raised again
+            self._raised(line)
 
-    def write(self, run: Run) -> Record:
-        """Measure the run, append the line, warn, and return the line.
-
-        The first call of a resumed run deletes the lines from its step on, since they are written again.
-
-        Args:
-            run: the same at every call.
-
-        Returns:
-            The line.
-        """
-        if self._log is None:
-            self._log = self._open(run)
-        line = _line(run, self._norms)
-        alarms = self._alarms.update(self._times[run.step], _lower(line))
-        if alarms:
+    def write(self) -> Record:
+        """Measure the run, append the line, warn, and return the line."""
+        line = _line(self._run, self._norms)
+        if alarms := self._raised(line):
             line["alarms"] = [asdict(alarm) for alarm in alarms]
         self._log.append(line)
         for alarm in alarms:
-            self._warn(run.step, alarm)
+            self._warn(line["step"], alarm)
         return line
 
-    def _open(self, run: Run) -> Log:
-        self._norms = Norms(run, self._limit)
-        layers = {name: asdict(layer) for name, layer in self._norms.layers.items()}
-        write_json(self._directory / LAYERS, layers)
-        self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
-        self._alarms = Alarms(self._norms.layers, self._times[-1])
-        log = self._files.enter_context(continued(self._directory / NORMS, run.step))
-        for line in log.records:  # alarms raised before the run was resumed are not raised again
-            self._alarms.update(self._times[line["step"]], _lower(line))
-        return log
+    def _raised(self, line: Record) -> list[Alarm]:
+        """The alarms that a line raises."""
+        return self._alarms.update(self._times[line["step"]], {name: low for name, (low, _) in line["norms"].items()})
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        self._log.__exit__()
 
 
 def _line(run: Run, measured: Norms) -> Record:
@@ -160,7 +146,3 @@ def _pair(row: Numbers, number: str) -> list[float | None]:
 
 def _short(value: float) -> float | None:
     return finite_or_none(float(f"{value:.{DIGITS}g}"))
-
-
-def _lower(line: Record) -> dict[str, float | None]:
-    return {name: lower for name, (lower, _) in line["norms"].items()}

@@ -196,10 +196,6 @@ class Run:
         average = {} if self.average is None else {"average": self.average.weights}
         return {"losses": self.losses, "model": model, "optimizer": optimizer, **average}
 
-    def missing(self, state: Mapping[str, Any]) -> list[str]:
-        """What `load_state` needs and a state has not."""
-        return [name for name in self.state() if name not in state]
-
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same run.
 
