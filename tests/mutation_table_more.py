@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation("a rank without a gradient", "optim/shard.py", "there &= ~(missing & self.copies)", "pass", SHARDED),
     Mutation("zero problems of a part alone", "optim/shard.py", "labels + torch", "labels * 0 + torch", MESHES),
-    Mutation("a strided part in the mesh's order", "mesh/slabs.py", "*right, late[0]]", "late[0], *right]", SCHEDULE),
+    Mutation("a strided part in the mesh's order", "mesh/slabs.py", "strides[axis] > 1)", "0)", SCHEDULE),
     Mutation(
         "noise by the place in the part", "optim/shard.py", 'if "rounds" in self.kept else 0', "if False else 0", MESHES
     ),

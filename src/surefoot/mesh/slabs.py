@@ -67,11 +67,14 @@ def slabs(shape: Shape, mesh: Shape, placements: Sequence[Any]) -> list[Slab]:
     >>> slabs((3, 2), (1, 2), (Replicate(), Shard(0)))
     [Slab(start=(0, 0), size=(2, 2)), Slab(start=(2, 0), size=(1, 2))]
     """
-    orders = [_order(dim, mesh, placements) for dim in range(len(shape))]
-    found = []
+    order, found = _order(mesh, placements), list[Slab]()
     for at in itertools.product(*map(range, mesh)):
-        cuts = [_cut(n, [(at[axis], mesh[axis]) for axis in order]) for n, order in zip(shape, orders, strict=True)]
-        found.append(Slab(tuple(start for start, _ in cuts), tuple(size for _, size in cuts)))
+        start, size = [0] * len(shape), list(shape)
+        for axis in order:
+            dim, each = placements[axis].dim, -(-size[placements[axis].dim] // mesh[axis])
+            begin = min(at[axis] * each, size[dim])
+            start[dim], size[dim] = start[dim] + begin, min(each, size[dim] - begin)
+        found.append(Slab(tuple(start), tuple(size)))
     return found
 
 
@@ -112,23 +115,12 @@ def owners(costs: Sequence[int], ranks: int) -> dict[int, int]:
     return chosen
 
 
-def _order(dim: int, mesh: Shape, placements: Sequence[Any]) -> list[int]:
-    """The mesh dimensions that cut dimension dim, in the order of their cuts."""
-    order = [axis for axis in cutting(placements) if placements[axis].dim == dim]
-    late = [axis for axis in order if getattr(placements[axis], "split_factor", 1) > 1]
-    if late:
-        left, right = order[: order.index(late[0])], order[order.index(late[0]) + 1 :]
-        if len(late) > 1 or math.prod(mesh[axis] for axis in right) != placements[late[0]].split_factor:
-            raise ValueError(f"{placements[late[0]]!r} of {placements} on a mesh of {mesh} is no contiguous part")
-        order = [*left, *right, late[0]]
-    return order
-
-
-def _cut(length: int, cuts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """`(start, size)` of what is left of a length after each cut `(index, parts)`."""
-    start = 0
-    for index, parts in cuts:
-        each = -(-length // parts)
-        begin = min(index * each, length)
-        start, length = start + begin, min(each, length - begin)
-    return start, length
+def _order(mesh: Shape, placements: Sequence[Any]) -> list[int]:
+    """The mesh dimensions that cut, in the order of their cuts: strided ones last."""
+    strides = {axis: getattr(placements[axis], "split_factor", 1) for axis in cutting(placements)}
+    for axis, stride in strides.items():
+        right = [other for other in strides if other > axis and placements[other].dim == placements[axis].dim]
+        plain = all(strides[other] == 1 for other in right)
+        if stride > 1 and not (plain and math.prod(mesh[other] for other in right) == stride):
+            raise ValueError(f"{placements[axis]!r} of {placements} on a mesh of {mesh} is no contiguous part")
+    return sorted(strides, key=lambda axis: strides[axis] > 1)
