@@ -191,14 +191,14 @@ class Precision:
         dtype = torch.promote_types(p.dtype, torch.float32)
         small = self.momentum if dtype == torch.float32 else dtype
         less = torch.bfloat16 if small == torch.int8 else small
-        kept, averages = {key: x for key, x in state.items() if key not in ADDED}, place.role.momentum.averages
+        averages = place.role.momentum.averages
+        kept = {k: average(state, k, dtype) if k in averages else x for k, x in state.items() if k not in ADDED}
         others = [x for key, x in kept.items() if key not in averages and x.is_floating_point()]
         like = new() if any(x.dtype != dtype for x in others) else kept
         added = self.rounding(p).init_state(p, dtype)
         converted = {key: x.to(less if key in averages else like.get(key, x).dtype) for key, x in kept.items()}
         for key in SCALES.keys() & averages & kept.keys() if self.packs(p, place) else ():
-            packed = kept[key].dtype == torch.int8
-            converted[key], added[SCALES[key]] = (kept[key], state[SCALES[key]]) if packed else to_int8(kept[key])
+            converted[key], converted[SCALES[key]] = to_int8(kept[key])
         if less == torch.bfloat16 or isinstance(self.rounding(p), StochasticRounding):
             added["rounds"] = torch.full((), noise_key(name) << 32, dtype=torch.int64, device=p.device)
         return converted | {key: state.get(key, x) for key, x in added.items()}

@@ -215,6 +215,20 @@ def test_a_checkpoint_of_another_precision_is_converted(saved, wanted):
     assert new.state[p]["momentum"].dtype == after["momentum"].dtype
 
 
+def test_momentum_in_8_bits_goes_on_in_double_precision_when_the_model_does():
+    p = nn.Parameter(pull(0))
+    optimizer = optimizer_of(p, sf.Precision(torch.int8))
+    steps(p, optimizer, range(3))
+    before = average(optimizer.state[p], "momentum", torch.float32)
+    p.data, p.grad = p.data.double(), None
+    steps(p, optimizer, range(3, 4))
+    after = optimizer.state[p]
+    assert after["momentum"].dtype == torch.float64
+    assert "momentum_scale" not in after
+    want = torch.lerp(before.double(), pull(3).double(), 0.05)
+    torch.testing.assert_close(after["momentum"], want, rtol=0, atol=1e-6)
+
+
 def test_a_checkpoint_whose_eight_bits_lack_their_scale_is_refused():
     p = nn.Parameter(pull(0))
     old = optimizer_of(p, sf.Precision(torch.int8))
