@@ -1,5 +1,6 @@
 """Copies that share the matrix signs: the weights of one process, bit for bit the same on each, by all-gathers."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -121,6 +122,16 @@ def test_what_is_unfrozen_later_trains_as_on_one_process(mesh, everything):
     for got in run(4 if mesh == (2, 2) else 2, unfrozen, plan, 6, late, mesh):
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)
+
+
+def test_factors_of_a_matrix_go_to_its_new_owner_when_others_are_unfrozen():
+    table = dict(recipes.steady().table)
+    table["linear"] = replace(table["linear"], momentum=sf.SOAP())
+    plan = plan_of(recipes.Recipe("white", table), None, ("square", "one", "three", "five", "fused", "bias"))
+    want = unfrozen(None, plan, 6, ["square"], None)
+    for got in run(2, unfrozen, plan, 6, ["square"], (2,)):
+        for name, w in want.items():
+            torch.testing.assert_close(got[name], w, rtol=0, atol=1e-9)
 
 
 def test_a_state_saved_before_unfreezing_goes_on_as_one_process_would_have():

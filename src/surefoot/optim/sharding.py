@@ -97,7 +97,9 @@ class Sharding:
     def stored(self, p: Tensor, name: str, state: State) -> State:
         """A parameter's state, of which only this process's parts are read, as precision says; it is kept."""
         shard = self.shards[p]
-        vars(self).pop("exchanges", None)  # they are of a dtype
+        if "exchanges" in vars(self):  # they are of a dtype and of some parameters: others have other owners
+            self.gather_owned()
+            del self.exchanges
         own = {key: x.to_local() if isinstance(x, DTensor) else x for key, x in state.items()}
         own = self._precision.convert(shard.local, shard.placement, own, name, lambda: self._init_state(shard))
         shard.kept = {key: _wrapped(shard, key, x) for key, x in own.items()}
@@ -140,7 +142,7 @@ class Sharding:
         return found
 
     def gather_owned(self) -> None:
-        """Give every process what only owners of matrices keep, for a checkpoint."""
+        """Give every process what only owners of matrices keep, for a checkpoint, or for other owners."""
         for exchange in self.exchanges:
             for job, owner in exchange.owners:
                 for _, x in sorted(job.entries(job.shard.owned).items()):
