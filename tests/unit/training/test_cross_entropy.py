@@ -18,7 +18,6 @@ def test_the_loss_in_parts_and_its_gradients_are_those_of_the_whole(kind, scale,
     """Rows that the parts do not divide; logits so far apart that most probabilities are 0."""
     monkeypatch.setattr(module, "FEW", 0)
     monkeypatch.setattr(module, "ROWS", 64)
-    monkeypatch.setattr(module, "FINE", 24)
     torch.manual_seed(0)
     model = reference(kind, 32, 1, 16, 100).double()
     with torch.no_grad():

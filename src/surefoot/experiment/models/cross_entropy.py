@@ -14,8 +14,6 @@ from surefoot.experiment.models.fast_linear import dtype_of, product
 
 ROWS = 256
 """Tokens whose logits are in memory at a time."""
-FINE = 64
-"""Tokens whose probabilities are computed at a time, so that they stay in the core's own cache."""
 FEW = 1 << 20
 """Logits up to which all of them are computed at once."""
 
@@ -66,17 +64,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x, weight = (t.to(dtype) if t.dtype == torch.float32 else t for t in (x, weight))
         parts = zip(*(torch.split(whole, ROWS) for whole in (x, to_x, targets)), strict=True)
         for rows, out, wanted in parts:
+            wanted = wanted[:, None]
             logits = product(rows, weight.T)
-            for z, token in zip(*(torch.split(whole, FINE) for whole in (logits, wanted[:, None])), strict=True):
-                p = z.softmax(1, dtype=loss.dtype)
-                likely = p.gather(1, token)
-                if bool((likely < torch.finfo(p.dtype).tiny).any()):  # too small to have a logarithm
-                    loss += (z.to(p.dtype).logsumexp(1, keepdim=True) - z.gather(1, token)).sum()
-                else:
-                    loss -= likely.log().sum()
-                z.copy_(p.scatter_add_(1, token, torch.full_like(likely, -1.0)))
-            to_weight += product(rows.T, logits).T.to(loss.dtype)
-            out.copy_(product(logits, weight))
+            to_logits = logits.softmax(1, dtype=loss.dtype)
+            likely = to_logits.gather(1, wanted)
+            if bool((likely < torch.finfo(likely.dtype).tiny).any()):  # too small to have a logarithm
+                loss += (logits.to(loss.dtype).logsumexp(1, keepdim=True) - logits.gather(1, wanted)).sum()
+            else:
+                loss -= likely.log().sum()
+            to_logits.scatter_add_(1, wanted, torch.full_like(likely, -1.0))
+            to_logits = to_logits.to(rows.dtype)
+            to_weight += product(rows.T, to_logits).T.to(loss.dtype)
+            out.copy_(product(to_logits, weight))
         ctx.save_for_backward(to_x / len(x), to_weight / len(x))
         return loss / len(x)
 
