@@ -198,3 +198,22 @@ def test_a_tied_table_is_in_the_head_s_units(family):
     (*_, head), (*_, plain) = (trained(family, factor, "steady", tied=True) for factor in (0.25, 1.0))
     assert head.lr_scales[0] == 4 * plain.lr_scales[0]
     assert "logits are multiplied" not in plain.why
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Cohere2Moe", {"logit_scale": 0.25}),
+        ("FalconH1", {"lm_head_multiplier": 0.25}),
+        ("GraniteMoe", {"logits_scaling": 4.0}),
+        ("HyperCLOVAX", {"logits_scaling": 0.25}),
+        ("MiniCPM3", {"dim_model_base": 8, "q_lora_rank": 8, "kv_lora_rank": 8}),  # 32 features over 8
+        ("Llama", {"logit_scale": 0.25}),  # which no LLaMA reads
+    ],
+)
+def test_the_constant_of_a_family_is_read(family, options):
+    config = getattr(transformers, f"{family}Config")(**TINY, **options, tie_word_embeddings=False)
+    with torch.device("meta"):
+        plan = sf.Plan.of(getattr(transformers, f"{family}ForCausalLM")(config))
+    units = 1 if family == "Llama" else 4
+    assert plan["lm_head.weight"].lr_scales == (units * sf.recipes.steady().role("head").lr_scale((50, 32)),)
