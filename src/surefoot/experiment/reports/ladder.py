@@ -11,7 +11,7 @@ from surefoot.experiment.reports.page import Chart, Fact, Page, Table
 from surefoot.experiment.reports.style import TRAINING, estimate, training
 from surefoot.experiment.sweep.ladder import load, records
 
-_BUT = "it does not contain that the curve is another beyond what was measured"
+_BUT = "it does not contain that the curve bends beyond what was measured"
 
 
 def statement(summary: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
     beyond = f"{larger:.3g} times the parameters of the largest of widths {', '.join(map(str, widths))}"
     interval = Fact("Its 95 % interval", "not known", "it needs a fourth run: --seeds 3, or more --widths, elsewhere")
     if ci := target["predicted_ci"]:
-        what = f"for one run, from the covariance of the fit, {summary['freedom']} degrees of freedom; {_BUT}"
+        what = f"for one run, of either curve, {summary['freedom']} degrees of freedom; {_BUT}"
         interval = Fact("Its 95 % interval", f"{ci[0]:.3f} to {ci[1]:.3f}", what)
     off = Fact("Measured there", "not yet", "--train-target trains it")
     if target["off"] is not None:
@@ -68,12 +68,13 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
         off = Fact("Measured there", f"{target['val_loss']:.3f}", measured)
     elif target["losses"]:
         off = Fact("Measured there", "none", "the run diverged or failed")
-    power = f"the fitted loss is {summary['floor']:.3f} + c parameters^-{summary['power']:.3f}"
+    floor, power, free = (summary[name] for name in ("floor", "power", "free_power"))
+    curves = f"the prediction is the middle of {floor:.3f} + c parameters^-{power:.3f} and c parameters^-{free:.3f}"
     return [
         Fact(label, f"{target['predicted']:.3f}", beyond),
         interval,
         off,
-        Fact("Floor", f"{summary['floor']:.3f}", power),
+        Fact("Fitted floor", f"{floor:.3f}", curves),
     ]
 
 
@@ -128,8 +129,8 @@ def _curve(summary: Mapping[str, Any]) -> Chart:
         run.mark_point(filled=True, size=55, color="var(--s1)").encode(y, tooltip=shown),
     ]
     what = (
-        "A point is a run; the line is the power law with a floor that was fitted to the small models, with its 95 % "
-        f"interval for one run; {_BUT}. The ring is the loss that it predicts for the large model."
+        "A point is a run; the line is the middle of two power laws that were fitted to the small models, with a floor "
+        f"and without, the band both 95 % intervals for one run; {_BUT}. The ring is what it predicts."
     )
     axes, spec = {"y": charts.scales("linear")}, charts.spec(*layers, x=x)
     return Chart("Loss against parameters", what, spec, columns, axes=axes, file="ladder.png")

@@ -9,7 +9,7 @@ from surefoot.experiment import configs
 from surefoot.experiment.files import Record, write_json
 from surefoot.experiment.sweep import fit, sweep
 from surefoot.experiment.sweep.config import Ladder, Rung
-from surefoot.experiment.sweep.law import Floored, floored
+from surefoot.experiment.sweep.law import Between, between
 from surefoot.experiment.sweep.summary import as_json, environment, line, points, train_loss
 from surefoot.experiment.sweep.sweep import RESULTS, SUMMARY, RunTrial
 
@@ -87,13 +87,14 @@ def _summary(config: Record, target: Rung, directory: Path, environment: Record)
     rungs = [_measured(config["recipe"], rung, directory) for rung in config["rungs"]]
     goal = _measured(config["recipe"], asdict(target), directory)
     curve = _curve(rungs, len(config["seeds"]))
-    found = curve if isinstance(curve, Floored) else None
+    found = curve if isinstance(curve, Between) else None
     predicted = found.at(target.parameters) if found else fit.UNKNOWN
     off = None if None in (predicted.value, goal["val_loss"]) else predicted.value - goal["val_loss"]
     return as_json({
         "recipe": config["recipe"],
         "rungs": rungs,
-        **{name: getattr(found, name, None) for name in ("floor", "power", "freedom")},
+        **{name: found and getattr(found.floored, name) for name in ("floor", "power", "freedom")},
+        "free_power": found and found.free.power,
         "no_curve": None if found else curve,
         "target": {**goal, **predicted.named("predicted"), "off": off},
         "line": found and line("loss", found.at, [*(rung["parameters"] for rung in rungs), target.parameters]),
@@ -111,12 +112,12 @@ def _measured(recipe: str, rung: Record, directory: Path) -> Record:
     return {**rung, **mean.named("val_loss"), "train_loss": train_loss(own), "losses": losses}
 
 
-def _curve(rungs: list[Record], seeds: int) -> Floored | str:
-    """The curve through all losses, or why there is none."""
+def _curve(rungs: list[Record], seeds: int) -> Between | str:
+    """The curves through all losses, or why there is none."""
     for rung in rungs:
         if len(rung["losses"]) < seeds:
             return f"width {rung['width']} is unfinished"
         if None in rung["losses"].values():
             return f"a run of width {rung['width']} diverged or failed"
     runs = [(rung["parameters"], loss) for rung in rungs for loss in rung["losses"].values()]
-    return floored(*zip(*runs, strict=True)) or "the loss does not fall with the size"
+    return between(*zip(*runs, strict=True)) or "the loss does not fall with the size"

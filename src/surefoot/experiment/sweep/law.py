@@ -116,7 +116,7 @@ class Floored:
         excess: above it at the largest size that was measured.
         power: of the fall.
         largest: size that was measured.
-        freedom: runs beyond three, the degrees of freedom of the scatter.
+        freedom: runs beyond the numbers that were fitted, the degrees of freedom of the scatter.
         variance: of a run around the curve; None without freedom.
         covariance: of floor, excess and power for runs of variance 1.
     """
@@ -129,6 +129,40 @@ class Floored:
     variance: float | None
     covariance: np.ndarray
 
+    def at(self, size: float) -> tuple[float, float | None]:
+        """Read the loss off at a size, measured or not.
+
+        Args:
+            size: above 0.
+
+        Returns:
+            The loss, and half of the interval that contains a run there, from the covariance of the fit and the scatter
+            of the runs (Student's t). None where there are but three runs, through which the curve always goes.
+        """
+        x = math.log(size / self.largest)
+        fall = math.exp(-self.power * x)
+        value = self.floor + self.excess * fall
+        if self.variance is None:
+            return value, None
+        slopes = np.array([1.0, fall, -self.excess * x * fall])
+        error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1))
+        return value, fit.student(self.freedom) * error
+
+
+@dataclass(frozen=True)
+class Between:
+    """The middle of a power law with a fitted floor and of one without: few sizes do not tell which of them it is.
+
+    On held-out ladders (docs/log.md) the loss lay between the two where they differed, about as far from either.
+
+    Args:
+        floored: the upper curve beyond what was measured.
+        free: the lower one.
+    """
+
+    floored: Floored
+    free: Floored
+
     def at(self, size: float) -> fit.Estimate:
         """Read the loss off at a size, measured or not.
 
@@ -136,48 +170,48 @@ class Floored:
             size: above 0.
 
         Returns:
-            The loss, and the interval that contains a run there, from the covariance of the fit and the scatter of the
-            runs (Student's t). It does not contain that the curve is another beyond what was measured. None where there
-            are but three runs, through which the curve always goes.
+            The middle of both, and the interval from the lower end of one's to the upper end of the other's. None where
+            there are but three runs.
         """
-        x = math.log(size / self.largest)
-        fall = math.exp(-self.power * x)
-        value, interval = self.floor + self.excess * fall, None
-        if self.variance is not None:
-            slopes = np.array([1.0, fall, -self.excess * x * fall])
-            error = math.sqrt(self.variance * (float(slopes @ self.covariance @ slopes) + 1))
-            half = fit.student(self.freedom) * error
-            interval = value - half, value + half
-        return fit.Estimate(value, interval, 1)
+        (upper, above), (lower, below) = self.floored.at(size), self.free.at(size)
+        middle = (upper + lower) / 2
+        if above is None or below is None:
+            return fit.Estimate(middle, None, 1)
+        return fit.Estimate(middle, (min(lower - below, upper - above), max(lower + below, upper + above)), 1)
 
 
-def floored(sizes: Sequence[float], losses: Sequence[float]) -> Floored | None:
-    """Fit a power law with a floor.
+def between(sizes: Sequence[float], losses: Sequence[float]) -> Between | None:
+    """Fit a power law with a floor, and one without.
 
     Args:
         sizes: of each run, three different ones at least.
         losses: of each run.
 
     Returns:
-        The law; None where the loss does not fall with the size.
+        Both; None where the loss does not fall with the size.
 
-    >>> law = floored([1, 10, 100, 1000], [2 + size**-0.5 for size in (1, 10, 100, 1000)])
-    >>> round(law.floor, 3), round(law.power, 3), round(law.at(10000).value, 3)
-    (2.0, 0.5, 2.01)
+    >>> law = between([1, 10, 100, 1000], [2 + size**-0.5 for size in (1, 10, 100, 1000)])
+    >>> round(law.floored.floor, 3), round(law.floored.power, 3), law.free.floor
+    (2.0, 0.5, 0.0)
     """
+    floored, free = (_fitted(sizes, losses, floor) for floor in (1.0, 0.0))
+    return Between(floored, free) if floored and free else None
+
+
+def _fitted(sizes: Sequence[float], losses: Sequence[float], floor: float) -> Floored | None:
     assert len({*sizes}) >= 3, "three numbers need three sizes"
     x, y = np.log(np.array(sizes) / max(sizes)), np.array(losses)
 
     def columns(power: float) -> np.ndarray:
-        return np.stack([np.ones_like(x), np.exp(-power * x)], axis=1)
+        return np.stack([np.full_like(x, floor), np.exp(-power * x)], axis=1)
 
     # At a given power floor and excess are linear: one number is searched for, and the search has no start.
     found = minimize_scalar(lambda power: nnls(columns(power), y)[1], bounds=POWERS, method="bounded")
-    (floor, excess), rest = nnls(columns(found.x), y)
+    (level, excess), rest = nnls(columns(found.x), y)
     if excess <= 0:
         return None
     slopes = np.column_stack([columns(found.x), -excess * x * np.exp(-found.x * x)])
-    freedom = len(y) - 3
+    freedom = len(y) - 2 - int(floor)
     variance = float(rest**2 / freedom) if freedom else None
     inverse = np.linalg.pinv(slopes.T @ slopes)
-    return Floored(float(floor), float(excess), float(found.x), max(sizes), freedom, variance, inverse)
+    return Floored(float(floor * level), float(excess), float(found.x), max(sizes), freedom, variance, inverse)

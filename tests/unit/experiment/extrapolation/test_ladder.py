@@ -12,7 +12,7 @@ from surefoot.cli.ladder import configure
 from surefoot.experiment.reports.report import draw, kind, page
 from surefoot.experiment.sweep.config import TrialResult
 from surefoot.experiment.sweep.ladder import Ladder, Rung, load, run
-from surefoot.experiment.sweep.law import floored
+from surefoot.experiment.sweep.law import between
 from surefoot.experiment.training.config import TrainConfig
 
 SIZES = (1e4, 1e5, 1e6)
@@ -45,27 +45,41 @@ def measure(directory, wanted=None, target=TARGET, run_trial=fake, **more):
     return run(wanted or ladder(), target, directory, run_trial, executor=Inline(), progress=lambda _: None, **more)
 
 
-def test_the_fit_recovers_a_law_without_scatter():
-    found = floored([*SIZES, 1e7], [law(size) for size in (*SIZES, 1e7)])
+def test_the_fits_recover_laws_without_scatter():
+    found = between([*SIZES, 1e7], [law(size) for size in (*SIZES, 1e7)]).floored
     assert (found.floor, found.power) == pytest.approx((1.2, 0.3), abs=1e-3)
-    assert found.at(1e9).value == pytest.approx(law(1e9), abs=1e-3)
+    assert found.at(1e9)[0] == pytest.approx(law(1e9), abs=1e-3)
+    free = between(SIZES, [3 * size**-0.2 for size in SIZES])
+    assert free.free.power == pytest.approx(0.2, abs=1e-3)
+    assert free.at(1e9).value == pytest.approx(3 * 1e9**-0.2, rel=0.01), "there is no floor, and both curves are one"
+
+
+def test_the_prediction_is_the_middle_of_both_curves_and_its_interval_both_of_theirs():
+    sizes = np.repeat(SIZES, 3)
+    found = between(sizes, law(sizes) + np.random.default_rng(0).normal(0, 0.01, len(sizes)))
+    (upper, above), (lower, below), middle = found.floored.at(1e7), found.free.at(1e7), found.at(1e7)
+    assert found.free.floor == 0
+    assert found.free.freedom == found.floored.freedom + 1
+    assert lower < law(1e7) < upper + 0.02
+    assert middle.value == (lower + upper) / 2
+    assert middle.interval == (lower - below, max(upper + above, lower + below))
 
 
 def test_its_interval_contains_another_run_as_often_as_it_says():
     generator, inside, widths = np.random.default_rng(0), 0, []
     for _ in range(200):
         sizes = np.repeat(SIZES, 3)
-        found = floored(sizes, law(sizes) + generator.normal(0, 0.01, len(sizes)))
-        low, high = found.at(1e7).interval
-        inside += low <= law(1e7) + generator.normal(0, 0.01) <= high
-        widths.append(high - low)
+        found = between(sizes, law(sizes) + generator.normal(0, 0.01, len(sizes))).floored
+        loss, half = found.at(1e7)
+        inside += abs(law(1e7) + generator.normal(0, 0.01) - loss) <= half
+        widths.append(2 * half)
     assert 182 <= inside <= 199, "95 % of 200"
     assert np.median(widths) < 0.4, "and is no wider than it needs to be"
 
 
 def test_what_cannot_be_fitted():
-    assert floored(SIZES, [law(size) for size in SIZES]).at(1e7).interval is None, "it goes through three runs"
-    assert floored(SIZES, [1.0, 1.1, 1.2]) is None
+    assert between(SIZES, [law(size) for size in SIZES]).at(1e7).interval is None, "it goes through three runs"
+    assert between(SIZES, [1.0, 1.1, 1.2]) is None
     with pytest.raises(ValueError, match=r"--widths, for a curve of three numbers, needs 3 values, got \[32, 64\]"):
         ladder(RUNGS[:2])
 
@@ -73,9 +87,10 @@ def test_what_cannot_be_fitted():
 def test_the_target_is_predicted_then_measured(tmp_path):
     summary = measure(tmp_path / "run")
     target = summary["target"]
-    assert target["predicted"] == pytest.approx(law(TARGET.parameters), abs=0.01)
+    assert (summary["floor"], summary["power"]) == pytest.approx((1.2, 0.3), abs=0.05)
+    assert 0 < summary["free_power"] < summary["power"]
     low, high = target["predicted_ci"]
-    assert low < law(TARGET.parameters) < high
+    assert low < target["predicted"] < law(TARGET.parameters) < high
     assert (target["losses"], target["off"], summary["freedom"]) == ({}, None, 6)
     assert [rung["val_loss"] for rung in summary["rungs"]] == pytest.approx(
         [law(rung.parameters) + 0.002 * (1 + rung.width / 64) / 3 for rung in RUNGS]
@@ -119,9 +134,9 @@ def test_a_rung_that_diverged_leaves_no_curve(tmp_path):
 def test_the_page_shows_the_line_its_interval_and_the_run(tmp_path):
     measure(tmp_path, train_target=True)
     shown = {fact.label: f"{fact.value}; {fact.note}" for fact in page(tmp_path).facts}
-    assert [*shown] == ["Predicted loss at width 256", "Its 95 % interval", "Measured there", "Floor"]
+    assert [*shown] == ["Predicted loss at width 256", "Its 95 % interval", "Measured there", "Fitted floor"]
     assert shown["Predicted loss at width 256"].endswith("4 times the parameters of the largest of widths 32, 64, 128")
-    assert "for one run, from the covariance of the fit, 6 degrees of freedom" in shown["Its 95 % interval"]
+    assert "for one run, of either curve, 6 degrees of freedom" in shown["Its 95 % interval"]
     assert "nats off, inside the interval" in shown["Measured there"]
     (chart,) = page(tmp_path).charts
     alt.LayerSpec.from_dict(dict(chart.spec))  # Vega-Lite's schema
