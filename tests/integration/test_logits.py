@@ -155,19 +155,27 @@ MULTIPLIED = {
     "Granite": ("logits_scaling", -1),
     "GraniteMoe": ("logits_scaling", -1),
 }
+DECODER = {
+    "vocab_size": 50, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 40,
+    "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OWN = {"MiniCPM3": {"q_lora_rank": 8, "kv_lora_rank": 8}, "Bart": DECODER, "Marian": DECODER}
+
+
+def of_family(family, **options):
+    """A small language model of two blocks, untied unless the options say so."""
+    given = {**({} if OWN.get(family) is DECODER else TINY), "num_hidden_layers": 2, "tie_word_embeddings": False}
+    config = getattr(transformers, f"{family}Config")(**{**given, **OWN.get(family, {}), **options})
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForCausalLM")(config).float()
 
 
 RATES = {"steady": 2.0**-4, "steady_bounded": 2.0**-4, "scion": 2.0**-14}
 """A learning rate for each."""
 
 
-def trained(family, factor, recipe, tied):
-    """The losses of five steps, the head's weight times the factor, and its placement."""
-    attribute, power = MULTIPLIED[family]
-    options = {**TINY, attribute: factor**power, "tie_word_embeddings": tied}
-    config = getattr(transformers, f"{family}Config")(**options)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).float()
+def trained_model(model, recipe="steady"):
+    """The losses of five steps, and the plan."""
     plan = sf.Plan.of(model, getattr(sf.recipes, recipe)())
     plan.initialise_(model, seed=0)
     optimizer, losses = sf.SteepestDescent(model, plan, lr=RATES[recipe]), []
@@ -178,6 +186,14 @@ def trained(family, factor, recipe, tied):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
+    return losses, plan
+
+
+def trained(family, factor, recipe, tied):
+    """The losses of five steps, the head's weight times the factor, and its placement."""
+    attribute, power = MULTIPLIED[family]
+    model = of_family(family, **{attribute: factor**power, "num_hidden_layers": 1, "tie_word_embeddings": tied})
+    losses, plan = trained_model(model, recipe)
     head = next(name for name in plan if plan[name].role.name == "head")
     return losses, model.get_output_embeddings().weight.detach() * factor, plan[head]
 
@@ -217,3 +233,68 @@ def test_the_constant_of_a_family_is_read(family, options):
         plan = sf.Plan.of(getattr(transformers, f"{family}ForCausalLM")(config))
     units = 1 if family == "Llama" else 4
     assert plan["lm_head.weight"].lr_scales == (units * sf.recipes.steady().role("head").lr_scale((50, 32)),)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "plain"),
+    [
+        ("Granite", {"embedding_multiplier": 8.0}, {}),
+        ("GraniteMoe", {"embedding_multiplier": 4.0, "residual_multiplier": 0.25}, {}),
+        ("MiniCPM3", {"scale_emb": 8.0, "scale_depth": 2**-1.5}, {"scale_emb": 1.0, "scale_depth": 2**0.5}),
+        ("Bart", {"scale_embedding": True}, {}),  # a module for the table
+        ("Marian", {"scale_embedding": True}, {}),  # an attribute of what has the table
+    ],
+)
+def test_a_factor_on_rows_or_branches_changes_no_loss(family, options, plain):
+    (multiplied, plan), (expected, _) = (trained_model(of_family(family, **x)) for x in (options, plain))
+    assert multiplied == pytest.approx(expected, abs=1e-4)
+    assert any(" multiplied by " in plan[name].why for name in plan)
+
+
+@pytest.mark.parametrize("recipe", ["steady_bounded", "scion"])
+def test_a_factor_on_rows_and_branches_changes_no_loss_by_any_recipe(recipe):
+    multiplied = of_family("Granite", embedding_multiplier=8.0, residual_multiplier=0.25)
+    losses, expected = (trained_model(model, recipe)[0] for model in (multiplied, of_family("Granite")))
+    assert losses == pytest.approx(expected, abs=1e-4)
+
+
+def placed(name, table, **options):
+    """The placement of a parameter of an encoder-decoder or causal model, and its rate over that of its role."""
+    options = {
+        **TINY,
+        **DECODER,
+        "d_kv": 16,
+        "d_ff": 40,
+        "num_layers": 1,
+        "num_heads": 2,
+        "encoder_layers": 1,
+        **options,
+    }
+    config = getattr(transformers, f"{name}Config")(**options)
+    ending = "ForConditionalGeneration" if hasattr(transformers, f"{name}ForConditionalGeneration") else "ForCausalLM"
+    with torch.device("meta"):
+        plan = sf.Plan.of(getattr(transformers, name + ending)(config))
+    role = sf.recipes.steady().role(plan[table].role.name)
+    return plan[table], plan[table].lr_scales[0] / role.lr_scale(plan[table].shape)
+
+
+@pytest.mark.parametrize("name", ["Gemma", "Gemma2", "Afmoe"])
+def test_rows_times_the_root_of_the_width_are_in_units_divided_by_it(name):
+    options = {"mup_enabled": True} if name == "Afmoe" else {}
+    placement, factor = placed(name, "model.embed_tokens.weight", tie_word_embeddings=False, **options)
+    assert (placement.role.name, factor) == ("embedding", pytest.approx(32**-0.5))
+    assert "rows are multiplied by 5.65685" in placement.why
+
+
+@pytest.mark.parametrize("name", ["T5", "LongT5", "UMT5", "SwitchTransformers"])
+def test_a_tied_head_over_the_root_of_the_width_is_in_units_times_it(name):
+    placement, factor = placed(name, "shared.weight")
+    assert (placement.role.name, factor) == ("head", pytest.approx(32**0.5))
+    assert placed("T5", "shared.weight", scale_decoder_outputs=False)[1] == 1
+
+
+def test_positions_are_as_large_as_the_rows_of_a_tied_table_once_these_are_multiplied():
+    name = "model.decoder.embed_positions.weight"
+    (scaled, factor), (_, plain) = (placed("MBart", name, scale_embedding=scale) for scale in (True, False))
+    assert scaled.role.name == "tied_positions"
+    assert factor == pytest.approx(32**0.5 * plain)

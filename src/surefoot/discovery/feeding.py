@@ -22,11 +22,9 @@ def fed(search: Search, kinds: Kinds) -> Kinds:
     owned = [(own, *each) for own in search.own.values() for each in own.items()]
     tables = [own["weight"][1].shape for module, own in search.own.items() if isinstance(module, nn.Embedding)]
     head = max(tables, default=None)  # what is bare and has the shape of the table with most rows may be the head
-    weights = dict[nn.Parameter, None]()
-    for *_, (name, p) in owned:
-        kind = kinds[name]
-        if p.ndim > 1 and (kind.name == "linear" if kind else not search.said(name) and p.shape != head):
-            weights[p] = None
+    matrices = [(name, p, kinds[name]) for *_, (name, p) in owned if p.ndim > 1]
+    free = {p for name, p, kind in matrices if not kind and not search.said(name) and p.shape != head}
+    weights = dict.fromkeys(p for _, p, kind in matrices if p in free or (kind and kind.name == "linear"))
     uses, found = uses_of(search.model, weights, search.inputs), Kinds()
     for own, attribute, (name, p) in owned:
         if p in uses and (uses[p].heads or not kinds[name]):

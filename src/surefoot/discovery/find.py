@@ -18,7 +18,7 @@ shape is there for the inputs, is tied.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -28,8 +28,9 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.discovery.heads import heads
-from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters, times
-from surefoot.discovery.known_classes import kinds_by_class, logits_factor
+from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters
+from surefoot.discovery.known_classes import kinds_by_class
+from surefoot.discovery.multiplied import multiplied
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.routers import routers
@@ -120,20 +121,9 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
     return found
 
 
-def multiplied(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the units of heads whose logits the model multiplies, and of what is added to the rows of these.
-
-    Logits `c <w, x>` are those of the rows `c w`: so w starts, moves and is bounded by what those do, divided by c.
-    """
-    factor, why = logits_factor(search.model)
-    heads = {name: k for name, k in kinds.items() if factor != 1 and k and k.name in ("head", "tied_positions")}
-    units = partial(times, factor=1 / factor)
-    return kinds | {name: replace(k, units=(*k.units, units), why=f"{k.why}; {why}") for name, k in heads.items()}
-
-
 Pass = Callable[[Search, Kinds], Kinds]
 OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers)  # beside what heads saw, too
-OF_PARAMETERS: tuple[Pass, ...] = (tied, added, multiplied, residual, overrides)
+OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, multiplied, overrides)
 
 
 def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:
@@ -151,10 +141,8 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         maker = f"a parametrization ({', '.join(type(part).__name__ for part in owner)})"
         undo = "parametrize.remove_parametrizations(layer, 'weight')"
     if maker:
-        remedy = (
-            f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Undo it, torch.nn.utils."
-            f"{undo}: a stabiliser bounds the weight itself; or say overrides=[({name!r}, 'scalar')]"
-        )
+        remedy = f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Undo it, torch."
+        remedy += f"nn.utils.{undo}: a stabiliser bounds the weight itself; or say overrides=[({name!r}, 'scalar')]"
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
         kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
@@ -162,11 +150,9 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         if ran:
             seen = "The forward pass does not multiply it, does so from both sides, feeds the heads of attention with "
             seen += "its matrices one by one, or it may be the head, 'head': "
-        remedy = (
-            f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}, 'scalar' for what acts "
-            "entry by entry, 'bias' for what is added, 'positions' for a table of rows, 'tied_positions' if these are "
-            "added to those of a table that is the head, too; or a Role"
-        )
+        remedy = f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}, "
+        remedy += "'scalar' for what acts entry by entry, 'bias' for what is added, 'positions' for a table of rows, "
+        remedy += "'tied_positions' if these are added to those of a table that is the head, too; or a Role"
     return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"
 
 
@@ -227,9 +213,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
     remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
-    raise ValueError(
-        f"{problem} the LM head; name it with head='path.to.module' (--head on the command line), {remedy}"
-    )
+    name = "name it with head='path.to.module' (--head on the command line)"
+    raise ValueError(f"{problem} the LM head; {name}, {remedy}")
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:

@@ -29,10 +29,9 @@ def _by_head(heads: str, parts: int = 3) -> Layout:
 
 def _bigcode(owner: Any) -> View:
     """GPT-BigCode: one key and value for all queries (multi-query), or one per head."""
-    if owner.is_cross_attention:
-        return Fused(2)
     one_key = Projections((owner.embed_dim, owner.kv_dim, owner.kv_dim))
-    return one_key if owner.multi_query else Interleaved(owner.num_heads, 3)
+    own = one_key if owner.multi_query else Interleaved(owner.num_heads, 3)
+    return Fused(2) if owner.is_cross_attention else own
 
 
 def _falcon(owner: Any) -> View:
@@ -139,11 +138,10 @@ _ROUTER = Kind("router", "router, a head over the experts")
 _EXPERT = Kind("experts", "experts, a norm each")
 _EXPERT_BIAS = Kind("bias", "biases of experts, a norm each", FusedStack(1))
 _CHANNELS = Kind("scalar", "a factor or shift per channel")
-_STEP_SIZE = Kind("scalar", "bias of Mamba's step size: per channel, as built", initial=AsBuilt())
 
 _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("A_log", Kind("scalar", "Mamba's state matrix: per channel"), _MAMBA),
-    ("dt_proj.bias", _STEP_SIZE, _MAMBA),
+    ("dt_proj.bias", Kind("scalar", "bias of Mamba's step size: per channel, as built", initial=AsBuilt()), _MAMBA),
     ("relative_attention_bias.weight", _BIAS_TABLE, """T5Attention MT5Attention UMT5Attention LongT5Attention
      LongT5LocalAttention LongT5TransientGlobalAttention UdopAttention Pop2PianoAttention SwitchTransformersAttention
      MPNetEncoder Pix2StructTextAttention"""),
@@ -152,12 +150,11 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
      "BeitRelativePositionBias SwinRelativePositionBias ClapAudioSelfAttention"),
     ("mask_token", _TOKEN,
      "Dinov2Embeddings Dinov2WithRegistersEmbeddings Tipsv2VisionEmbeddings RfDetrDinov2Embeddings"),
-    ("latents", _TOKEN, "PerceiverEmbeddings Idefics2PerceiverResampler"),
     ("rel_pos_h rel_pos_w", _TOKEN,
      "SamVisionAttention SamHQVisionAttention GotOcr2VisionAttention VitDetAttention SegGptAttention"),
-    ("position_embeddings", _TOKEN, "PerceiverTrainablePositionEncoding"),
-    ("time_mix_key time_mix_receptance", _CHANNELS, "RwkvSelfAttention RwkvFeedForward"),
-    ("time_mix_value", _CHANNELS, "RwkvSelfAttention"),
+    ("latents position_embeddings", _TOKEN,
+     "PerceiverEmbeddings Idefics2PerceiverResampler PerceiverTrainablePositionEncoding"),
+    ("time_mix_key time_mix_receptance time_mix_value", _CHANNELS, "RwkvSelfAttention RwkvFeedForward"),
     ("weight bias", _CHANNELS, "ConvNextV2GRN"),
     ("mm_input_projection_weight", Kind("linear", "projection stored (in, out)", Transposed()),
      "Gemma3MultiModalProjector T5Gemma2MultiModalProjector"),
@@ -165,10 +162,9 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("proj.weight", _ROUTER, "Gemma4TextRouter"),
     ("classifier.weight", _ROUTER, "SwitchTransformersTop1Router NllbMoeTop2Router LongcatFlashTopkRouter"),
     ("gate.weight", _ROUTER, "AfmoeTokenChoiceRouter TokenChoiceTopKRouter"),
-    ("w1_EFD w2_EDF w3_EFD", _EXPERT, "GroupedExperts"),
+    ("w1_EFD w2_EDF w3_EFD mlp2_weight_EDF", _EXPERT, "GroupedExperts GptOssGroupedExperts"),
     ("mlp1_weight_EGD", replace(_EXPERT, view=AlternatingStack(2)), "GptOssGroupedExperts"),
     ("mlp1_bias_EG", replace(_EXPERT_BIAS, view=AlternatingStack(2)), "GptOssGroupedExperts"),
-    ("mlp2_weight_EDF", _EXPERT, "GptOssGroupedExperts"),
     ("mlp2_bias_ED", _EXPERT_BIAS, "GptOssGroupedExperts"),
 )  # fmt: skip
 """Parameters whose kind cannot be inferred from their shape: paths below the owner, kind, owners."""
@@ -191,15 +187,6 @@ def _by_owner(rows: Iterable[tuple[str, T, str]]) -> dict[str, list[tuple[str, T
             table[name] += [(path, value) for path in paths.split()]
     return dict(table)
 
-
-_LOGITS = {
-    "Cohere": ("logit_scale", 1),
-    "Granite": ("logits_scaling", -1),
-    "HyperCLOVAX": ("logits_scaling", 1),
-    "FalconH1": ("lm_head_multiplier", 1),
-    "MiniCPM": ("logits_scaling", -1),
-}
-"""How a model's class begins -> the number of its configuration that multiplies the logits (1) or divides them (-1)."""
 
 _LAYOUTS_OF, _KINDS_OF = _by_owner(_LAYOUTS), _by_owner(_KINDS)
 
@@ -234,25 +221,6 @@ def adds_projected_tables(owner: nn.Module) -> bool:
     return not {"OPTDecoder", "MobileBertEmbeddings"}.isdisjoint(class_names(owner))
 
 
-def logits_factor(model: nn.Module) -> tuple[float, str]:
-    """What a model multiplies its logits by, and the reason; 1 where no class is known that does.
-
-    Args:
-        model: one of transformers' language models, or a module around one.
-
-    Returns:
-        The factor, and where it stands.
-    """
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        config = getattr(config, "text_config", config)
-        for start, (attribute, power) in _LOGITS.items():
-            number = getattr(config, attribute, None)
-            if isinstance(number, float | int) and number > 0 and any(c.startswith(start) for c in class_names(module)):
-                return number**power, f"logits are multiplied by {number**power:g}, by the configuration's {attribute}"
-    return 1.0, ""
-
-
 def kinds_by_class(owner: nn.Module) -> Kinds:
     """Kinds of parameters by the class of a module: its own, and those of its children.
 
@@ -276,8 +244,9 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
         kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
     for name in listed:
         if name in _CENTRED.split():
-            why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
-            kinds["weight"] = Kind("gain", why, initial=Fill(0.0))
+            kinds["weight"] = Kind(
+                "gain", f"gain of {type(owner).__name__}, centred on 0 (1 + weight)", initial=Fill(0.0)
+            )
         elif name in _EXPERTS:
             kinds |= experts(owner, _EXPERTS[name])
     return kinds

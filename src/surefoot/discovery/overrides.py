@@ -82,11 +82,9 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
 
 
 def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
-    if isinstance(where, str):
-        return fnmatch.fnmatchcase(name, where)
     if isinstance(where, nn.Module):
         return any(parameter is p for p in where.parameters())
-    return where(name, parameter)
+    return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, parameter)
 
 
 def overrides(search: Search, kinds: Kinds) -> Kinds:
@@ -99,8 +97,9 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
         elif kind:
             found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}", override=override)
         elif name in kinds and search.parameters[name].requires_grad:
-            what = "the override is a function of the role found, but none was"
-            raise ValueError(f"{name}: {what}; give a name or a Role")
+            raise ValueError(
+                f"{name}: the override is a function of the role found, but none was; give a name or a Role"
+            )
     return found
 
 

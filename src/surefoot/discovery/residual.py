@@ -104,7 +104,8 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
     widths = _widths(block, matrices, width)
-    found = {child: written for child, own in widths.items() if (written := _writers(child, matrices, own))}
+    last = {child: {p for m in child.modules() for p in _last(m, matrices, own)} for child, own in widths.items()}
+    found = {child: written for child, written in last.items() if written}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
         return _branches(first, matrices, width, experts)  # a block's branches in a list
@@ -117,11 +118,6 @@ def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module,
     counts = Counter(x for own in sides.values() for x in {width, *(x for pair in own for x in pair)})
     alone = {c: own[-1][0] for c, own in sides.items() if len(own) > 1 and own[0][1] == own[-1][0]}
     return dict.fromkeys(sides, width) | {child: own for child, own in alone.items() if counts[own] == 1}
-
-
-def _writers(module: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
-    """All parameters below a module that write."""
-    return {parameter for inner in module.modules() for parameter in _last(inner, matrices, width)}
 
 
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:

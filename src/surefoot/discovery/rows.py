@@ -95,11 +95,10 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
         with rows, torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
             run(*(arguments if isinstance(arguments, tuple) else (arguments,)), **named)
     except Exception as error:  # whatever a model of the user's raises
-        raise ValueError(
-            f"inputs=...: a forward pass on shapes alone failed ({type(error).__name__}: {error}); give what the model "
-            "is called with, a tuple for several arguments, and the model before fully_shard; or leave inputs out and "
-            "say what is missing by overrides"
-        ) from error
+        what = f"a forward pass on shapes alone failed ({type(error).__name__}: {error})"
+        remedy = "give what the model is called with, a tuple for several arguments, and the model before fully_shard; "
+        remedy += "or leave inputs out and say what is missing by overrides"
+        raise ValueError(f"inputs=...: {what}; {remedy}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return {p: use for p, use in zip(weights, rows.uses, strict=True) if use.transposed}

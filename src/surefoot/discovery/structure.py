@@ -14,10 +14,8 @@ HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
 COUNTS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
 """Attributes of attention modules that are the number of heads."""
 
-KEY_COUNTS = (
-    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads"),
-    *("num_query_groups", "n_query_groups"),
-)
+KEY_COUNTS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+KEY_COUNTS += ("num_query_groups", "n_query_groups")
 """Attributes of attention modules that are the number of heads of keys, if queries share them."""
 
 IN_ORDER = ("c_attn", "Wqkv", "qkv", "qkv_proj", "to_qkv")

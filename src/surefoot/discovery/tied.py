@@ -74,10 +74,9 @@ def tied_kind(search: Search, name: str, names: str) -> Kind:
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
     if policy == "embedding" and not multiplied:
-        raise ValueError(
-            f"tied='embedding' for {names}: rows of RMS 1 make logits of size d = {d}, so the model must multiply "
-            f"them by 1/d and say so in an attribute output_multiplier, here {multiplier}; without it say tied='head'"
-        )
+        remedy = f"say so in an attribute output_multiplier, here {multiplier}; without it say tied='head'"
+        what = f"rows of RMS 1 make logits of size d = {d}, so the model must multiply them by 1/d"
+        raise ValueError(f"tied='embedding' for {names}: {what} and {remedy}")
     if policy == "embedding" or (policy is None and multiplied):
         return Tied("embedding", f"tied ({names}); output_multiplier gives the head its width factor")
     return Tied("head", f"tied ({names}); the head's rule, since its outputs are the logits")
@@ -103,13 +102,11 @@ def added(search: Search, kinds: Kinds) -> Kinds:
     changed = Kinds()
     for table_name in heads:
         table = search.parameters[table_name]
-        unit = Constant(LogRows()(tuple(table.shape)))
+        units = (partial(replace, radius_unit=Constant(LogRows()(tuple(table.shape)))),)
         for p in _added_to(search.model, table, candidates.keys()):
             name, kind = candidates[p]
             why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
-            changed[name] = Kind(
-                "tied_positions", why, initial=kind.initial, units=(partial(replace, radius_unit=unit),)
-            )
+            changed[name] = Kind("tied_positions", why, initial=kind.initial, units=units)
     return kinds | changed
 
 

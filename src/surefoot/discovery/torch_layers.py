@@ -62,15 +62,10 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
     """Kinds for recurrent layers: gates are stacked along dimension 0; `weight_hr` is an LSTM's output projection."""
     name = type(module).__name__
     gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
-    kinds = {}
-    for key, parameter in own_parameters(module).items():
-        if key.startswith("weight_hr"):
-            kinds[key] = Kind("linear", f"projection of {name}")
-        elif parameter.ndim == 2:
-            kinds[key] = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
-        else:
-            kinds[key] = Kind("bias", f"biases of the gates of {name}", Fused(gates))
-    return kinds
+    matrix = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
+    bias, projection = Kind("bias", f"biases of the gates of {name}", Fused(gates)), f"projection of {name}"
+    kinds = {key: matrix if p.ndim == 2 else bias for key, p in own_parameters(module).items()}
+    return kinds | {key: Kind("linear", projection) for key in kinds if key.startswith("weight_hr")}
 
 
 def _norm(module: nn.Module) -> dict[str, Kind]:

@@ -12,7 +12,7 @@ from surefoot.recipes.recipe import Recipe
 from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role
 from surefoot.scaling import Constant, FanRatio, Scale
-from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip, Stabiliser
+from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
@@ -120,8 +120,7 @@ def steady_bounded() -> Recipe:
     """
     base, table = steady(), {}
     for kind, role in base.table.items():
-        bound: Stabiliser = PostClip(RADIUS)
-        decay = role.stabiliser
+        bound, decay = PostClip(RADIUS), role.stabiliser
         if isinstance(decay, DecoupledWeightDecay):
             bound = DecayedPostClip(decay.rate, decay.lr_scale, RADIUS)
         unit = role.lr_scale if kind in MATRICES else role.radius_unit

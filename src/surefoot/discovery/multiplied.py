@@ -1,0 +1,65 @@
+"""What models of `transformers` multiply by a constant: rows of a table, what a branch adds to its stream, logits.
+
+What is multiplied by `c` is in units divided by it: `c W x` are the outputs of `c W`, so W starts, moves and is bounded
+by what that does, divided by c, and the model trains as the one without the constant. A table that is embedding and
+head has the units of logits, and what is added to its rows is as large as they are once they are multiplied.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from surefoot.discovery.kinds import Kinds, Search, class_names, times
+
+_CONSTANTS = (
+    ("head", "logit_scale lm_head_multiplier logits_scaling", 1, "Cohere FalconH1 HyperCLOVAX"),
+    ("head", "logits_scaling", -1, "Granite MiniCPM"),
+    ("head", "d_model", -0.5, "UMT5 SwitchTransformers Udop"),
+    ("head", "d_model", -0.5, "T5 LongT5 Pop2Piano", "scale_decoder_outputs"),
+    ("embedding", "hidden_size", 0.5, "T5GemmaEncoder T5GemmaDecoder RecurrentGemma"),
+    ("embedding", "hidden_size", 0.5, "Afmoe", "mup_enabled"),
+    ("embedding", "scalar_embed_scale embed_scale embedding_multiplier", 1, ""),
+    ("branch", "residual_multiplier residual_scale", 1, ""),
+    ("layer", "k_proj:key_multiplier gate_proj:gate_multiplier down_proj:down_multiplier", 1, ""),
+    ("layer", "mamba.out_proj:ssm_out_multiplier self_attn.o_proj:attn_out_multiplier", 1, ""),
+)
+"""What is multiplied; by which power of which numbers, each behind the layer that it is about; how the classes begin
+whose configuration has the number, or none for an attribute of any class; what else the configuration has to say. An
+attribute about rows is the table's own, or of the module that has the table as `embed_tokens`."""
+
+_WHAT = {"head": "logits are", "embedding": "rows are", "branch": "what it adds is", "layer": "outputs are"}
+
+
+def multiplied(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the units of what the model multiplies, and of what is added to the rows of its head."""
+    constants = {key: said for module in search.model.modules() for key, said in _constants(module)}
+    tables = [("embedding", search.parameters[name]) for name, kind in kinds.items() if kind and kind.name == "head"]
+    rows = [(1 / constant, why) for constant, why in (constants[key] for key in tables if key in constants)]
+    found = dict(kinds)
+    for name, kind in kinds.items():
+        added = kind is not None and kind.name == "tied_positions"
+        uses = ("head" if added else kind.name, "branch" if kind.branches else "", "layer") if kind else ()
+        said = [constants[key] for use in uses if (key := (use, search.parameters[name])) in constants]
+        if kind and (said := said + rows[:added]):
+            factor, why = 1 / math.prod(constant for constant, _ in said), "; ".join([kind.why, *(x for _, x in said)])
+            found[name] = replace(kind, units=(*kind.units, partial(times, factor=factor)), why=why)
+    return found
+
+
+def _constants(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tuple[float, str]]]:
+    """What a module multiplies, use and parameter, by which constant, and the reason."""
+    config, names = getattr(module, "config", None), class_names(module)
+    config, table = getattr(config, "text_config", config), "" if isinstance(module, nn.Embedding) else "embed_tokens"
+    for use, attributes, power, classes, *conditions in _CONSTANTS:
+        listed = any(name.startswith((*classes.split(" "),)) for name in names)
+        said = listed and all(getattr(config, condition, False) for condition in conditions)
+        for path, _, attribute in (each.rpartition(":") for each in attributes.split() if said):
+            number = getattr(config if classes else module, attribute, None)
+            constant = number**power if isinstance(number, float | int) and number > 0 else 1
+            if constant != 1 and (inner := dict(module.named_modules()).get(table if use == "embedding" else path)):
+                by = f"{'the configuration' if classes else type(module).__name__}'s {attribute}"
+                why = f"{_WHAT[use]} multiplied by {constant:g}, by {by}"
+                yield from (((use, p), (constant, why)) for p in inner.parameters())
