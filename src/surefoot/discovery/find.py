@@ -25,12 +25,11 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.discovery.heads import heads
-from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, named_own, own_parameters
+from surefoot.discovery.kinds import Change, Kind, Kinds, Search, children_of, is_normalised, named_own, own_parameters
 from surefoot.discovery.known_classes import kinds_by_class
-from surefoot.discovery.multiplied import multiplied
+from surefoot.discovery.multiplied import lengths, multiplied
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.routers import routers
@@ -122,7 +121,7 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
 
 
 Pass = Callable[[Search, Kinds], Kinds]
-OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers)  # beside what heads saw, too
+OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers, lengths)  # beside what heads saw
 OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, multiplied, overrides)
 
 
@@ -137,7 +136,7 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
     name, owner = next(iter(owners.items()))
     maker, undo = made_by_hooks(owner).get(name.rpartition(".")[2], ("", ""))
-    if isinstance(owner, ParametrizationList):
+    if isinstance(owner, ParametrizationList) and not is_normalised(owner):
         maker = f"a parametrization ({', '.join(type(part).__name__ for part in owner)})"
         undo = "parametrize.remove_parametrizations(layer, 'weight')"
     if maker:
@@ -157,7 +156,7 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
 
 
 def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
-    """Parameters of which weight norm, spectral norm or pruning makes another one before each forward pass.
+    """Parameters of which spectral norm or pruning makes another one before each forward pass.
 
     Args:
         module: any module.
@@ -170,10 +169,8 @@ def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
     """
     found: dict[str, tuple[str, str]] = {}
     for hook in module._forward_pre_hooks.values():
-        for kind, maker, ends in ((WeightNorm, "weight_norm", "g v"), (SpectralNorm, "spectral_norm", "orig")):
-            if isinstance(hook, kind):
-                made = maker, f"remove_{maker}(layer, {hook.name!r})"
-                found |= {f"{hook.name}_{end}": made for end in ends.split()}
+        if isinstance(hook, SpectralNorm):
+            found[f"{hook.name}_orig"] = "spectral_norm", f"remove_spectral_norm(layer, {hook.name!r})"
         if isinstance(hook, BasePruningMethod):
             found[f"{hook._tensor_name}_orig"] = "pruning", f"prune.remove(layer, {hook._tensor_name!r})"
     return found

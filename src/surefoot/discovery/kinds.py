@@ -1,6 +1,7 @@
 """`Kind`, what a parameter is; `Search`, a model whose parameters are to be placed.
 
-A weight that is reparametrised as `tau w / |w|` counts as its layer's own: w has the kind that the weight would have.
+A weight that is reparametrised as `tau w / |w|`, by `normalise_` or by torch's weight norm, counts as its layer's own:
+w has the kind that the weight would have. Weight norm's tau are parameters, a gain.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.geometry import Spectral, TransposedConvSpectral
 from surefoot.identity import plain_name
@@ -215,29 +218,41 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         module: any module.
 
     Returns:
-        Attribute -> parameter, normalised ones last.
+        Attribute -> parameter, normalised ones last. The lengths that weight norm gives "weight" are "weight_g".
 
     >>> list(own_parameters(nn.Linear(2, 2)))
     ['weight', 'bias']
     """
-    if _is_normalised(module):
-        return {}
-    parts = module.get_submodule("parametrizations").named_children() if is_parametrized(module) else ()
-    made_of = {name: part.get_parameter("original") for name, part in parts if _is_normalised(part)}
-    return dict(module.named_parameters(recurse=False)) | made_of
+    return {attribute: module.get_parameter(path) for attribute, path in _own_paths(module).items()}
 
 
 def named_own(model: nn.Module) -> dict[nn.Module, dict[str, tuple[str, nn.Parameter]]]:
     """What each module of a model owns, see `Search.own`."""
-    found: dict[nn.Module, dict[str, tuple[str, nn.Parameter]]] = {}
-    for path, module in model.named_modules():
-        own = found[module] = {}
-        for attribute, parameter in own_parameters(module).items():
-            inner = attribute if attribute in module._parameters else f"parametrizations.{attribute}.original"
-            own[attribute] = f"{path}.{inner}".removeprefix("."), parameter
+    return {
+        module: {
+            attribute: (f"{path}.{inner}".removeprefix("."), module.get_parameter(inner))
+            for attribute, inner in _own_paths(module).items()
+        }
+        for path, module in model.named_modules()
+    }
+
+
+def _own_paths(module: nn.Module) -> dict[str, str]:
+    """The attributes of `own_parameters` -> the paths below the module where these parameters are."""
+    if is_normalised(module):
+        return {}
+    found = {name: name for name, _ in module.named_parameters(recurse=False)}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            found[hook.name] = found.pop(f"{hook.name}_v")
+    for name, part in module.get_submodule("parametrizations").named_children() if is_parametrized(module) else ():
+        if is_normalised(part):
+            path, two = f"parametrizations.{name}.original", "original1" in part._parameters
+            found |= {name: f"{path}1", f"{name}_g": f"{path}0"} if two else {name: path}
     return found
 
 
-def _is_normalised(module: nn.Module) -> bool:
-    """True for the module that holds such a w, a child of the layer that torch makes."""
-    return isinstance(module, ParametrizationList) and all(isinstance(part, Reparametrised) for part in module)
+def is_normalised(module: nn.Module) -> bool:
+    """True for the child of a layer that torch makes for a weight `tau w / |w|`: by `normalise_`, or by weight norm."""
+    known = Reparametrised, _WeightNorm
+    return isinstance(module, ParametrizationList) and all(isinstance(part, known) for part in module)

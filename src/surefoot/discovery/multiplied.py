@@ -1,8 +1,9 @@
-"""What models of `transformers` multiply by a constant: rows of a table, what a branch adds to its stream, logits.
+"""What models multiply: by a constant rows of a table, branches or logits; by lengths the parts under weight norm.
 
-What is multiplied by `c` is in units divided by it: `c W x` are the outputs of `c W`, so W starts, moves and is bounded
-by what that does, divided by c, and the model trains as the one without the constant. A table that is embedding and
-head has the units of logits, and what is added to its rows is as large as they are once they are multiplied.
+What a model of `transformers` multiplies by `c` is in units divided by it: `c W x` are the outputs of `c W`, so W
+starts, moves and is bounded by what that does, divided by c, and the model trains as the one without the constant. A
+table that is embedding and head has the units of logits, and what is added to its rows is as large as they are once
+they are multiplied.
 """
 
 import math
@@ -12,7 +13,9 @@ from functools import partial
 
 from torch import nn
 
-from surefoot.discovery.kinds import Kinds, Search, class_names, times
+from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, class_names, times
+from surefoot.initialise import NormalInitial
+from surefoot.roles import by_name
 
 _CONSTANTS = (
     ("head", "logit_scale lm_head_multiplier logits_scaling", 1, "Cohere FalconH1 HyperCLOVAX"),
@@ -46,6 +49,28 @@ def multiplied(search: Search, kinds: Kinds) -> Kinds:
         if kind and (said := said + rows[:added]):
             factor, why = 1 / math.prod(constant for constant, _ in said), "; ".join([kind.why, *(x for _, x in said)])
             found[name] = replace(kind, units=(*kind.units, partial(times, factor=factor)), why=why)
+    return found
+
+
+def lengths(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds with the lengths that weight norm gives the parts of a weight, where it is known what the weight is.
+
+    In `g v / |v|` the lengths g are a gain on these parts, which is 1 where they are as long as initial values make
+    them on average. So g starts there and moves by that unit: with one length for each output, or for each tap of a
+    kernel, the outputs change as much at any width. Of v, only the direction counts.
+    """
+    found = dict(kinds)
+    for own in search.own.values():
+        for attribute, (name, v) in own.items():
+            lengths, g = own.get(f"{attribute}_g", ("", None))
+            if g is None or not (kind := kinds[name]):
+                continue
+            role = replace(kind, initial=None).adapt(by_name(kind.name))
+            if isinstance(role.initial, NormalInitial):
+                squares = (math.prod(block) * role.initial.std(block) ** 2 for block in blocks_of(role.view, v))
+                unit = partial(times, factor=math.sqrt(sum(squares) / g.numel()))
+                why = f"lengths in {kind.why}: a gain on parts that start as long as those of a layer without them"
+                found[lengths] = Kind("gain", why, units=(unit,))
     return found
 
 

@@ -123,6 +123,8 @@ def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module,
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
     """The last matrix with `width` outputs among those of a module and of its children that are layers; its bias.
 
+    So do the lengths of a matrix under weight norm.
+
     A child without children that has two matrices or more, of which one writes, is judged by itself.
     """
     names = {c: name for name, c in children_of(owner).items() if _is_layer(c) and not _last(c, matrices, width)}
@@ -132,8 +134,9 @@ def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]
     if not writing or (len(layers) == 1 and len(candidates) < 2):
         return set()  # a single layer is judged in the module that holds it
     layer, weight = max(reversed(writing), key=lambda each: not _INSIDE.search(names.get(each[0], "")))
-    biases = [p for p in own_parameters(layer).values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
-    return {weight, *biases}
+    own = own_parameters(layer)
+    biases = [p for p in own.values() if p.ndim == weight.ndim - 1 and p.shape[-1] == width]
+    return {weight, *biases, *(own[f"{name}_g"] for name, p in own.items() if p is weight and f"{name}_g" in own)}
 
 
 def _is_layer(module: nn.Module) -> bool:
