@@ -35,8 +35,8 @@ def linear(module: Any, layout: View | None = None) -> dict[str, Kind]:
     shape = f"Linear({module.in_features}, {module.out_features})" if plain else "Conv1D, stored (in, out)"
     shape += ", a norm per projection" if layout else ""
     weight = layout if plain else Transposed(layout or Matrix())
-    bias = _bias(shape, layout, module.in_features if plain else 0)
-    return {"weight": Kind("linear", f"weight of {shape}", weight)} | bias
+    kind = Kind("linear", f"weight of {shape}", weight)
+    return {"weight": kind} | _bias(shape, layout, module.in_features if plain else 0)
 
 
 def _bias(name: str, view: View | None = None, inputs: int = 0) -> dict[str, Kind]:
@@ -62,10 +62,12 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase) -> dict[str, Kind]:
     """Kinds for recurrent layers: gates are stacked along dimension 0; `weight_hr` is an LSTM's output projection."""
     name = type(module).__name__
     gates = 4 if isinstance(module, nn.LSTM | nn.LSTMCell) else 3 if isinstance(module, nn.GRU | nn.GRUCell) else 1
-    matrix = Kind("linear", f"gates of {name}, a norm each", Fused(gates))
-    bias, projection = Kind("bias", f"biases of the gates of {name}", Fused(gates)), f"projection of {name}"
-    kinds = {key: matrix if p.ndim == 2 else bias for key, p in own_parameters(module).items()}
-    return kinds | {key: Kind("linear", projection) for key in kinds if key.startswith("weight_hr")}
+    kinds = {
+        "weight_hr": Kind("linear", f"projection of {name}"),
+        "weight": Kind("linear", f"gates of {name}, a norm each", Fused(gates)),
+        "bias": Kind("bias", f"biases of the gates of {name}", Fused(gates)),
+    }
+    return {key: next(kinds[start] for start in kinds if key.startswith(start)) for key in own_parameters(module)}
 
 
 def _norm(module: nn.Module) -> dict[str, Kind]:
@@ -125,7 +127,19 @@ def kinds_by_type(module: nn.Module) -> dict[str, Kind]:
     if is_linear(module):
         return linear(module)
     rule = next((rule for types, rule in _RULES if isinstance(module, types)), None)
-    return rule(module) if rule else _norm_by_structure(module) or experts(module)
+    return rule(module) if rule else _norm_by_structure(module) or _linear_by_structure(module) or experts(module)
+
+
+def _linear_by_structure(module: nn.Module) -> dict[str, Kind]:
+    """Kinds for a linear layer of any class: a matrix `weight` whose sides two of its attributes say, out and in."""
+    weight, name = module._parameters.get("weight"), type(module).__name__
+    for of in ("features", "channels"):
+        sides = getattr(module, f"out_{of}", None), getattr(module, f"in_{of}", None)
+        if weight is not None and tuple(weight.shape) in (sides, sides[::-1]):
+            how = f"weight of {name}, a linear layer by the names `out_{of}`, `in_{of}`"
+            view = None if tuple(weight.shape) == sides else Transposed()
+            return {"weight": Kind("linear", how, view)} | _bias(name, inputs=weight.shape[0 if view else 1])
+    return {}
 
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps", "norm_epsilon")
@@ -135,13 +149,15 @@ _GAINS, _BIASES = {"weight", "gain", "scale", "gamma"}, {"bias", "beta", "shift"
 def _norm_by_structure(module: nn.Module) -> dict[str, Kind]:
     """Kinds for a norm layer of any class: no children, a small epsilon or the name, a vector as gain, one as bias.
 
+    By the name the vector may be of shape `(heads, 1, d)`, one for each head.
     The gain's initial value stays as built, since it may be centred on 0, as Gemma's `1 + weight`.
     """
     own, name = dict(module.named_parameters(recurse=False)), type(module).__name__
     gains, biases = own.keys() & _GAINS, own.keys() & _BIASES
     small = any(isinstance(x := getattr(module, e, None), float) and 0 <= x < 0.1 for e in _EPSILONS)
     called = name.lower().endswith("norm")  # as nanoGPT's LayerNorm, which has its epsilon in `forward`
-    vectors = len({p.shape for p in own.values()}) == 1 and next(iter(own.values())).ndim == 1
+    shapes = {tuple(p.shape) for p in own.values()}
+    vectors = len(shapes) == 1 and all(len(x) == 1 or (called and len(x) == 3 and x[1] == 1) for x in shapes)
     alone = len(own) == 1 + len(biases) and next(module.children(), None) is None
     if len(gains) != 1 or not ((small or called) and vectors and alone):
         return {}
@@ -180,6 +196,12 @@ def experts(module: Any, layout: tuple[bool, bool, bool] | None = None) -> dict[
 _ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|memor|slot|probe|seed")
 """Names of tables whose rows are the same for the whole batch: a bare `(1, 1, d)` of another name is no such row."""
 
+_TABLES = re.compile(
+    "(^|_)(tokens?|queries|registers|latents|(shift|bias)_table|rel_pos_[hw]"
+    "|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(oding)?s?)(_[a-z]|_height|_width|_time)?)$"
+)
+"""How names end of bare tables of such rows that have no leading dimension of 1 to show it."""
+
 
 def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) -> Guess | None:
     """Kind of a parameter that no other rule covers: vectors and channel scales, tables with a leading dimension of 1.
@@ -204,7 +226,8 @@ def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) ->
     several = sum(size > 1 for size in shape[1:-1])
     if parameter.ndim >= 3 and math.prod(shape) == shape[-1] and not _ROWS.search(attribute):
         return Guess("scalar", f"one entry per feature of {owner}, no rows by its name")
-    if parameter.ndim >= 3 and shape[0] == 1 and (several < 2 or _ROWS.search(attribute)):
-        why = f"(1, ..., d) of {owner}: rows that are the same for the whole batch, entries of one size at any width"
-        return Guess("positions", why)
+    leading = parameter.ndim >= 3 and shape[0] == 1 and (several < 2 or _ROWS.search(attribute))
+    if leading or _TABLES.search(attribute):
+        by = f"(1, ..., d) of {owner}" if leading else f"table of {owner} by the name `{attribute}`"
+        return Guess("positions", f"{by}: rows that are the same for the whole batch, entries of one size at any width")
     return None
