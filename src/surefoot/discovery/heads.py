@@ -21,10 +21,12 @@ _UNKNOWN = f"no attribute ({', '.join((*HEAD_DIMS, *COUNTS))})"
 _SEPARATE = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"),
     ("q", "k", "v"), ("q_lin", "k_lin", "v_lin"), ("c_q", "c_k", "c_v"), ("query_proj", "key_proj", "value_proj"),
-    ("Wq", "Wk", "Wv"),
+    ("Wq", "Wk", "Wv"), ("to_query", "to_key", "to_value"), ("lin_query", "lin_key", "lin_value"),
 )  # fmt: skip
-_FUSED = (*IN_ORDER, "query_key_value", "wqkv")
-"""Attributes of attention modules whose layers are W_q, W_k and W_v, or all of them in a layout that is known."""
+_JOINT = ("add_q_proj", "add_k_proj", "add_v_proj")
+_FUSED = (*IN_ORDER, "query_key_value", "wqkv", "to_kv")
+"""Attributes of attention modules whose layers are W_q, W_k and W_v, those of a second stream in the same layer, as a
+text's beside a picture's, or all of them in a layout that is known."""
 
 QK_NORMS = (
     *("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "norm_q", "norm_k"),
@@ -118,8 +120,8 @@ def head_dim_of(module: nn.Module) -> int | None:
         return size
     if not (count := number(module, COUNTS)) or not {"query", "key"} <= (known := parts(module)).keys():
         return None
-    if any(known[what].layer._parameters.get("weight") is None for what in ("query", "key")):
-        return None  # a wrapper around the layer
+    if any(getattr(known[what].layer._parameters.get("weight"), "ndim", 0) != 2 for what in ("query", "key")):
+        return None  # a wrapper around the layer, or a convolution
     size, rest = divmod(known["query"].count, count)
     keys = number(module, KEY_COUNTS)
     return None if rest or (keys and known["key"].count != keys * size) else size
@@ -164,9 +166,22 @@ def parts(owner: nn.Module) -> dict[str, Projection]:
         weight = own_parameters(layers[name]).get("weight", torch.empty(()))
         count = sum(block[0] for block in blocks_of(view_of(name), weight)) or 3  # 3 where the layout does not fit
         order = ("query", "value", "key") if "CodeGenAttention" in class_names(owner) else _PARTS
-        two = order[-count:]  # two matrices are keys and values
-        return {x: Projection(layers[name], view_of(name), i, name=name) for i, x in enumerate(two)}
+        apart = {"query": Projection(layers["to_q"], name="to_q")} if name == "to_kv" else {}  # two are keys and values
+        return apart | {x: Projection(layers[name], view_of(name), i, name=name) for i, x in enumerate(order[-count:])}
     return {}
+
+
+def projections(owner: nn.Module) -> list[tuple[str, Projection]]:
+    """What `parts` finds, and the layers of a second stream that is attended to together with the first.
+
+    Args:
+        owner: any module.
+
+    Returns:
+        "query", "key" or "value", and a projection that gives it.
+    """
+    named = zip(_PARTS, _JOINT, strict=True)
+    return [*parts(owner).items(), *((x, Projection(m, name=n)) for x, n in named if (m := owner._modules.get(n)))]
 
 
 def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
@@ -184,13 +199,14 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
     >>> [(heads.dim, heads.why) for heads in found_heads(layer).values()]
     [(4, 'query by the name `query`'), (4, 'key by the name `key`')]
     """
-    known, size, found = parts(owner), head_dim_of(owner), dict[nn.Module, Heads]()
+    known, size, found = projections(owner), head_dim_of(owner), dict[nn.Module, Heads]()
     if not known and (by := attention_by(owner)):
         why = f"in a module with {by}, but no name that is known tells whether these are queries or keys: {UNSPLIT}"
         return dict.fromkeys(filter(is_linear, owner.children()), Heads(0, (), why))
-    for layer in dict.fromkeys(part.layer for part in known.values()):
-        names = tuple(what for what, part in known.items() if part.layer is layer)
-        why = f"{', '.join(names)} by the name `{known[names[0]].name}`"
+    for layer in dict.fromkeys(part.layer for _, part in known):
+        named = {what: part.name for what, part in known if part.layer is layer}
+        names = tuple(named)
+        why = f"{', '.join(names)} by the name `{named[names[0]]}`"
         if len(names) > 1 and names[-1] != "value":
             found[layer] = Heads(0, names, f"{why}, {names[-1]} last: one norm for each")
         elif names != ("value",):

@@ -108,8 +108,6 @@ _LAYOUTS: tuple[tuple[str, Layout, str], ...] = (
      CohereCompassVisionAttention Dots3NoteVisionAttention SLANeXtVisionAttention UnlimitedOcrSamVisionAttention
      DeepseekOcr2SamVisionAttention PPFormulaNetVisionAttention PPOCRV5MobileRecAttention PPOCRV5ServerRecAttention
      PPOCRV6SmallRecAttention"""),
-    ("to_kv", Fused(2), """EvollaSequenceCompressorAttention GraniteSpeechConformerAttention
-     GraniteSpeechPlusConformerAttention"""),
     ("gate_up_proj", Fused(2), """Phi3MLP GlmMLP Glm4MLP Glm4vTextMLP DiaMLP Zamba2MLP Phi4MultimodalMLP
      Phi4MultimodalAudioMLP Dots3NoteAudioMLP GlmImageTextMLP GlmOcrTextMLP EsmFold2SwiGLU MiniMaxM3VLDenseMLP"""),
     ("input_linear", Fused(2), "GraniteMoeSharedMLP GraniteMoeHybridMLP GraniteMoeSWAMLP"),
@@ -133,11 +131,9 @@ _LAYOUTS: tuple[tuple[str, Layout, str], ...] = (
 """Fused projections: attribute of the linear layer, its layout, owners."""
 
 _BIAS_TABLE = Kind("positions", "relative-bias table: a row of logits, one a head, in steps of one size at any width")
-_TOKEN = Kind("positions", "a token of the model, a row")
 _ROUTER = Kind("router", "router, a head over the experts")
 _EXPERT = Kind("experts", "experts, a norm each")
 _EXPERT_BIAS = Kind("bias", "biases of experts, a norm each", FusedStack(1))
-_CHANNELS = Kind("scalar", "a factor or shift per channel")
 
 _KINDS: tuple[tuple[str, Kind, str], ...] = (
     ("A_log", Kind("scalar", "Mamba's state matrix: per channel"), _MAMBA),
@@ -146,17 +142,6 @@ _KINDS: tuple[tuple[str, Kind, str], ...] = (
      LongT5LocalAttention LongT5TransientGlobalAttention UdopAttention Pop2PianoAttention SwitchTransformersAttention
      MPNetEncoder Pix2StructTextAttention"""),
     ("global_relative_attention_bias.weight", _BIAS_TABLE, "LongT5TransientGlobalAttention"),
-    ("relative_position_bias_table", _BIAS_TABLE,
-     "BeitRelativePositionBias SwinRelativePositionBias ClapAudioSelfAttention"),
-    ("mask_token", _TOKEN,
-     "Dinov2Embeddings Dinov2WithRegistersEmbeddings Tipsv2VisionEmbeddings RfDetrDinov2Embeddings"),
-    ("rel_pos_h rel_pos_w", _TOKEN,
-     "SamVisionAttention SamHQVisionAttention GotOcr2VisionAttention VitDetAttention SegGptAttention"),
-    ("latents", _TOKEN, "PerceiverEmbeddings Idefics2PerceiverResampler"),
-    ("position_embeddings", _TOKEN, "PerceiverTrainablePositionEncoding"),
-    ("time_mix_key time_mix_receptance", _CHANNELS, "RwkvSelfAttention RwkvFeedForward"),
-    ("time_mix_value", _CHANNELS, "RwkvSelfAttention"),
-    ("weight bias", _CHANNELS, "ConvNextV2GRN"),
     ("mm_input_projection_weight", Kind("linear", "projection stored (in, out)", Transposed()),
      "Gemma3MultiModalProjector T5Gemma2MultiModalProjector"),
     ("out_proj.weight", _ROUTER, "ZayaRouterMLP"),
@@ -208,8 +193,10 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
         Attribute of the linear layer -> its view; None for a class of another version than the one that the table was
         read from. Of a class of your own those whose name tells their order, see `surefoot.discovery.structure`.
     """
-    by_structure = fused(owner)
+    by_structure, keys = fused(owner), owner._modules.get("to_kv")
     views: dict[str, View | None] = dict([by_structure] if by_structure and by_structure[0] in IN_ORDER else [])
+    if "to_q" in owner._modules and isinstance(keys, nn.Linear) and keys.out_features % 2 == 0:
+        views["to_kv"] = Fused(2)  # keys, then values
     for attribute, layout in _listed(_LAYOUTS_OF, owner):
         try:
             views[attribute] = layout if isinstance(layout, View) else layout(owner)
@@ -246,9 +233,8 @@ def kinds_by_class(owner: nn.Module) -> Kinds:
         kinds[path] = replace(kind, why=f"{kind.why}, {by} `{path}`")
     for name in listed:
         if name in _CENTRED.split():
-            kinds["weight"] = Kind(
-                "gain", f"gain of {type(owner).__name__}, centred on 0 (1 + weight)", initial=Fill(0.0)
-            )
+            why = f"gain of {type(owner).__name__}, centred on 0 (1 + weight)"
+            kinds["weight"] = Kind("gain", why, initial=Fill(0.0))
         elif name in _EXPERTS:
             kinds |= experts(owner, _EXPERTS[name])
     return kinds

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from surefoot.discovery.heads import parts
+from surefoot.discovery.heads import projections
 from surefoot.discovery.kinds import Kinds, Search, blocks_of, children_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
@@ -41,7 +41,7 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     `DepthRule().of(branches)` or a role's name, has the last word.
     """
     model, parameters = search.model, search.parameters
-    named = [(part.layer, owner) for owner in model.modules() for part in parts(owner).values()]
+    named = [(part.layer, owner) for owner in model.modules() for _, part in projections(owner)]
     inside = {p for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
@@ -95,7 +95,8 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
     by_norms = len(norms) > 1 and len({*norms}) == 1
     if len(sides) < 2:
         return 0
-    if not back and not by_norms and sides[-1][0] not in {width for _, width in sides}:
+    last = next((out for out, _ in reversed(sides) if out), 0)  # of what gives no queries, keys or values
+    if not back and not by_norms and last not in {width for _, width in sides}:
         return 0  # ends in another width, as a regressor
     width = max(back, key=lambda w: (back[w], w in norms), default=norms[0] if by_norms else sides[0][1])
     return width if any(out == width for out, _ in sides) else 0

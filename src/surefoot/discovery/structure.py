@@ -58,7 +58,7 @@ def fused(owner: nn.Module) -> tuple[str, View] | None:
     if not heads or len(linears) != 2 or linears[0] not in named:
         return None
     layer, output = linears
-    size, keys = number(owner, HEAD_DIMS) or layer.in_features // heads, number(owner, KEY_COUNTS) or heads
+    size, keys = number(owner, HEAD_DIMS) or output.in_features // heads, number(owner, KEY_COUNTS) or heads
     sizes = heads * size, keys * size, keys * size
     if sum(sizes) != layer.out_features or output.in_features != sizes[0] or heads % keys:
         return None

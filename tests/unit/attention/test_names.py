@@ -27,6 +27,8 @@ NAMES = [
     ("c_q", "c_k", "c_v"),
     ("query_proj", "key_proj", "value_proj"),
     ("Wq", "Wk", "Wv"),
+    ("to_query", "to_key", "to_value"),
+    ("lin_query", "lin_key", "lin_value"),
 ]
 
 
