@@ -124,15 +124,16 @@ def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module,
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
     """The last matrix with `width` outputs among those of a module and of its children that are layers; its bias.
 
-    So do the lengths of a matrix under weight norm.
-
-    A child without children that has two matrices or more, of which one writes, is judged by itself.
+    Not the first of two that together read and write other widths, an MLP beside the stream. A child without children
+    that has two matrices or more, of which one writes, is judged by itself. With a matrix under weight norm its lengths
+    are of the branch, too.
     """
     names = {c: name for name, c in children_of(owner).items() if _is_layer(c) and not _last(c, matrices, width)}
     layers = [owner, *names]
     candidates = [(layer, p) for layer in layers for p in own_parameters(layer).values() if p in matrices]
-    writing = [(layer, p) for layer, p in candidates if matrices[p][0] == width]
-    if not writing or (len(layers) == 1 and len(candidates) < 2):
+    writing = [each for each in candidates if matrices[each[1]][0] == width]
+    beside = len(writing) == 1 and len(candidates) == 2 and writing[0] is candidates[0]
+    if not writing or (beside and matrices[writing[0][1]][1] != width) or (len(layers) == 1 and len(candidates) < 2):
         return set()  # a single layer is judged in the module that holds it
     layer, weight = max(reversed(writing), key=lambda each: not _INSIDE.search(names.get(each[0], "")))
     own = own_parameters(layer)

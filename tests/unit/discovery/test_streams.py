@@ -121,3 +121,15 @@ def test_what_another_layer_of_the_block_reads_is_no_stream():
     assert writers(nn.ModuleList(block() for _ in range(3))) == {
         f"{i}.{e}.2.weight" for i in range(3) for e in ("mlp", "up")
     }
+
+
+def test_an_mlp_of_the_logits_biases_writes_nothing_though_it_is_as_wide_inside_as_the_stream():
+    """Swin 2's."""
+
+    def block():
+        attention = {"cpb_mlp": nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), "qkv": nn.Linear(8, 24)}
+        return nn.ModuleDict({"attn": nn.ModuleDict({**attention, "proj": nn.Linear(8, 8, False)}), "mlp": mlp(8)})
+
+    assert writers(nn.ModuleList(block() for _ in range(3))) == {
+        f"{i}.{name}.weight" for i in range(3) for name in ("attn.proj", "mlp.2")
+    }
