@@ -197,8 +197,8 @@ _ROWS = re.compile("pos|emb|tok|cls|class|quer|latent|mask|prompt|regist|anchor|
 """Names of tables whose rows are the same for the whole batch: a bare `(1, 1, d)` of another name is no such row."""
 
 _TABLES = re.compile(
-    "(^|_)(tokens?|queries|registers|latents|(shift|bias)_table|rel_pos_[hw]"
-    "|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(oding)?s?)(_[a-z]|_height|_width|_time)?)$"
+    "(^|_)(tokens?|queries|registers|latents|(shift|bias)_table|attention_biases|rel_pos_[hw]"
+    "|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(oding)?s?)(_[a-z]|_height|_width|_time|_table)?)$"
 )
 """How names end of bare tables of such rows that have no leading dimension of 1 to show it."""
 

@@ -60,9 +60,10 @@ def test_a_matrix_whose_sides_no_attribute_says_is_refused():
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, (5, D)) for name in ("pos_embedding", "position_embeddings", "pos_embed_height", "pos_emb_t")),
+        *((name, (5, D)) for name in ("pos_embedding", "position_embeddings", "pos_embed_height", "pos_emb_table")),
         *((name, (5, D)) for name in ("register_tokens", "scale_shift_table", "latents")),
         ("relative_position_bias_table", (9, 2)),
+        ("attention_biases", (2, 9)),
         ("cls_token", (1, D)),
         ("latent_queries", (3, 4, D)),
     ],

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from discovery_helpers import Own
 from torch import nn
 
 from surefoot import Plan, SteepestDescent
@@ -83,7 +82,8 @@ def test_what_a_normalised_matrix_adds_to_a_stream_falls_with_its_branches(make)
 
 @by_either
 def test_normalised_queries_have_heads(make):
-    layer = Own(q_proj=make(nn.Linear(8, 8)), k_proj=nn.Linear(8, 8), v_proj=nn.Linear(8, 8), head_dim=4)
+    layer = nn.ModuleDict({"q_proj": make(nn.Linear(8, 8)), "k_proj": nn.Linear(8, 8), "v_proj": nn.Linear(8, 8)})
+    layer.head_dim = 4
     assert Plan.of(layer)[f"q_proj.{names_of(make)[1]}"].role.view == PerHead(4, Matrix(), values=False)
 
 
