@@ -62,7 +62,7 @@ def lengths(search: Search, kinds: Kinds) -> Kinds:
     found = dict(kinds)
     for own in search.own.values():
         for attribute, (name, v) in own.items():
-            lengths, g = own.get(f"{attribute}_g", ("", None))
+            gain, g = own.get(f"{attribute}_g", ("", None))
             if g is None or not (kind := kinds[name]):
                 continue
             role = replace(kind, initial=None).adapt(by_name(kind.name))
@@ -70,7 +70,7 @@ def lengths(search: Search, kinds: Kinds) -> Kinds:
                 squares = (math.prod(block) * role.initial.std(block) ** 2 for block in blocks_of(role.view, v))
                 unit = partial(times, factor=math.sqrt(sum(squares) / g.numel()))
                 why = f"lengths in {kind.why}: a gain on parts that start as long as those of a layer without them"
-                found[lengths] = Kind("gain", why, units=(unit,))
+                found[gain] = Kind("gain", why, units=(unit,))
     return found
 
 
