@@ -144,8 +144,15 @@ MUTATIONS = (
     Mutation(
         "a loss without its targets' gradient",
         "experiment/models/cross_entropy.py",
-        "torch.full_like(likely, -1.0)",
-        "torch.full_like(likely, 0.0)",
+        "-others.to(powers.dtype)",
+        "0 * others.to(powers.dtype)",
+        "tests/unit/training/test_cross_entropy.py",
+    ),
+    Mutation(
+        "powers of e that overflow",
+        "experiment/models/cross_entropy.py",
+        "if steep:",
+        "if False:",
         "tests/unit/training/test_cross_entropy.py",
     ),
     Mutation("a run without its decay", "plan.py", "recipe = recipe.over(run) if run else recipe", "pass", LENGTH),

@@ -32,6 +32,38 @@ def test_the_loss_in_parts_and_its_gradients_are_those_of_the_whole(kind, scale,
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("scale", "steep"), [(1.0, False), (30.0, True), (300.0, True)])
+def test_powers_that_could_overflow_are_lowered(scale, steep, monkeypatch):
+    """In float32 logits of 30 and of 300 times as much; the largest of each token is asked for only then."""
+    monkeypatch.setattr(module, "FEW", 0)
+    torch.manual_seed(0)
+    model = reference("gpt", 32, 1, 16, 100)
+    with torch.no_grad():
+        model.head.weight.mul_(scale)
+    tokens, targets, asked = *torch.randint(100, (2, 3, 67)), []
+    plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    largest = torch.Tensor.amax
+    monkeypatch.setattr(torch.Tensor, "amax", lambda *args, **options: asked.append(args) or largest(*args, **options))
+    ours = cross_entropy(model, tokens, targets)
+    assert bool(asked) == steep
+    expected = torch.autograd.grad(plain, list(model.parameters()))
+    for got, wanted in zip(
+        (ours, *torch.autograd.grad(ours, list(model.parameters()))), (plain, *expected), strict=True
+    ):
+        assert (got - wanted).norm() <= 3e-6 * wanted.norm()
+
+
+def test_a_model_in_half_precision():
+    """Its loss in parts is float32, as that of whole logits; float16, where powers of e overflow, has whole ones."""
+    tokens, targets = torch.randint(100, (2, 128, 128))
+    for dtype, name in ((torch.bfloat16, "_LinearCrossEntropyBackward"), (torch.float16, "NllLossBackward0")):
+        model = reference("gpt", 32, 1, 16, 100).to(dtype)
+        loss = cross_entropy(model, tokens, targets)
+        assert (loss.dtype, type(loss.grad_fn).__name__) == (torch.float32, name)
+        plain = F.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+        assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=1e-3)
+
+
 def test_what_is_compiled_has_a_bias_or_few_logits_keeps_its_own_forward_pass():
     tokens, targets = torch.randint(100, (2, 3, 67))
     model = reference("gpt", 32, 1, 16, 100)

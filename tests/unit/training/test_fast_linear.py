@@ -26,7 +26,7 @@ from surefoot.linalg.onednn_ops import VARIABLE
 
 @pytest.fixture(autouse=True)
 def small_layers_too(monkeypatch):
-    monkeypatch.setattr(fast_linear, "LEAST", 0)
+    monkeypatch.setattr(fast_linear, "LEAST", {torch.float32: 0, torch.bfloat16: 0})
     monkeypatch.setenv(VARIABLE, "onednn")
 
 
@@ -72,7 +72,7 @@ def test_what_does_not_fit_goes_to_torch(monkeypatch):
     one = torch.randn(8)
     assert torch.equal(layer(one), F.linear(one, layer.weight, layer.bias))
     assert torch.func.vmap(layer)(x).shape == (4, 8)
-    monkeypatch.setattr(fast_linear, "LEAST", 4 * 8 * 8 + 1)
+    monkeypatch.setattr(fast_linear, "LEAST", {torch.float32: 4 * 8 * 8 + 1})
     assert torch.equal(layer(x), plain)
     monkeypatch.setenv(VARIABLE, "torch")
     untouched = nn.Linear(8, 8)
@@ -151,6 +151,21 @@ def test_a_layer_in_bfloat16():
     rows, weight, g = (t.detach().bfloat16().double().flatten(0, -2) for t in (x, model.head.weight, direction))
     for a, b in zip((y.detach(), *got), (rows @ weight.T, g @ weight, g.T @ rows), strict=True):
         torch.testing.assert_close(a.double(), b.view_as(a), rtol=2**-8, atol=1e-3)
+
+
+def test_a_small_layer_stays_in_float32(monkeypatch):
+    """Rounding its input and results takes longer than bfloat16 gains."""
+    monkeypatch.setattr(fast_linear, "LEAST", {torch.bfloat16: 7 * 32 * 32 + 1})
+    torch.manual_seed(0)
+    model, x = reference("gpt", 32, 1, 16, 100), torch.randn(7, 32)
+    plain = {
+        name: layer(x)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and x.shape[1] == layer.in_features
+    }
+    assert use_bfloat16(model)
+    same = {name for name, y in plain.items() if torch.equal(model.get_submodule(name)(x), y)}
+    assert same == {f"blocks.0.attention.{name}" for name in ("query", "key", "value", "output")}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

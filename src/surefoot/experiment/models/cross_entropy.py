@@ -14,6 +14,8 @@ from surefoot.experiment.models.fast_linear import dtype_of, product
 
 ROWS = 256
 """Tokens whose logits are in memory at a time."""
+LARGEST = 64.0
+"""Logits whose powers of e, and their sums over all words, float32 and bfloat16 hold."""
 FEW = 1 << 20
 """Logits up to which all of them are computed at once."""
 
@@ -47,7 +49,8 @@ def cross_entropy(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 def _by_parts(model: Decoder, tokens: Tensor) -> bool:
     weight = model.head.weight
     elsewhere = tokens.device.type != "cpu" or hasattr(weight, "placements") or model._compiled_call_impl is not None
-    whole = elsewhere or torch.is_autocast_enabled("cpu") or not torch.is_grad_enabled() or model.head.bias is not None
+    short = torch.is_autocast_enabled("cpu") or weight.dtype == torch.float16  # where powers of e overflow
+    whole = elsewhere or short or not torch.is_grad_enabled() or model.head.bias is not None
     return not whole and tokens.numel() * len(weight) > FEW
 
 
@@ -58,24 +61,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, targets: Tensor) -> Tensor:
         """Go through the rows of `x` `(N, d)` and of `targets` `(N,)`, `ROWS` at a time; `weight` is `(vocab, d)`.
 
-        Factors of products are in the dtype, everything else in x's.
+        Factors of products are in the dtype, everything else in x's. A token's `vocab` powers of e are not divided by
+        their sum: its d features are. And they are not lowered by the largest unless a power could overflow.
         """
-        loss, to_x, to_weight = x.new_zeros(()), torch.empty_like(x), weight.new_zeros(weight.shape[::-1]).T
+        loss = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+        to_x, to_weight = torch.empty_like(x), loss.new_zeros(weight.shape[::-1]).T
+        steep = bool(x.norm(dim=1).max() * weight.norm(dim=1).max() > LARGEST)
         x, weight = (t.to(dtype) if t.dtype == torch.float32 else t for t in (x, weight))
+        lines = torch.arange(ROWS)
         parts = zip(*(torch.split(whole, ROWS) for whole in (x, to_x, targets)), strict=True)
-        for rows, out, wanted in parts:
-            wanted = wanted[:, None]
-            logits = product(rows, weight.T)
-            to_logits = logits.softmax(1, dtype=loss.dtype)
-            likely = to_logits.gather(1, wanted)
-            if bool((likely < torch.finfo(likely.dtype).tiny).any()):  # too small to have a logarithm
-                loss += (logits.to(loss.dtype).logsumexp(1, keepdim=True) - logits.gather(1, wanted)).sum()
-            else:
-                loss -= likely.log().sum()
-            to_logits.scatter_add_(1, wanted, torch.full_like(likely, -1.0))
-            to_logits = to_logits.to(rows.dtype)
-            to_weight += product(rows.T, to_logits).T.to(loss.dtype)
-            out.copy_(product(to_logits, weight))
+        for rows, out, words in parts:
+            logits, wanted = product(rows, weight.T), (lines[: len(rows)], words)
+            if steep:
+                logits -= logits.amax(1, keepdim=True)
+            likely = logits[wanted].to(loss.dtype)
+            powers = logits.exp_()
+            powers[wanted] = 0
+            others = powers.sum(1, dtype=loss.dtype)
+            sums = others + likely.exp()
+            loss += (sums.log() - likely).sum()
+            powers[wanted] = -others.to(powers.dtype)  # softmax minus one-hot, times the sum
+            to_weight += product((rows / sums[:, None]).to(rows.dtype).T, powers).T.to(loss.dtype)
+            torch.div(product(powers, weight), sums[:, None], out=out)
         ctx.save_for_backward(to_x / len(x), to_weight / len(x))
         return loss / len(x)
 
