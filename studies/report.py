@@ -232,7 +232,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: import_module(module).table for name, module in STUDIES.items()},
     **import_module("lengths.tables").TABLES,
     "one_rate": import_module("rates.run").rivals,
-    "biases": import_module("rates.run").biases,
+    "biases": partial(import_module("rates.run").changed, "steady_quarter", "steady_even"),
+    "queries": partial(import_module("rates.run").changed, "steady_even", "steady"),
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")

@@ -3,7 +3,8 @@
     python studies/rates/run.py                          # what is missing of all settings; resumes
     python studies/rates/run.py --workers 2 --group seen
     python studies/rates/run.py --recipes steady adamw   # the rivals' own search of each setting, too
-    python studies/rates/run.py "hf gpt2" --recipes steady_quarter     # biases at eta / 4, as they were (decision 30)
+    python studies/rates/run.py "hf gpt2" --recipes steady_even        # all matrices with one decay (decision 31)
+    python studies/rates/run.py "hf gpt2" --recipes steady_quarter     # and biases at eta / 4 (decision 30)
 
 Each setting is a model, its data and the length of a run. `steady` is `Plan.of(model, run=Run(steps, tokens))` with its
 initial values, the schedule is `run.schedule`; the search starts at the rate that the run gives, which is thereby one
@@ -49,9 +50,11 @@ sys.path.append(str(HERE.parent))
 from rates.settings import SETTINGS, Setting  # noqa: E402
 
 BUDGET = 8
-QUARTER = sf.recipes.steady()
-QUARTER = replace(QUARTER, table={**QUARTER.table, "bias": replace(QUARTER.role("bias"), lr_scale=Constant(0.25))})
-OURS = {"steady": sf.recipes.steady(), "steady_quarter": QUARTER}
+STEADY = sf.recipes.steady()
+HEADS = replace(STEADY.role("heads"), stabiliser=replace(STEADY.role("heads").stabiliser, rate=0.08))
+EVEN = replace(STEADY, table={**STEADY.table, "heads": HEADS})
+QUARTER = replace(EVEN, table={**EVEN.table, "bias": replace(EVEN.role("bias"), lr_scale=Constant(0.25))})
+OURS = {"steady": STEADY, "steady_even": EVEN, "steady_quarter": QUARTER}
 CENTRES = {"adamw": -6.0, "moonlight_tuned": -3.5}
 EVALUATION = 16  # batches of the validation loss
 
@@ -208,22 +211,22 @@ def table(recipe: str = "steady") -> str:
     return markdown(head, rows)
 
 
-def biases() -> str:
-    """The settings with biases, when these moved by eta / 4 and since: best rates and paired losses."""
+def changed(before: str, now: str) -> str:
+    """The settings that were searched with the default as it was and as it is: best rates and paired losses."""
     rows = []
     for name, setting in SETTINGS.items():
-        found = [means(recipe, name) for recipe in OURS]
+        found = [means(recipe, name) for recipe in (now, before)]
         if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
             continue
-        losses = [curve(recipe, name) for recipe in OURS]
+        losses = [curve(recipe, name) for recipe in (now, before)]
         pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
-        gains = [fit.difference(losses[0][now], losses[1][before]) for now, before in pairs]
+        gains = [fit.difference(losses[0][after], losses[1][first]) for after, first in pairs]
         rates = [
             fit.optimum([fit.Point(r, s, x) for r, own in each.items() for s, x in own.items()]) for each in losses
         ]
         best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
         rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains)])
-    head = ["setting", "best rate at eta / 4", "at eta / 10", "loss at the given rate, minus that at eta / 4"]
+    head = ["setting", "best rate before", "now", "loss at the given rate, minus that before"]
     return markdown([*head, "at the best of each"], rows)
 
 

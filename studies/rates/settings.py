@@ -96,10 +96,11 @@ def transformer(family: str, width: int = 64, tied: bool | None = None) -> Calla
 
 
 class VisionTransformer(nn.Module):
-    """A vision transformer for pictures of 8 x 8."""
+    """A vision transformer for pictures of 8 x 8; its class is read off a token of its own, or off the patches' mean."""
 
-    def __init__(self, width: int = 64, depth: int = 2) -> None:
+    def __init__(self, width: int = 64, depth: int = 2, mean: bool = False) -> None:
         super().__init__()
+        self.mean = mean
         self.patches = nn.Conv2d(1, width, 2, stride=2)
         self.class_token, self.positions = (nn.Parameter(torch.randn(1, n, width)) for n in (1, 17))
         options = {"dropout": 0, "activation": "gelu", "batch_first": True, "norm_first": True}
@@ -112,7 +113,8 @@ class VisionTransformer(nn.Module):
         """`(B, 1, 8, 8)` -> `(B, 10)`."""
         x = self.patches(pictures).flatten(2).mT
         x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1) + self.positions
-        return self.head(self.blocks(x)[:, 0])
+        x = self.blocks(x)
+        return self.head(x[:, 1:].mean(1) if self.mean else x[:, 0])
 
 
 class Residual(nn.Module):
@@ -186,7 +188,8 @@ SETTINGS: dict[str, Setting] = {
     "hf gpt2 96, 250 steps": Setting(transformer("gpt2", 96), steps=250, held=True),
     "hf llama": Setting(transformer("llama"), held=True),
     "hf qwen3": Setting(transformer("qwen3"), held=True),
-    "digits, vision transformer": Setting(
-        lambda _: VisionTransformer(), "digits", batch=64, context=17, held=True, head="head"
+    "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17, head="head"),
+    "digits, vision transformer 96, mean": Setting(
+        lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True, head="head"
     ),
 }

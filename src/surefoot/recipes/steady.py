@@ -16,7 +16,8 @@ from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, GAIN, BIAS, DECAY = 2.0, 20.0, 2.0, 0.05, 0.1, 0.08
+EMBEDDING, HEAD, QUERIES, GAIN, BIAS = 2.0, 20.0, 2.0, 0.05, 0.1
+DECAY, QUERIES_DECAY = 0.08, 0.2
 RADIUS, MATRICES = 2.0, ("linear", "heads", "conv")
 
 
@@ -37,7 +38,8 @@ def steady(per_head: bool = True) -> Recipe:
     a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.
     By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1, b2) = (.9,
     .98) and with the bias correction: a direction of the role's norm times a bounded length, see `RMSScaled`. Matrices
-    and tables lose `0.08 lr` of themselves a step; what that bounds their norms by is in `print(plan)`.
+    and tables lose `0.08 lr` of themselves a step, queries and keys `0.2 lr`, whose logits are the product of two such
+    weights; what that bounds their norms by is in `print(plan)`.
 
     Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of the whole
     matrix, of norm eta, may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as
@@ -68,7 +70,8 @@ def steady(per_head: bool = True) -> Recipe:
         table[kind] = _decayed(adaptive, Constant(factor))
     table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
     if per_head:
-        table["heads"] = replace(_decayed(table["linear"], Constant(QUERIES)), initial=SquareNormal())
+        heads = _decayed(table["linear"], Constant(QUERIES), QUERIES_DECAY)
+        table["heads"] = replace(heads, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
 
 
@@ -128,6 +131,6 @@ def steady_bounded() -> Recipe:
     return replace(base, name="steady_bounded", table=table)
 
 
-def _decayed(role: Role, scale: Scale) -> Role:
+def _decayed(role: Role, scale: Scale, rate: float = DECAY) -> Role:
     """The role with this scale, and decay by a part of the rate."""
-    return replace(role, lr_scale=scale, stabiliser=DecoupledWeightDecay(DECAY, scale))
+    return replace(role, lr_scale=scale, stabiliser=DecoupledWeightDecay(rate, scale))
