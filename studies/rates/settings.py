@@ -96,7 +96,7 @@ def transformer(family: str, width: int = 64, tied: bool | None = None) -> Calla
 
 
 class VisionTransformer(nn.Module):
-    """A vision transformer for pictures of 8 x 8; its class is read off a token of its own, or off the patches' mean."""
+    """A vision transformer for pictures of 8 x 8, whose class is read off a token of its own or the patches' mean."""
 
     def __init__(self, width: int = 64, depth: int = 2, mean: bool = False) -> None:
         super().__init__()
