@@ -11,7 +11,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,7 @@ def choices(study: str) -> Callable[[], str]:
 
 STUDIES = {"stabilisers": "stability.run", "lengths": "lengths.tables", "copied": "wiring.copied"}
 STUDIES |= {"gpu": "transfer.gpu"} | {
-    name: f"{name}.run" for name in ("wiring", "takeover", "finetuning", "rates", "coordinates")
+    name: f"{name}.run" for name in ("wiring", "takeover", "finetuning", "coordinates")
 }
 """Parts of pages that are all of a study's table: name -> module."""
 
@@ -232,9 +231,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **sources.TABLES,
     **{name: import_module(module).table for name, module in STUDIES.items()},
     **import_module("lengths.tables").TABLES,
-    "one_rate": import_module("rates.run").rivals,
-    "biases": partial(import_module("rates.run").changed, "steady_quarter", "steady_even"),
-    "queries": partial(import_module("rates.run").changed, "steady_even", "steady"),
+    **import_module("rates.tables").TABLES,
     **{
         f"defaults_{study}": choices(study)
         for study in ("beyond_mup", "beyond_mup_2", "adamw", "moonlight", "moonlight_2")

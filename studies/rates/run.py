@@ -39,7 +39,6 @@ import surefoot as sf
 from surefoot.experiment.data.sources import load
 from surefoot.experiment.files import Log, read_lines
 from surefoot.experiment.models.decoder import Decoder
-from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import next_rates
 from surefoot.experiment.training.methods import METHODS
@@ -192,77 +191,6 @@ def regret(recipe: str, name: str) -> fit.Estimate:
     found = {rate: mean for rate, mean in means(recipe, name).items() if mean is not None}
     losses = curve(recipe, name)
     return fit.difference(losses[given(recipe, SETTINGS[name])], losses[min(found, key=found.__getitem__)])
-
-
-def table(recipe: str = "steady") -> str:
-    """Every finished setting: the rate that its run gives, the best one, and what the difference costs."""
-    rows = []
-    for name, setting in SETTINGS.items():
-        start, found = given(recipe, setting), means(recipe, name)
-        if start not in found or next_rates(found, start, BUDGET):
-            continue
-        runs = [fit.Point(rate, seed, loss) for rate, own in curve(recipe, name).items() for seed, loss in own.items()]
-        best, cost = fit.optimum(runs), regret(recipe, name)
-        vertex = best.status if best.log2_lr is None else f"2^{best.log2_lr:.2f}{plus_minus(best.interval, 2)}"
-        lost = f"{cost.value:.3f}{plus_minus(cost.interval, 3) if cost.value else ''}"
-        cells = [f"2^{start:.2f}", vertex, f"{found[start]:.3f}", lost]
-        rows.append(["held out" if setting.held else "seen", name, *cells])
-    head = ["", "setting", "rate of its length", "best rate", "loss at the given rate", "above the lowest"]
-    return markdown(head, rows)
-
-
-def changed(before: str, now: str) -> str:
-    """The settings that were searched with the default as it was and as it is: best rates and paired losses."""
-    rows = []
-    for name, setting in SETTINGS.items():
-        found = [means(recipe, name) for recipe in (now, before)]
-        if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
-            continue
-        losses = [curve(recipe, name) for recipe in (now, before)]
-        pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
-        gains = [fit.difference(losses[0][after], losses[1][first]) for after, first in pairs]
-        rates = [
-            fit.optimum([fit.Point(r, s, x) for r, own in each.items() for s, x in own.items()]) for each in losses
-        ]
-        best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
-        rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains)])
-    head = ["setting", "best rate before", "now", "loss at the given rate, minus that before"]
-    return markdown([*head, "at the best of each"], rows)
-
-
-def one_rate(recipe: str) -> tuple[float, dict[str, float]]:
-    """Of the half octaves, the rate of the lowest mean regret over held-out settings, and the regret in each.
-
-    It is chosen after all of them were run, to the recipe's advantage; likewise the loss at a rate beyond those of a
-    search is that of its nearest, and between two it is interpolated. A diverged run counts as 10 nats.
-    """
-    losses = {}
-    for name, setting in SETTINGS.items():
-        found = {rate: 10.0 if mean is None else mean for rate, mean in means(recipe, name).items()}
-        if setting.held and found and not next_rates(means(recipe, name), given(recipe, setting), BUDGET):
-            losses[name] = found
-    grid = np.arange(-20, 1) / 2
-    lost = {name: np.interp(grid, [*found], [*found.values()]) - min(found.values()) for name, found in losses.items()}
-    best = int(np.argmin(np.mean([*lost.values()], axis=0)))
-    return float(grid[best]), {name: float(own[best]) for name, own in lost.items()}
-
-
-def rivals() -> str:
-    """The rate that a run's length gives beside the best single rate of each rival, over the settings held out."""
-    ours = {name: regret("steady", name).value for name in one_rate("steady")[1]}
-    rows = {"steady": ("of the length", ours)}
-    for recipe in ("steady", *CENTRES):
-        if _path(recipe, "other text").exists():
-            rate, lost = one_rate(recipe)
-            rows[f"{recipe}, one rate"] = (f"2^{rate:g}", lost)
-    head = ["", "rate", "settings", "mean above the lowest", "largest", "in"]
-    cells = []
-    for label, (rate, lost) in rows.items():
-        worst = max(lost, key=lost.__getitem__)
-        cells.append(
-            [label, rate, str(len(lost)), f"{statistics.mean(lost.values()):.3f}", f"{lost[worst]:.3f}", worst]
-        )
-    return markdown(head, cells)
 
 
 def work(recipes: list[str], names: list[str]) -> None:

@@ -4,6 +4,7 @@ And the same with SOAP before the matrix sign: a lower loss for more state and t
 """
 
 from dataclasses import replace
+from typing import Any
 
 from surefoot.geometry import RMSScaled
 from surefoot.initialise import SquareNormal
@@ -38,8 +39,7 @@ def steady(per_head: bool = True) -> Recipe:
     a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.
     By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1, b2) = (.9,
     .98) and with the bias correction: a direction of the role's norm times a bounded length, see `RMSScaled`. Matrices
-    and tables lose `0.08 lr` of themselves a step, queries and keys `0.2 lr`, whose logits are the product of two such
-    weights; what that bounds their norms by is in `print(plan)`.
+    and tables lose `0.08 lr` of themselves a step, queries and keys `0.2 lr`; `print(plan)` says what bounds follow.
 
     Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of the whole
     matrix, of norm eta, may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as
@@ -70,8 +70,7 @@ def steady(per_head: bool = True) -> Recipe:
         table[kind] = _decayed(adaptive, Constant(factor))
     table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
     if per_head:
-        heads = _decayed(table["linear"], Constant(QUERIES), QUERIES_DECAY)
-        table["heads"] = replace(heads, initial=SquareNormal())
+        table["heads"] = _decayed(table["linear"], Constant(QUERIES), QUERIES_DECAY, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
 
 
@@ -131,6 +130,6 @@ def steady_bounded() -> Recipe:
     return replace(base, name="steady_bounded", table=table)
 
 
-def _decayed(role: Role, scale: Scale, rate: float = DECAY) -> Role:
-    """The role with this scale, and decay by a part of the rate."""
-    return replace(role, lr_scale=scale, stabiliser=DecoupledWeightDecay(rate, scale))
+def _decayed(role: Role, scale: Scale, rate: float = DECAY, **changes: Any) -> Role:
+    """The role with this scale, decay by a part of the rate, and other changes."""
+    return replace(role, lr_scale=scale, stabiliser=DecoupledWeightDecay(rate, scale), **changes)
