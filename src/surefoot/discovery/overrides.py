@@ -10,7 +10,7 @@ from surefoot.discovery.kinds import Change, Kind, Kinds, Search
 from surefoot.recipes import Recipe
 from surefoot.recipes.rules import Branches
 from surefoot.roles import Placement, Role
-from surefoot.stabilise import DecoupledWeightDecay, Stabiliser
+from surefoot.stabilise import Stabiliser
 from surefoot.views import PerHead
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
@@ -157,8 +157,6 @@ def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, par
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
     """The role of queries and keys, and that of values fused with them, which start and move as a linear layer."""
-    role, scale = replace(role, view=PerHead(dim, role.view, values=False)), linear.lr_scale
-    values = replace(role, lr_scale=scale, radius_unit=linear.radius_unit, initial=linear.initial)
-    if isinstance(role.stabiliser, DecoupledWeightDecay):
-        values = replace(values, stabiliser=replace(role.stabiliser, lr_scale=scale))
-    return [role, values]
+    role = replace(role, view=PerHead(dim, role.view, values=False))
+    own = {name: getattr(linear, name) for name in ("lr_scale", "radius_unit", "initial", "stabiliser")}
+    return [role, replace(role, **own)]

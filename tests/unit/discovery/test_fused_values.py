@@ -138,13 +138,20 @@ FORMAT_2 = {
 """Digests of attention layers in checkpoints of format 2, as its version wrote them."""
 
 
+def before(recipe):
+    """The recipe of that version, as decision 31 says how to go on with it."""
+    heads = recipe.role("heads")
+    heads = replace(heads, stabiliser=replace(heads.stabiliser, rate=0.08))
+    return replace(recipe, table={**recipe.table, "heads": heads})
+
+
 @pytest.mark.parametrize(("layer", "recipe"), FORMAT_2)
 def test_a_checkpoint_of_format_2_loads_where_nothing_but_the_format_differs(layer, recipe):
     layer_of = {"separate": Separate, "fused": lambda: nn.MultiheadAttention(16, 4, bias=False)}[layer]
     optimizers = []
     for _ in range(2):
         model = layer_of()
-        optimizers.append(SteepestDescent(model, Plan.of(model, recipe(), head=()), lr=0.1))
+        optimizers.append(SteepestDescent(model, Plan.of(model, before(recipe()), head=()), lr=0.1))
         sum(p.square().sum() for p in model.parameters()).backward()
         optimizers[-1].step()
     saved = copy.deepcopy(optimizers[0].state_dict())
@@ -155,6 +162,9 @@ def test_a_checkpoint_of_format_2_loads_where_nothing_but_the_format_differs(lay
     for p, q in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
         assert p.keys() == q.keys()
         assert all(torch.equal(p[name], q[name]) for name in p)
+    now = SteepestDescent(model, Plan.of(model, recipe(), head=()), lr=0.1)
+    with pytest.raises(ValueError, match="another plan"):
+        now.load_state_dict(saved)
     group["plan"] = group["plan"][::-1]
     with pytest.raises(ValueError, match="another plan"):
         optimizers[1].load_state_dict(saved)
