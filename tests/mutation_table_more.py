@@ -149,6 +149,20 @@ MUTATIONS = (
         "tests/unit/training/test_cross_entropy.py",
     ),
     Mutation(
+        "queries forget as late as others",
+        "recipes/steady.py",
+        "QUERIES_DECAY = 0.08, 0.2",
+        "QUERIES_DECAY = 0.08, 0.08",
+        "tests/unit/discovery/test_fused_values.py",
+    ),
+    Mutation(
+        "fused values forget as soon",
+        "discovery/overrides.py",
+        '"initial", "stabiliser")',
+        '"initial")',
+        "tests/unit/discovery/test_fused_values.py",
+    ),
+    Mutation(
         "powers of e that overflow",
         "experiment/models/cross_entropy.py",
         "if steep:",
