@@ -49,9 +49,10 @@ def changed(before: str, now: str) -> str:
             fit.optimum([fit.Point(r, s, x) for r, own in each.items() for s, x in own.items()]) for each in losses
         ]
         best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
-        rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains)])
+        above = [f"{regret(recipe, name).value:.3f}" for recipe in (before, now)]
+        rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains), *above])
     head = ["setting", "best rate before", "now", "loss at the given rate, minus that before"]
-    return markdown([*head, "at the best of each"], rows)
+    return markdown([*head, "at the best of each", "above the lowest before", "and now"], rows)
 
 
 def one_rate(recipe: str) -> tuple[float, dict[str, float]]:
