@@ -36,7 +36,7 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def use_bfloat16(model: nn.Module) -> bool:
-    """Let the linear layers of a decoder on a CPU multiply in bfloat16, and all else compute in float32.
+    """Let large linear layers (`LEAST`) of a decoder on a CPU multiply in bfloat16, and all else compute in float32.
 
     What is between the two layers of `MLP` is kept as the products round it, which changes no number.
 
