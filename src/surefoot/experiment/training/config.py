@@ -167,7 +167,9 @@ class TrainConfig(Schedule, Optimisation, Architecture):
     )
     device: Device = setting("cpu", "where to train", choices=get_args(Device))
     autocast: Autocast = setting(
-        "none", "dtype of the forward pass's products; weights and loss stay float32", choices=get_args(Autocast)
+        "none",
+        "dtype of the forward pass's products, on a CPU of large layers'; weights and loss stay float32",
+        choices=get_args(Autocast),
     )
     seed: int = setting(0, "seed of initial weights and data order", SEED)
 
