@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from confirm import run as confirm
-from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS
+from confirm.run import BOUND, CENTRES, OTHERS, RIVAL_SEEDS, RIVALS, WIDTHS, Part
 from search import rounding
 from search.winners import results
 from search.winners import searches as searched
@@ -116,12 +116,21 @@ def paired() -> str:
 def wide() -> str:
     """The default from width 32 to the widest that is finished."""
     beyond = [part for part in confirm.parts("wide") if part.finished]
-    parts = [*(confirm.curve("steady", width) for width in WIDTHS), *beyond]
+    return from_narrow([*(confirm.curve("steady", width) for width in WIDTHS), *beyond], len(WIDTHS))
+
+
+def sooner() -> str:
+    """The default since decision 31 from width 32 to the widest that is finished."""
+    return from_narrow([part for part in confirm.parts("sooner") if part.finished], 1)
+
+
+def from_narrow(parts: list[Part], first: int) -> str:
+    """How far the best rate moves from the first part's width, in a line for each of the others from one on."""
     optima = {part.width: part.optimum() for part in parts}
-    if not beyond or optima[32].log2_lr is None:
+    if len(parts) <= first or optima[32].log2_lr is None:
         return ""
     rows = []
-    for part in beyond:
+    for part in parts[first:]:
         here = {width: optimum for width, optimum in optima.items() if width <= part.width}
         seeds, lowest = optima[part.width].by_seed, fit.lowest(part.points())
         line = cell(slope(here), 2)
@@ -240,6 +249,7 @@ TABLES = {
     "confirm_paired": paired,
     "confirm_wide": wide,
     "confirm_long": long,
+    "confirm_sooner": sooner,
     "confirm_others": others,
     "confirm_roles": roles,
     "confirm_rivals": rivals,
