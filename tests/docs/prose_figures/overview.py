@@ -32,10 +32,10 @@ FIGURES = [
             ],
             "the default takes {} of its steps": lambda: [at("beyond_final", "steady", "steps to its loss")],
             "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
-            "moves by {} octave | width 1024: by {} over 32x, three seeds and one; 1,600 steps: falls by {} from 64 to "
+            "moves by {} octave | width 1024: by {} over 32x, beyond 256 one seed; 1,600 steps: falls by {} from 64 to "
             "256, at {} nats (bytes; tokens of documents read once: within {} octave": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),
-                at("confirm_wide", "1024", "drift from 32"),
+                at("confirm_sooner", "1024", "drift from 32"),
                 later_drift(),
                 at("confirm_long", "256", "law"),
                 stays(),

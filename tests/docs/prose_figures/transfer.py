@@ -149,6 +149,7 @@ FIGURES = [
             "32x, the best rate moves by {} octave, and that of width 32 costs {} nats at": lambda: [
                 at("confirm_wide", "1024", head) for head in ("drift from 32", "regret")
             ],
+            "1024 it moves by {} octave (`run": lambda: [at("confirm_sooner", "1024", "drift from 32")],
             "Tuned Muon's falls by {} octaves": lambda: [at("confirm_curves", "moonlight_tuned", "drift by the line")],
             "the default is {} nats below the Muon that was tuned at this very width, and no worse than with "
             "a rate of its own there; that Muon at width 32's rate is {} above": lambda: [
