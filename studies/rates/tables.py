@@ -14,11 +14,8 @@ from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import next_rates
 
-SEARCHED = "steady_even"
-"""The default whose search of all settings is done: that of before decision 31."""
 
-
-def table(recipe: str = SEARCHED) -> str:
+def table(recipe: str = "steady") -> str:
     """Every finished setting: the rate that its run gives, the best one, and what the difference costs."""
     rows = []
     for name, setting in SETTINGS.items():
@@ -29,6 +26,9 @@ def table(recipe: str = SEARCHED) -> str:
         best, cost = fit.optimum(runs), regret(recipe, name)
         vertex = best.status if best.log2_lr is None else f"2^{best.log2_lr:.2f}{plus_minus(best.interval, 2)}"
         lost = f"{cost.value:.3f}{plus_minus(cost.interval, 3) if cost.value else ''}"
+        if records("steady_fresh", name):
+            other = regret("steady_fresh", name)
+            lost += f"; on {other.seeds} other seeds {other.value:.3f}{plus_minus(other.interval, 3)}"
         cells = [f"2^{start:.2f}", vertex, f"{found[start]:.3f}", lost]
         rows.append(["held out" if setting.held else "seen", name, *cells])
     head = ["", "setting", "rate of its length", "best rate", "loss at the given rate", "above the lowest"]
@@ -43,6 +43,8 @@ def changed(before: str, now: str) -> str:
         if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
             continue
         losses = [curve(recipe, name) for recipe in (now, before)]
+        if losses[0] == losses[1]:  # a model without what was changed
+            continue
         pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
         gains = [fit.difference(losses[0][after], losses[1][first]) for after, first in pairs]
         rates = [
@@ -74,9 +76,9 @@ def one_rate(recipe: str) -> tuple[float, dict[str, float]]:
 
 def rivals() -> str:
     """The rate that a run's length gives beside the best single rate of each rival, over the settings held out."""
-    ours = {name: regret(SEARCHED, name).value for name in one_rate(SEARCHED)[1]}
-    rows = {SEARCHED: ("of the length", ours)}
-    for recipe in (SEARCHED, *CENTRES):
+    ours = {name: regret("steady", name).value for name in one_rate("steady")[1]}
+    rows = {"steady": ("of the length", ours)}
+    for recipe in ("steady", *CENTRES):
         if records(recipe, "other text"):
             rate, lost = one_rate(recipe)
             rows[f"{recipe}, one rate"] = (f"2^{rate:g}", lost)

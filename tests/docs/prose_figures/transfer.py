@@ -73,6 +73,11 @@ def beyond_horizons() -> list[Value]:
     return [a - b for a, b in zip(early, last, strict=True)]
 
 
+def highest() -> Value:
+    """The highest best rate of causal models at 150 steps of 1,024 tokens."""
+    return at("rates", "other text", "best rate")
+
+
 def shape(row: str) -> Value:
     """The best rate of `beyond_mup` at a depth or batch size."""
     return at("shapes", row, "best lr at 64")
@@ -130,7 +135,16 @@ FIGURES = [
             "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: above(3, TUNED, LAW),
             "as published is behind by {}, AdamW by {} and Scion by {}": lambda: above(2, "moonlight adamw scion"),
             "published by {}, of AdamW by {} and of Scion by {}": lambda: above(3, "moonlight adamw scion", LAW),
-            "vision transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
+            "tokens lie within {} octave, from its 2^{} to the other text's 2^{}": lambda: [
+                highest() - at("rates", "hf gpt2", "best rate"),
+                at("rates", "hf gpt2", "best rate"),
+                highest(),
+            ],
+            "transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
+            "lowest of its search is {} below that at the given rate, and on 18 seeds that chose neither rate "
+            "(`--recipes steady_fresh`) {}": lambda: [
+                at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
+            ],
             "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
             "at more rate and less decay, it ends {} higher": lambda: above(3, "steady", LAW),
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by {} and {}": lambda: [
