@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 
+from surefoot.experiment.models.layers import Experts
 from surefoot.initialise import generator_for
 from surefoot.plan import Plan
 
 
 @torch.no_grad()
 def torch_(model: nn.Module, seed: int) -> None:
-    """Write torch's own initial values: uniform within `1/sqrt(d_in)` for Linear, std 1 for Embedding.
+    """Write torch's own initial values: uniform within `1/sqrt(d_in)` for Linear and each expert, std 1 for Embedding.
 
     Args:
         model: written to.
@@ -21,9 +22,9 @@ def torch_(model: nn.Module, seed: int) -> None:
         ValueError: a module of another type with parameters of its own; the message names it.
     """
     for name, module in _owners(model):
-        if isinstance(module, nn.Linear):
-            bound = 1 / math.sqrt(module.in_features)
+        if isinstance(module, nn.Linear | Experts):
             for key, parameter in module.named_parameters(recurse=False):
+                bound = 1 / math.sqrt(getattr(module, "in_features", parameter.shape[-1]))
                 nn.init.uniform_(parameter, -bound, bound, generator=generator_for(f"{name}.{key}", seed))
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator_for(f"{name}.weight", seed))
@@ -39,7 +40,7 @@ def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _reset_norm_(name: str, module: nn.Module) -> None:
     if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        known = "AdamW's initial values cover Linear, Embedding, LayerNorm and RMSNorm"
+        known = "AdamW's initial values cover Linear, Experts, Embedding, LayerNorm and RMSNorm"
         raise ValueError(f"{name or 'the model'} is a {type(module).__name__}: {known}")
     module.reset_parameters()  # ones and zeros, nothing random
 
