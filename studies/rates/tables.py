@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from rates.run import BUDGET, CENTRES, curve, given, means, records, regret
+from rates.run import BUDGET, CENTRES, curve, given, lowest, means, records, regret
 from rates.settings import SETTINGS
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
@@ -77,19 +77,27 @@ def one_rate(recipe: str) -> tuple[float, dict[str, float]]:
 def rivals() -> str:
     """The rate that a run's length gives beside the best single rate of each rival, over the settings held out."""
     ours = {name: regret("steady", name).value for name in one_rate("steady")[1]}
-    rows = {"steady": ("of the length", ours)}
+    rows = {("steady", "of the length"): ours}
     for recipe in ("steady", *CENTRES):
-        if records(recipe, "other text"):
-            rate, lost = one_rate(recipe)
-            rows[f"{recipe}, one rate"] = (f"2^{rate:g}", lost)
-    head = ["", "rate", "settings", "mean above the lowest", "largest", "in"]
+        rate, lost = one_rate(recipe)
+        rows[f"{recipe}, one rate", f"2^{rate:g}"] = lost
     cells = []
-    for label, (rate, lost) in rows.items():
+    for (label, rate), lost in rows.items():
         worst = max(lost, key=lost.__getitem__)
-        cells.append(
-            [label, rate, str(len(lost)), f"{statistics.mean(lost.values()):.3f}", f"{lost[worst]:.3f}", worst]
+        recipe = label.partition(",")[0]
+        ahead = [means(recipe, name)[lowest(recipe, name)] - at_given(name) for name in lost]
+        searched = (
+            "" if recipe == "steady" else f"{statistics.mean(ahead):+.3f} ({min(ahead):+.3f} to {max(ahead):+.3f})"
         )
-    return markdown(head, cells)
+        summary = [str(len(lost)), f"{statistics.mean(lost.values()):.3f}", f"{lost[worst]:.3f}", worst]
+        cells.append([label, rate, *summary, searched])
+    head = ["", "rate", "settings", "mean above the lowest", "largest", "in"]
+    return markdown([*head, "at the best rate of each setting, minus steady at the given one"], cells)
+
+
+def at_given(name: str) -> float:
+    """The default's mean loss at the rate that the run gives."""
+    return means("steady", name)[given("steady", SETTINGS[name])]
 
 
 TABLES = {

@@ -25,6 +25,9 @@ FIGURES = [
             "seven seeds | tuned Muon, the next best | {} |": lambda: [
                 at("lengths/3", "muon_tuned", "above steady_law")
             ],
+            "its rate searched in each | {} in the mean, {} to {} |": lambda: [
+                at("one_rate", "moonlight_tuned...", "minus steady", after) for after in ("", r"\(", "to ")
+            ],
             "three seeds | Moonlight as published | {} |": lambda: [at("lengths/3", "moonlight", "above steady_law")],
             "Moonlight as published | it is above: {} |": lambda: [pretrained(1, "moonlight", 100)],
             "| 7,700 steps: {} nats above the best": lambda: [

@@ -119,9 +119,7 @@ FIGURES = [
             ],
             "By it the best rate moves by {} octaves": lambda: [at("sources_graft", "...", "drift over 4x")],
             "falls as heads grow: by {} octaves": lambda: [at("sources_heads", "...", "drift from 8 to 32")],
-            "of heads of 16 at one head costs {} nats": lambda: [
-                at("sources_heads", "...", "regret of 16's rate at 64")
-            ],
+            "of heads of 16 at one head costs {} nats": lambda: [at("sources_heads", "...", "regret of 16's")],
             "but it costs {} nats against the default": lambda: [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
@@ -135,6 +133,8 @@ FIGURES = [
             "it ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
             ],
+            "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
+            "searched**, AdamW {}. AdamW's": lambda: [at("one_rate", "adamw...", "minus steady")],
             "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
             "at more rate and less decay, it ends {} higher": lambda: above(3, "steady", LAW),
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by {} and {}": lambda: [
