@@ -149,6 +149,20 @@ MUTATIONS = (
         "tests/unit/training/test_cross_entropy.py",
     ),
     Mutation(
+        "a loss that counts the target among the others",
+        "experiment/models/cross_entropy.py",
+        "logits[wanted] = -math.inf",
+        "pass",
+        "tests/unit/training/test_cross_entropy.py",
+    ),
+    Mutation(
+        "experts drawn as wide as their number",
+        "experiment/training/initial_values.py",
+        "parameter.shape[-1]))",
+        "parameter.shape[0]))",
+        "tests/unit/experiment/test_methods.py",
+    ),
+    Mutation(
         "queries forget as late as others",
         "recipes/steady.py",
         "QUERIES_DECAY = 0.08, 0.2",
