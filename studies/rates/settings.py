@@ -188,6 +188,10 @@ SETTINGS: dict[str, Setting] = {
     "hf gpt2 96, 250 steps": Setting(transformer("gpt2", 96), steps=250),
     "hf llama": Setting(transformer("llama")),
     "hf qwen3": Setting(transformer("qwen3")),
+    "context 256, batch 4, other text": Setting(gpt(), OTHER_TEXT, batch=4, context=256, held=True, flat=True),
+    "hf gpt2 96, bpe 1k": Setting(transformer("gpt2", 96), "bpe:1024", held=True, flat=True),
+    "hf llama 96, other text": Setting(transformer("llama", 96), OTHER_TEXT, held=True, flat=True),
+    "hf qwen3 96, 250 steps": Setting(transformer("qwen3", 96), steps=250, held=True),
     "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17, head="head"),
     "digits, vision transformer 96, mean": Setting(
         lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True, head="head"
