@@ -12,7 +12,8 @@ another library, and the layout of stacked experts. Wherever they do, the reason
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d) whose outputs no Linear in the same module takes, else what the user
 names; a model whose `get_output_embeddings()` returns None has none. A head that is a table itself, and no other of its
-shape is there for the inputs, is tied.
+shape is there for the inputs, is tied. Of a model without tables the last `Linear` is a head if the layer before it is
+a norm of what it reads: a head's rule is for features of RMS 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +109,7 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:
     """What stands before or behind all other modules: LM heads, tables that are heads."""
-    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head)
+    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head) or _behind_norm(search)
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
     tables = {name for name, kind in kinds.items() if kind and kind.name == "embedding"}
@@ -212,6 +213,17 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
     name = "name it with head='path.to.module' (--head on the command line)"
     raise ValueError(f"{problem} the LM head; {name}, {remedy}")
+
+
+def _behind_norm(search: Search) -> dict[nn.Module, str]:
+    """The last layer, a `Linear` that is not square, if the one before it is a norm of what it reads."""
+    found: dict[nn.Module, str] = {}
+    asked = search.head is not None or hasattr(search.model, "get_output_embeddings")
+    match [module for module, own in search.own.items() if own][-2:]:
+        case [nn.LayerNorm() | nn.RMSNorm() as norm, nn.Linear(in_features=d, out_features=n) as last] if not asked:
+            if n != d and tuple(norm.normalized_shape) == (d,):
+                found[last] = f"head: the last layer, behind {type(norm).__name__}({d})"
+    return found
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:

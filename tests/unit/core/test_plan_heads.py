@@ -45,6 +45,33 @@ def test_a_model_that_declares_no_head_has_none():
     assert roles(Headless())["out.weight"] == "linear"
 
 
+class Declared(nn.Sequential):
+    """A model that says that it has no language model's head."""
+
+    def get_output_embeddings(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("model", "role"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 8, 2), nn.LayerNorm(8), nn.Dropout(), nn.Linear(8, 10)), "head"),
+        (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 1, bias=False)), "head"),
+        (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)), "linear"),
+        (nn.Sequential(nn.LayerNorm(4), nn.Unflatten(-1, (2, 2)), nn.Linear(2, 10)), "linear"),
+        (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8)), "linear"),
+        (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), "linear"),
+        (Declared(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 10)), "linear"),
+        (nn.Sequential(nn.Linear(8, 10)), "linear"),
+    ],
+    ids=["layer norm", "RMS norm", "batch norm", "norm of other rows", "square", "two layers", "declared", "alone"],
+)
+def test_the_last_layer_behind_a_norm_of_its_inputs_is_a_head(model, role):
+    last = f"{len(model) - 1}.weight"
+    assert Plan.of(model)[last].role.name == role
+    assert Plan.of(model, head=())[last].role.name == "linear"
+
+
 @pytest.mark.parametrize(("multiplier", "role"), [(None, "head"), (1 / 8, "embedding")])
 def test_tied_by_identity_has_one_explicit_policy(multiplier, role):
     model = tied() if multiplier is None else tied(output_multiplier=multiplier)
