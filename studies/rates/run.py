@@ -114,7 +114,7 @@ def measure(recipe: str, name: str, log2_lr: float, seed: int) -> dict[str, Any]
     torch.manual_seed(seed)
     model = setting.model(data(setting.data)[2])
     if recipe in OURS:
-        plan = sf.Plan.of(model, OURS[recipe], run=setting.run, **({"head": setting.head} if setting.head else {}))
+        plan = sf.Plan.of(model, OURS[recipe], run=setting.run)
         if setting.initialise:
             plan.initialise_(model, seed)
         optimizer: torch.optim.Optimizer = sf.SteepestDescent(model, plan, lr=2.0**log2_lr)

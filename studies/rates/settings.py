@@ -32,7 +32,6 @@ class Setting:
         context: tokens of a sequence.
         held: whether nothing was chosen after it.
         initialise: whether the plan writes the initial values; else they are the model's own.
-        head: name of the layer before the loss, of a model of pictures.
         flat: whether the curve is so flat, or its vertex so far from the others', that three seeds are too few.
     """
 
@@ -43,7 +42,6 @@ class Setting:
     context: int = 64
     held: bool = False
     initialise: bool = True
-    head: str | None = None
     flat: bool = False
 
     @property
@@ -192,8 +190,8 @@ SETTINGS: dict[str, Setting] = {
     "hf gpt2 96, bpe 1k": Setting(transformer("gpt2", 96), "bpe:1024", held=True, flat=True),
     "hf llama 96, other text": Setting(transformer("llama", 96), OTHER_TEXT, held=True, flat=True),
     "hf qwen3 96, 250 steps": Setting(transformer("qwen3", 96), steps=250, held=True),
-    "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17, head="head"),
+    "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17),
     "digits, vision transformer 96, mean": Setting(
-        lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True, head="head"
+        lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True
     ),
 }
