@@ -130,7 +130,7 @@ FIGURES = [
             "published by {}, of AdamW by {} and of Scion by {}": lambda: above(3, "moonlight adamw scion", LAW),
             "from its 2^{} to the other text's 2^{}": lambda: column("rates", ["hf gpt2", "other text"], "best rate"),
             "transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
-            "it ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
+            "this one ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
             ],
             "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
