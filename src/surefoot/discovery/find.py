@@ -12,8 +12,8 @@ another library, and the layout of stacked experts. Wherever they do, the reason
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d) whose outputs no Linear in the same module takes, else what the user
 names; a model whose `get_output_embeddings()` returns None has none. A head that is a table itself, and no other of its
-shape is there for the inputs, is tied. Of a model without tables the last `Linear` is a head if the layer before it is
-a norm of what it reads: a head's rule is for features of RMS 1.
+shape is there for the inputs, is tied. Of a model without tables or that method the last `Linear` is a head if the
+layer before it is a norm of what it reads: a head's rule is for features of RMS 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
