@@ -12,14 +12,15 @@ another library, and the layout of stacked experts. Wherever they do, the reason
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d) whose outputs no Linear in the same module takes, else what the user
 names; a model whose `get_output_embeddings()` returns None has none. A head that is a table itself, and no other of its
-shape is there for the inputs, is tied. Of a model without tables or that method the last `Linear` is a head if the
-layer before it is a norm of what it reads: a head's rule is for features of RMS 1.
+shape is there for the inputs, is tied. Of a model without tables or that method a head is what its name says,
+`head`, `mlp_head` or `classifier`, if it ends with a Linear behind a norm: the rule is for features of RMS 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -109,7 +110,8 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:
     """What stands before or behind all other modules: LM heads, tables that are heads."""
-    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head) or _behind_norm(search)
+    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head)
+    lm_heads = lm_heads or (_called_head(search) if search.head is None else {})
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
     tables = {name for name, kind in kinds.items() if kind and kind.name == "embedding"}
@@ -120,6 +122,8 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
         found[name] = tied_kind(search, name, f"{name} as table and as head") if twice else plain
     return found
 
+
+_HEADS = {"head", "mlp_head", "classifier"}
 
 Pass = Callable[[Search, Kinds], Kinds]
 OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers, lengths)  # beside what heads saw
@@ -215,14 +219,19 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     raise ValueError(f"{problem} the LM head; {name}, {remedy}")
 
 
-def _behind_norm(search: Search) -> dict[nn.Module, str]:
-    """The last layer, a `Linear` that is not square, if the one before it is a norm of what it reads."""
+def _called_head(search: Search) -> dict[nn.Module, str]:
+    """Of a model without tables the last layer of what it calls a head, a `Linear` behind a norm of what it reads."""
     found: dict[nn.Module, str] = {}
-    asked = search.head is not None or hasattr(search.model, "get_output_embeddings")
-    match [module for module, own in search.own.items() if own][-2:]:
-        case [nn.LayerNorm() | nn.RMSNorm() as norm, nn.Linear(in_features=d, out_features=n) as last] if not asked:
-            if n != d and tuple(norm.normalized_shape) == (d,):
-                found[last] = f"head: the last layer, behind {type(norm).__name__}({d})"
+    if any(hasattr(module, "get_output_embeddings") for module in search.own):
+        return found
+    owning = [module for module, own in search.own.items() if own]
+    before = dict(pairwise(reversed(owning)))
+    for name, module in search.model.named_modules():
+        if name.rpartition(".")[2] in _HEADS and (inside := [last for last in owning if last in {*module.modules()}]):
+            match before.get(inside[-1]), inside[-1]:
+                case (nn.LayerNorm() | nn.RMSNorm()) as norm, nn.Linear(in_features=d) as last:
+                    if tuple(norm.normalized_shape) == (d,):
+                        found[last] = f"head by the name `{name}`, behind {type(norm).__name__}({d})"
     return found
 
 

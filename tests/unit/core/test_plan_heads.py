@@ -1,5 +1,7 @@
 """The plan's language-model head: declared, by shape, tied, given by the caller, or refused."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from plan_helpers import Language, roles, tied
@@ -46,30 +48,44 @@ def test_a_model_that_declares_no_head_has_none():
 
 
 class Declared(nn.Sequential):
-    """A model that says that it has no language model's head."""
+    """A model that has no language model's head, as image classifiers of `transformers` say of themselves."""
 
     def get_output_embeddings(self):
         return None
 
 
+def classifier(*head, norm=None, name="head", kind=nn.Sequential):
+    """A stem, a norm of its 8 outputs and a head of one or more layers."""
+    parts = {
+        "stem": nn.Linear(4, 8),
+        "norm": norm or nn.LayerNorm(8),
+        name: head[0] if len(head) == 1 else nn.Sequential(*head),
+    }
+    return kind(OrderedDict(parts))
+
+
 @pytest.mark.parametrize(
-    ("model", "role"),
+    ("model", "last", "role"),
     [
-        (nn.Sequential(nn.Conv2d(1, 8, 2), nn.LayerNorm(8), nn.Dropout(), nn.Linear(8, 10)), "head"),
-        (nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Linear(8, 1, bias=False)), "head"),
-        (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)), "linear"),
-        (nn.Sequential(nn.LayerNorm(4), nn.Unflatten(-1, (2, 2)), nn.Linear(2, 10)), "linear"),
-        (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8)), "linear"),
-        (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), "linear"),
-        (Declared(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 10)), "linear"),
-        (nn.Sequential(nn.Linear(8, 10)), "linear"),
+        (classifier(nn.Linear(8, 10)), "head", "head"),
+        (classifier(nn.Linear(8, 8, bias=False), norm=nn.RMSNorm(8), name="classifier"), "classifier", "head"),
+        (classifier(nn.LayerNorm(8), nn.Linear(8, 1), norm=nn.ReLU(), name="mlp_head"), "mlp_head.1", "head"),
+        (nn.ModuleDict({"q": classifier(nn.Linear(8, 10)), "old": nn.Linear(8, 8)}), "q.head", "head"),
+        (classifier(nn.Linear(8, 10), name="out"), "out", "linear"),
+        (classifier(nn.Linear(8, 10), norm=nn.BatchNorm1d(8)), "head", "linear"),
+        (classifier(nn.Linear(2, 10), norm=nn.Sequential(nn.LayerNorm(8), nn.Unflatten(-1, (4, 2)))), "head", "linear"),
+        (classifier(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), "head.2", "linear"),
+        (classifier(nn.Linear(8, 10), kind=Declared), "head", "linear"),
+        (nn.ModuleDict({"module": classifier(nn.Linear(8, 10), kind=Declared)}), "module.head", "linear"),
+        (nn.ModuleDict({"head": nn.Linear(8, 10)}), "head", "linear"),
+        (nn.ModuleDict({"head": nn.ReLU(), "body": nn.Linear(8, 10)}), "body", "linear"),
     ],
-    ids=["layer norm", "RMS norm", "batch norm", "norm of other rows", "square", "two layers", "declared", "alone"],
-)
-def test_the_last_layer_behind_a_norm_of_its_inputs_is_a_head(model, role):
-    last = f"{len(model) - 1}.weight"
-    assert Plan.of(model)[last].role.name == role
-    assert Plan.of(model, head=())[last].role.name == "linear"
+)  # fmt: skip
+def test_what_is_called_a_head_is_one_behind_a_norm(model, last, role):
+    assert Plan.of(model)[f"{last}.weight"].role.name == role
+    if role == "head":
+        assert "name" in Plan.of(model)[f"{last}.weight"].why
+        assert Plan.of(model, head=())[f"{last}.weight"].role.name == "linear"
 
 
 @pytest.mark.parametrize(("multiplier", "role"), [(None, "head"), (1 / 8, "embedding")])
