@@ -45,7 +45,12 @@ SETTINGS = frozenset({"weight_decay", "betas", "momentum", "eps", "nesterov"})
 
 
 def refuse_settings(given: Collection[str]) -> None:
-    """Raise TypeError for settings of other optimizers, and say where they belong here."""
+    """Raise TypeError for settings of other optimizers, of a plan or of a run, and say where they belong here."""
+    if lengths := sorted({*given} & {"steps", "tokens"}):
+        raise TypeError(f"SteepestDescent takes no {', '.join(lengths)}: a run's length is run=Run(steps, tokens)")
+    if planned := sorted({*given} & {"recipe", "stabiliser", "overrides", "head", "tied", "inputs"}):
+        remedy = f"say it to the plan, SteepestDescent(model, Plan.of(model, {planned[0]}=...))"
+        raise TypeError(f"SteepestDescent takes no {', '.join(planned)}: {remedy}")
     if others := sorted({*given} - SETTINGS):
         raise TypeError(f"SteepestDescent takes no {', '.join(others)}: leave it out, steps are batched as they are")
     if given:

@@ -258,10 +258,7 @@ def _require(*given: object) -> None:
 
 
 def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
-    """The learning rate as given, or that of the plan's run; ValueError where none follows from it.
-
-    One line in the log where both are known and far apart: it may be another optimizer's.
-    """
+    """The learning rate as given, or that of the plan's run; a warning where both are known and far apart."""
     law = plan.rate if plan is not None else None
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
@@ -270,9 +267,12 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
         return lr
     if law is not None:
         return law
-    reason = f"recipe {plan.recipe} has no law" if plan is not None and plan.run else "no run is known"
-    remedy = "give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or a plan made by Plan.of(model, run=run)"
-    raise ValueError(f"the learning rate is missing and {reason}: {remedy}")
+    reason = (
+        "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(model, run=run)"
+    )
+    if plan is not None and plan.run:
+        reason = f"recipe {plan.recipe} has no law: give lr=...; a sweep finds it, or take one of {', '.join(LAWS)}"
+    raise ValueError(f"the learning rate is missing and {reason}")
 
 
 def _merged(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:

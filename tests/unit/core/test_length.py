@@ -59,6 +59,7 @@ def test_a_law_is_a_power_of_both():
 def test_the_optimizer_takes_rate_and_decay_of_the_run():
     ours = sf.SteepestDescent(net := model(), run=RUN)
     recipe = recipes.steady().over(RUN)
+    assert recipe == recipes.steady().over(np.int64(RUN.steps)) == recipes.steady().over(float(RUN.steps))
     by_hand = sf.SteepestDescent(net, sf.Plan.of(net, recipe), lr=recipes.steady().rate(RUN))
     assert [g["plan"] for g in ours.param_groups] == [g["plan"] for g in by_hand.param_groups]
     assert {g["lr"] for g in ours.param_groups} == {LAWS["steady"](RUN)} == {g["lr"] for g in by_hand.param_groups}
@@ -81,7 +82,7 @@ def test_without_a_rate_or_a_law_the_error_says_both_ways():
     both = r"give lr=\.\.\., or SteepestDescent\(model, run=Run\(steps, tokens\)\)"
     with pytest.raises(ValueError, match=rf"learning rate is missing and no run is known: {both}"):
         sf.SteepestDescent(model())
-    with pytest.raises(ValueError, match=r"missing and recipe .* has no law"):
+    with pytest.raises(ValueError, match=r"missing and recipe .* has no law: give lr=\.\.\.; .* one of steady, "):
         sf.SteepestDescent(net := model(), sf.Plan.of(net, recipes.muon(), run=RUN))
     with pytest.raises(ValueError, match=r"recipe .* has no law for its learning rate: give lr=\.\.\.; a sweep"):
         recipes.muon().rate(RUN)

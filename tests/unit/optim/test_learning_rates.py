@@ -147,6 +147,19 @@ def test_how_torchs_optimizers_are_to_loop_is_refused_with_its_own_remedy():
         SteepestDescent(nn.Linear(2, 2), lr=0.1, foreach=True, fused=True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"steps": 40, "tokens": 32}, "steps, tokens: a run's length is run=Run"),
+        ({"stabiliser": sf.PostClip(2)}, r"stabiliser: say it to the plan, .*Plan.of\(model, stabiliser="),
+        ({"recipe": "muon", "head": ()}, r"head, recipe: say it to the plan, .*Plan.of\(model, head="),
+    ],
+)
+def test_what_a_plan_or_a_run_takes_is_refused_with_where_it_belongs(arguments, remedy):
+    with pytest.raises(TypeError, match=f"takes no {remedy}"):
+        SteepestDescent(nn.Linear(2, 2), lr=0.1, **arguments)
+
+
 @pytest.mark.parametrize("lr", [torch.nan, torch.inf, -0.1, torch.tensor(torch.nan)])
 @pytest.mark.parametrize("recipe", [sf.recipes.steady, sf.recipes.beyond_mup, sf.recipes.steady_bounded])
 def test_a_rate_that_became_none_is_refused_before_anything_has_moved(lr, recipe):
