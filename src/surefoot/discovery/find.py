@@ -110,7 +110,7 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:
     """What stands before or behind all other modules: LM heads, tables that are heads."""
-    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head)
+    found, lm_heads = dict(kinds), _lm_heads(search.model, search.head, "head" in map(search.said, search.changes))
     lm_heads = lm_heads or (_called_head(search) if search.head is None else {})
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
     weights = {name: weight for own in search.own.values() for name, weight in own.values()}
@@ -181,8 +181,8 @@ def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Module, str]:
-    """LM heads of a model: module -> reason. Raises ValueError if the wiring leaves the head ambiguous."""
+def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) -> dict[nn.Module, str]:
+    """LM heads: module -> reason. ValueError if the wiring leaves the head ambiguous, unless an override says one."""
     modules, declared = dict(model.named_modules()), getattr(model, "get_output_embeddings", None)
     given, why = dict[str, nn.Module | None](), "LM head, as given"
     if isinstance(head, nn.Module):
@@ -213,6 +213,8 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None) -> dict[nn.Mod
     candidates = [name for name in outside if sizes[name] in alike] or outside
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
+    if said:
+        return {}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
     remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
     name = "name it with head='path.to.module' (--head on the command line)"

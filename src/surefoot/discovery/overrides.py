@@ -11,7 +11,7 @@ from surefoot.recipes import Recipe
 from surefoot.recipes.rules import Branches
 from surefoot.roles import Placement, Role
 from surefoot.stabilise import Stabiliser
-from surefoot.views import PerHead
+from surefoot.views import Matrix, PerHead, Transposed
 
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Override = tuple[Where, Change]
@@ -90,10 +90,14 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 def overrides(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with their overrides: those that these name, `given` for a Role, and of a function its reason."""
     found = dict(kinds)
+    tables = {tuple(search.parameters[name].shape) for name, kind in kinds.items() if kind and kind.name == "embedding"}
     for name, override in search.changes.items():
         kind, said, why = kinds.get(name), search.said(name), override[1]
         if said and name in kinds:
-            found[name] = Kind(said, why, override=override)
+            shape = tuple(search.parameters[name].shape)
+            turned = said == "head" and shape[::-1] in tables - {shape}  # (d, V), beside a table (V, d)
+            view = Transposed(Matrix()) if turned else None
+            found[name] = Kind(said, f"{why}, stored (in, out)" if turned else why, view, override=override)
         elif kind:
             found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}", override=override)
         elif name in kinds and search.parameters[name].requires_grad:

@@ -7,7 +7,8 @@ import torch
 from plan_helpers import Language, roles, tied
 from torch import nn
 
-from surefoot import Plan
+from surefoot import Plan, SteepestDescent
+from surefoot.views import Matrix, Transposed
 
 
 def test_head_by_shape_beside_the_embedding():
@@ -207,3 +208,25 @@ def test_roles_do_not_depend_on_names():
         "linear.weight": "embedding",
         "bias.weight": "head",
     }
+
+
+@pytest.mark.parametrize(("shape", "view"), [((8, 50), Transposed(Matrix())), ((50, 8), Matrix())])
+def test_a_bare_head_that_an_override_says_is_one_whichever_side_is_first(shape, view):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.hidden = nn.Embedding(50, 8), nn.Linear(8, 8)
+            self.unembedding = nn.Parameter(torch.randn(shape))
+
+    model, rows = Bare(), shape.index(50)
+    plan = Plan.of(model, overrides=[("unembedding", "head")])
+    assert plan["unembedding"].role.view == view
+    plan.initialise_(model)
+    before = model.unembedding.detach().clone()
+    model.unembedding.grad = torch.zeros(shape)
+    model.unembedding.grad.select(rows, 3).normal_()
+    SteepestDescent(model, plan, lr=0.1).step()
+    change, gradient = (x.select(rows, 3) for x in (before - model.unembedding.detach(), model.unembedding.grad))
+    assert torch.cosine_similarity(change, gradient, dim=0) > 0.99  # of the other side it would be its signs
+    with pytest.raises(ValueError, match="is the LM head; name it"):
+        Plan.of(model)
