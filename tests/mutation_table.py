@@ -21,7 +21,7 @@ FUSED_VALUES = "tests/unit/discovery/test_fused_values.py"
 TANGENT = "tests/laws/linalg/test_spectral_sphere.py"
 MANIFOLDS = "tests/laws/linalg/test_manifolds.py"
 HYPERBALL = "tests/oracle/test_hyperball.py"
-VIEWS = "tests/unit/core/test_views.py"
+VIEWS, HEADS = "tests/unit/core/test_views.py", "tests/unit/core/test_plan_heads.py"
 IDENTITY = "tests/unit/core/test_identity.py"
 SWEEP = "tests/unit/experiment/test_sweep.py"
 
@@ -203,6 +203,8 @@ MUTATIONS = (
         CHANGE,
     ),
     Mutation("orthogonal by a fast one", "stabilise/manifolds.py", ".retract(along(", ".direction(along(", PROMISES),
+    Mutation("a norm of other rows", "discovery/find.py", ".normalized_shape) == (d,)", ".normalized_shape)", HEADS),
+    Mutation("a head (d, V) by its other side", "discovery/overrides.py", "in tables - {shape}", "in {()}", HEADS),
     Mutation("positions keep RMS 1", "discovery/find.py", "(tied, added, ", "(tied, ", ADDED),
     Mutation(
         "margin of one step too few",

@@ -226,10 +226,11 @@ def _called_head(search: Search) -> dict[nn.Module, str]:
     found: dict[nn.Module, str] = {}
     if any(hasattr(module, "get_output_embeddings") for module in search.own):
         return found
-    owning = [module for module, own in search.own.items() if own]
-    before = dict(pairwise(reversed(owning)))
+    before = dict(pairwise(reversed([module for module, own in search.own.items() if own])))
     for name, module in search.model.named_modules():
-        if name.rpartition(".")[2] in _HEADS and (inside := [last for last in owning if last in {*module.modules()}]):
+        if name.rpartition(".")[2] in _HEADS and (
+            inside := [each for each in module.modules() if search.own.get(each)]
+        ):
             match before.get(inside[-1]), inside[-1]:
                 case (nn.LayerNorm() | nn.RMSNorm()) as norm, nn.Linear(in_features=d) as last:
                     if tuple(norm.normalized_shape) == (d,):
