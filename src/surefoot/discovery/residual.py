@@ -105,12 +105,19 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
     widths = _widths(block, matrices, width)
-    last = {child: {p for m in child.modules() for p in _last(m, matrices, own)} for child, own in widths.items()}
+    last = {child: _written(child, matrices, own) for child, own in widths.items()}
     found = {child: written for child, written in last.items() if written}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
         return _branches(first, matrices, width, experts)  # a block's branches in a list
     return [*found.values(), own] if own else [*found.values()]
+
+
+def _written(child: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
+    """The parameters that write in a child of a block; those of a gate of several layers only if no others do."""
+    last = {name: _last(m, matrices, width) for name, m in child.named_modules()}
+    gates = {name for name in last if any(map(_INSIDE.search, name.split(".")))}
+    return set().union(*(last[name] for name in last.keys() - gates)) or set().union(*last.values())
 
 
 def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module, int]:

@@ -48,7 +48,7 @@ class Recipe:
         """
         if self.horizon is None:
             return self
-        count = (steps if isinstance(steps, Run) else Run(steps, 1)).steps
+        count = steps.steps if isinstance(steps, Run) else steps
         table = {kind: self.horizon.of(role, count) for kind, role in self.table.items()}
         return replace(self, table=table, horizon=None)
 

@@ -133,3 +133,17 @@ def test_an_mlp_of_the_logits_biases_writes_nothing_though_it_is_as_wide_inside_
     assert writers(nn.ModuleList(block() for _ in range(3))) == {
         f"{i}.{name}.weight" for i in range(3) for name in ("attn.proj", "mlp.2")
     }
+
+
+def test_a_gate_of_several_layers_writes_only_where_no_projection_does():
+    def block(**projection):
+        names = {name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj")}
+        gate = nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8, False))
+        return nn.ModuleDict(
+            {"norm": nn.LayerNorm(8), "attn": nn.ModuleDict({**names, **projection, "gate_proj": gate})}
+        )
+
+    ended = nn.ModuleList([block(o_proj=nn.Linear(8, 8, False)) for _ in range(3)])
+    assert writers(ended) == {f"{i}.attn.o_proj.weight" for i in range(3)}
+    gates_alone = nn.ModuleList([block() for _ in range(3)])
+    assert writers(gates_alone) == {f"{i}.attn.gate_proj.1.weight" for i in range(3)}
