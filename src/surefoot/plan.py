@@ -267,9 +267,7 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
         return lr
     if law is not None:
         return law
-    reason = (
-        "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(model, run=run)"
-    )
+    reason = "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(..., run=run)"
     if plan is not None and plan.run:
         reason = f"recipe {plan.recipe} has no law: give lr=...; a sweep finds it, or take one of {', '.join(LAWS)}"
     raise ValueError(f"the learning rate is missing and {reason}")

@@ -228,9 +228,8 @@ def _called_head(search: Search) -> dict[nn.Module, str]:
         return found
     before = dict(pairwise(reversed([module for module, own in search.own.items() if own])))
     for name, module in search.model.named_modules():
-        if name.rpartition(".")[2] in _HEADS and (
-            inside := [each for each in module.modules() if search.own.get(each)]
-        ):
+        inside = [each for each in module.modules() if name.rpartition(".")[2] in _HEADS and search.own.get(each)]
+        if inside:
             match before.get(inside[-1]), inside[-1]:
                 case (nn.LayerNorm() | nn.RMSNorm()) as norm, nn.Linear(in_features=d) as last:
                     if tuple(norm.normalized_shape) == (d,):

@@ -90,7 +90,8 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 def overrides(search: Search, kinds: Kinds) -> Kinds:
     """The kinds with their overrides: those that these name, `given` for a Role, and of a function its reason."""
     found = dict(kinds)
-    tables = {tuple(search.parameters[name].shape) for name, kind in kinds.items() if kind and kind.name == "embedding"}
+    tables = {tuple(p.shape) for name, p in search.parameters.items() if search.said(name) == "embedding"}
+    tables |= {(m.num_embeddings, m.embedding_dim) for m in search.own if isinstance(m, nn.Embedding)}
     for name, override in search.changes.items():
         kind, said, why = kinds.get(name), search.said(name), override[1]
         if said and name in kinds:

@@ -210,15 +210,28 @@ def test_roles_do_not_depend_on_names():
     }
 
 
+class Bare(nn.Module):
+    """A table, a layer and a head that is a parameter."""
+
+    def __init__(self, *shape, table=None):
+        super().__init__()
+        self.table, self.hidden = table or nn.Embedding(50, 8), nn.Linear(8, 8)
+        self.unembedding = nn.Parameter(torch.randn(shape))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_bare_head_stored_inputs_first_is_one_beside_any_table(frozen):
+    overrides = [("unembedding", "head")]
+    module, parameter = Bare(8, 50), Bare(8, 50, table=nn.ParameterList([torch.randn(50, 8)]))
+    module.table.requires_grad_(not frozen)
+    assert Plan.of(module, overrides=overrides)["unembedding"].role.view == Transposed(Matrix())
+    plan = Plan.of(parameter, overrides=[*overrides, ("table.0", "embedding")])
+    assert plan["unembedding"].role.view == Transposed(Matrix())
+
+
 @pytest.mark.parametrize(("shape", "view"), [((8, 50), Transposed(Matrix())), ((50, 8), Matrix())])
 def test_a_bare_head_that_an_override_says_is_one_whichever_side_is_first(shape, view):
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.hidden = nn.Embedding(50, 8), nn.Linear(8, 8)
-            self.unembedding = nn.Parameter(torch.randn(shape))
-
-    model, rows = Bare(), shape.index(50)
+    model, rows = Bare(*shape), shape.index(50)
     plan = Plan.of(model, overrides=[("unembedding", "head")])
     assert plan["unembedding"].role.view == view
     plan.initialise_(model)
