@@ -63,11 +63,13 @@ def test_initial_values_leave_the_global_generator_alone():
 
 @pytest.mark.parametrize("kind", ["gpt", "moe"])
 def test_torch_initial_values_have_torchs_distribution(kind):
+    torch.manual_seed(0)
     ours, torchs = reference(kind, 128), reference(kind, 128)
     initial_values.torch_(ours, 0)
     for (name, p), q in zip(ours.named_parameters(), torchs.parameters(), strict=True):
         assert not torch.equal(p, q) or p.ndim == 1, name
-        assert float(p.detach().std()) == pytest.approx(float(q.detach().std()), rel=0.03, abs=1e-6), name
+        scatter = 0.02 + p.numel() ** -0.5
+        assert float(p.detach().std()) == pytest.approx(float(q.detach().std()), rel=scatter, abs=1e-6), name
         if p.ndim > 1 and "embedding" not in name:
             assert float(p.detach().abs().max()) == pytest.approx(float(q.detach().abs().max()), rel=0.01), name
 
