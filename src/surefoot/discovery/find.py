@@ -228,12 +228,13 @@ def _called_head(search: Search) -> dict[nn.Module, str]:
         return found
     before = dict(pairwise(reversed([module for module, own in search.own.items() if own])))
     for name, module in search.model.named_modules():
-        inside = [each for each in module.modules() if name.rpartition(".")[2] in _HEADS and search.own.get(each)]
-        if inside:
-            match before.get(inside[-1]), inside[-1]:
-                case (nn.LayerNorm() | nn.RMSNorm()) as norm, nn.Linear(in_features=d) as last:
-                    if tuple(norm.normalized_shape) == (d,):
-                        found[last] = f"head by the name `{name}`, behind {type(norm).__name__}({d})"
+        if name.rpartition(".")[2] not in _HEADS:
+            continue
+        last = [each for each in module.modules() if search.own.get(each)][-1:]
+        match [before.get(each) for each in last] + last:
+            case [(nn.LayerNorm() | nn.RMSNorm()) as norm, nn.Linear(in_features=d) as linear]:
+                if tuple(norm.normalized_shape) == (d,):
+                    found[linear] = f"head by the name `{name}`, behind {type(norm).__name__}({d})"
     return found
 
 
