@@ -37,7 +37,7 @@ from surefoot.discovery.residual import residual
 from surefoot.discovery.routers import routers
 from surefoot.discovery.tied import added, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
-from surefoot.identity import by_plain_name
+from surefoot.identity import by_plain_name, plain_name
 
 
 def find_kinds(
@@ -183,7 +183,9 @@ def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
 
 def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) -> dict[nn.Module, str]:
     """LM heads: module -> reason. ValueError if the wiring leaves the head ambiguous, unless an override says one."""
-    modules, declared = dict(model.named_modules()), getattr(model, "get_output_embeddings", None)
+    modules, declaring = dict(model.named_modules()), "get_output_embeddings"
+    unwrapped = [module for name, module in modules.items() if plain_name(f"{name}.") in (".", "")]
+    declared = next((getattr(module, declaring) for module in unwrapped if hasattr(module, declaring)), None)
     given, why = dict[str, nn.Module | None](), "LM head, as given"
     if isinstance(head, nn.Module):
         raise ValueError(f"head is a layer's name, or names, not the {type(head).__name__} itself")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.initialise import AsBuilt, Fill, Scaled
 from surefoot.roles import Role
-from surefoot.scaling import Times
+from surefoot.scaling import Run, Times
 from surefoot.stabilise import Decay, DecoupledWeightDecay
 
 
@@ -133,9 +133,7 @@ class HorizonRule:
         Raises:
             ValueError: steps is no positive whole number.
         """
-        if type(steps) is not int or steps < 1:
-            raise ValueError(f"steps is a positive whole number, not {steps!r}")
-        return min(1.0, self.base / steps)
+        return min(1.0, self.base / Run(steps, tokens=1).steps)
 
     def of(self, role: Role, steps: int) -> Role:
         """The role with its decay, if it has one, times the factor of a run of so many steps."""

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import surefoot as sf
@@ -54,8 +56,13 @@ def test_recipes_without_a_rule_stay():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "400"])
 def test_other_steps_are_refused(steps):
-    with pytest.raises(ValueError, match="steps is a positive whole number"):
+    with pytest.raises(ValueError, match="steps of a run is a positive whole number"):
         recipes.steady().over(steps)
+
+
+def test_steps_are_counted_by_any_kind_of_whole_number():
+    over = [recipes.steady().over(steps) for steps in (4000, 4000.0, np.int64(4000), torch.tensor(4000))]
+    assert over == over[:1] * 4
 
 
 def test_a_base_below_one_is_refused():

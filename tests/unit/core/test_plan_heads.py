@@ -45,7 +45,14 @@ def test_a_model_that_declares_no_head_has_none():
         def get_output_embeddings(self):
             return None
 
-    assert roles(Headless())["out.weight"] == "linear"
+    model = Headless()
+    assert roles(model)["out.weight"] == "linear"
+    del model.out  # nothing is like a head: found by shape, the plan would be refused
+    assert "head" not in roles(model).values()
+    wrapped = nn.Sequential(OrderedDict(module=nn.Sequential(OrderedDict(_orig_mod=model))))  # as DDP's names are
+    assert {name.removeprefix("module._orig_mod."): role for name, role in roles(wrapped).items()} == roles(model)
+    with pytest.raises(ValueError, match="no Linear"):
+        Plan.of(nn.Sequential(OrderedDict(encoder=model)))  # a part does not speak for the whole
 
 
 class Declared(nn.Sequential):
