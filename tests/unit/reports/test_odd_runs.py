@@ -59,6 +59,7 @@ def test_seeds_are_those_of_the_recipe_that_has_most(tmp_path, capsys):
     assert "n = 3 seeds, \N{PLUS-MINUS SIGN}" in capsys.readouterr().out
 
 
+@pytest.mark.slow  # a picture of 600 decades
 def test_an_interval_beyond_the_range_of_a_float(tmp_path, capsys):
     directory = rewritten(made.sweep(tmp_path / "run", recipes=("level",), widths=(32, 64)), flat)
     assert main(["report", f"{directory}"]) == 0
