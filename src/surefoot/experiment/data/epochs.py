@@ -10,6 +10,8 @@ Positions = npt.NDArray[np.int64]
 
 LANES = 4096
 """At least so many places are read side by side, also where documents are few; docs/data.md has measured fewer."""
+FEW = 16
+"""Documents below which there are so few orders of them that the lane that is read first is drawn, too."""
 
 
 class Epochs:
@@ -37,7 +39,7 @@ class Epochs:
         self._lanes = min(lanes or max(LANES, len(ends)), self.windows)
         # Lanes beside each other may lie in one long document: the golden section leads far away from all before.
         self._stride = next(s for s in count(round(0.618 * self._lanes)) if math.gcd(s, self._lanes) == 1)
-        self._order: tuple[tuple[int, int] | None, Positions, Positions] = (None, ends, ends)
+        self._order: tuple[tuple[int, int] | None, Positions, Positions, int] = (None, ends, ends, 0)
 
     def spans(self, seed: int, number: int) -> list[tuple[int, int]]:
         """Where the tokens of a window lie.
@@ -52,13 +54,13 @@ class Epochs:
 
         >>> epochs = Epochs(np.array([3, 9]), context=2)
         >>> [epochs.spans(0, number) for number in range(epochs.windows)]
-        [[(0, 3)], [(6, 3)], [(4, 3)], [(2, 1), (3, 2)]]
+        [[(2, 1), (3, 2)], [(0, 3)], [(6, 3)], [(4, 3)]]
         """
         epoch, number = divmod(number, self.windows)
-        order, ends = self._epoch(seed, epoch)
+        order, ends, first = self._epoch(seed, epoch)
         shortest, longer = divmod(self.windows, self._lanes)
         place, lane = divmod(number, self._lanes)
-        lane = lane * self._stride % self._lanes if place < shortest else lane
+        lane = (lane * self._stride + first) % self._lanes if place < shortest else lane
         position, rest = (lane * shortest + min(lane, longer) + place) * self._context, self._context + 1
         spans = []
         for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):
@@ -71,13 +73,14 @@ class Epochs:
                 break
         return spans
 
-    def _epoch(self, seed: int, epoch: int) -> tuple[Positions, Positions]:
-        """The documents of an epoch in their order, and the position after each in it."""
+    def _epoch(self, seed: int, epoch: int) -> tuple[Positions, Positions, int]:
+        """The documents of an epoch in their order, the position after each in it, and the lane that is read first."""
         if self._order[0] != (seed, epoch):
-            draws = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(len(self._lengths))
-            order = draws.argsort(kind="stable")
-            self._order = (seed, epoch), order, self._lengths[order].cumsum()
-        return self._order[1], self._order[2]
+            count = len(self._lengths)
+            draws = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(count + 1)
+            order, first = draws[:-1].argsort(kind="stable"), int(draws[-1]) % self._lanes * (count < FEW)
+            self._order = (seed, epoch), order, self._lengths[order].cumsum(), first
+        return self._order[1:]
 
 
 def at_random(seed: int, split: int, step: int, batch_size: int, rows: slice, positions: int) -> Positions:
