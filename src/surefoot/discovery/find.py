@@ -208,18 +208,20 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
     sizes = {name: (m.out_features, m.in_features) for name, m in linears.items()}
-    candidates = [name for name, size in sizes.items() if size in shapes and not _read_beside(model, name)]
+    alike = [name for name, size in sizes.items() if size in shapes]
+    candidates = [name for name in alike if not _read_beside(model, name)]
+    candidates = candidates or [name for name in alike if not _read_beside(model, name, behind=True)]
     lists = tuple(f"{name}." for name, m in modules.items() if isinstance(m, nn.ModuleList))
     outside = [name for name in candidates if not name.rpartition(".")[0].startswith(lists)]  # in no block
-    alike = {sizes[name] for name in outside if not name.startswith(lists)}
-    candidates = [name for name in outside if sizes[name] in alike] or outside
+    unlisted = {sizes[name] for name in outside if not name.startswith(lists)}
+    candidates = [name for name in outside if sizes[name] in unlisted] or outside
     if len(candidates) == 1:
         return {modules[candidates[0]]: "LM head: Linear(d, V) beside Embedding(V, d)"}
     if said:
         return {}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
     remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
-    name = "name it with head='path.to.module' (--head on the command line)"
+    name = "name it with head='path.to.module' (surefoot audit --head)"
     raise ValueError(f"{problem} the LM head; {name}, {remedy}")
 
 
@@ -246,8 +248,12 @@ def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
     return any(1 < p.ndim < 4 and p not in rows for p in model.parameters())
 
 
-def _read_beside(model: nn.Module, name: str) -> bool:
-    """Whether a linear layer stands beside another one that takes as many inputs as it has outputs, as in an MLP."""
+def _read_beside(model: nn.Module, name: str, behind: bool = False) -> bool:
+    """Whether a linear layer stands beside, or before, one that takes as many inputs as it has outputs, as in an MLP.
+
+    A head of as many words as an MLP beside it has features stands before none.
+    """
     layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
-    beside = [m for m in children_of(owner).values() if isinstance(m, nn.Linear) and m is not layer]
+    all_of_it = list(children_of(owner).values())
+    beside = [m for m in all_of_it[all_of_it.index(layer) * behind :] if isinstance(m, nn.Linear) and m is not layer]
     return any(m.in_features == layer.out_features != layer.in_features for m in beside)

@@ -96,6 +96,12 @@ def test_what_is_called_a_head_is_one_behind_a_norm(model, last, role):
         assert Plan.of(model, head=())[f"{last}.weight"].role.name == "linear"
 
 
+def test_a_head_of_as_many_words_as_an_mlp_beside_it_has_features_is_found():
+    layers = [nn.Embedding(50, 8), nn.Linear(8, 50), nn.GELU(), nn.Linear(50, 8), nn.Linear(8, 50, bias=False)]
+    found = roles(nn.Sequential(*layers))
+    assert [name for name, role in found.items() if role == "head"] == ["4.weight"]
+
+
 @pytest.mark.parametrize(("multiplier", "role"), [(None, "head"), (1 / 8, "embedding")])
 def test_tied_by_identity_has_one_explicit_policy(multiplier, role):
     model = tied() if multiplier is None else tied(output_multiplier=multiplier)
