@@ -250,6 +250,12 @@ def test_folders_and_text_files_with_separators(tmp_path):
     assert list(documents(str(tmp_path / "in"), skip=3)) == ["four"]
 
 
+def test_text_in_another_encoding_is_warned_of(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("le café, le café".encode("latin1"))
+    with pytest.warns(UserWarning, match=r"latin.txt is no UTF-8 \(at byte 6\), .*iconv"):
+        assert list(documents(str(tmp_path / "latin.txt"))) == ["le caf\ufffd, le caf\ufffd"]
+
+
 @pytest.mark.integration
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")

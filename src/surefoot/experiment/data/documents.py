@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
@@ -88,7 +89,17 @@ def _of_file(path: Path, field: str) -> Iterator[str]:
         elif path.suffix == ".parquet":
             yield from _of_rows(path, field)
         elif b"\0" not in (content := path.read_bytes()):  # else it is no text
-            yield from content.decode("utf-8", "replace").split(SEPARATOR)
+            yield from _decoded(content, str(path)).split(SEPARATOR)
+
+
+def _decoded(text: bytes, name: str) -> str:
+    """A text's bytes as characters; what is not UTF-8 becomes replacement characters, with a warning by its name."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        what = f"is no UTF-8 (at byte {error.start:,}), and what is not becomes U+FFFD"
+        warnings.warn(f"{name} {what}; to keep it: iconv -f latin1 -t utf-8, if it is Latin-1", stacklevel=2)
+        return text.decode(errors="replace")
 
 
 def _of_lines(path: Path, field: str) -> Iterator[str]:
