@@ -117,7 +117,7 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
         right = _respelled(words, remedy)
     elif isinstance(remedy, Locate):
         right = _located(words, remedy.path)
-    if right is None and code == CHECKPOINT:
+    if right is None and code == CHECKPOINT and any(Path(getattr(arguments, "out", ""), "checkpoints").glob("*")):
         right = _with(words, "--resume", "auto")
     if right is not None:
         return f"{'torchrun ... -m surefoot' if 'RANK' in os.environ else 'surefoot'} {shlex.join(right)}"

@@ -140,20 +140,28 @@ def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) ->
         data: name of the file of results.
 
     Raises:
-        ValueError: the directory belongs to another configuration (the message names the keys that differ), or has
-            results and no `config.json`, or one that is damaged.
+        ValueError: the directory is a file, belongs to another configuration (the message names the keys that differ),
+            or has results and no `config.json`, or one that is damaged.
         DirectoryInUse: another process writes to the directory.
         OSError: a file cannot be written.
     """
+    if directory.is_file():
+        message = f"{directory} is a file, where a run needs a directory: choose another name"
+        raise with_remedy(ValueError(message), OtherDirectory())
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = json.loads(dumps({"kind": kind, **config}))
+    wanted, begun = json.loads(dumps({"kind": kind, **config})), (directory / CONFIG).exists()
     with locked(directory):
         try:
             _claim(directory, wanted, data)
         except ValueError as error:
             message = f"{error}: choose another directory, or repeat the arguments it was started with to resume it"
             raise with_remedy(ValueError(message), OtherDirectory()) from None
-        yield
+        try:
+            yield
+        except ValueError:  # of the arguments, such as the checkpoint of another run to start from
+            if not (begun or (directory / data).exists()):
+                (directory / CONFIG).unlink()
+            raise
 
 
 def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:

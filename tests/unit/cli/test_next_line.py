@@ -114,6 +114,14 @@ def test_a_directory_of_another_run_or_in_use(run, tmp_path, capsys):
     assert line == f"try: surefoot {elsewhere} --lr 0.01 --resume never"
     line = said([*run, "--lr", "0.01", "--resume", f"{tmp_path}/none.pt"], capsys, code=5)
     assert line.endswith("--resume auto")
+    elsewhere = [*run[:-1], f"{tmp_path}/new"]
+    line = said([*elsewhere, "--lr", "0.01", "--resume", f"{tmp_path}/none.pt"], capsys, code=5)
+    assert line == "try: surefoot train --help", "nothing is there to go on from"
+    assert main([*elsewhere, "--lr", "0.02"]) == 0, "the directory belongs to no configuration that was refused"
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    fresh = shlex.join([*run[:-1], f"{tmp_path}/file-2"])
+    assert said([*run[:-1], f"{tmp_path}/file"], capsys) == f"try: surefoot {fresh}"
 
 
 def test_a_folder_of_tokens_in_use(run, tmp_path, capsys):
