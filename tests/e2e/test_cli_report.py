@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,9 +95,19 @@ def test_report_of_a_run_and_data_whose_paths_are_not_utf_8(tmp_path, capsysbina
     for more, said in (((), b"\npicture: %s/transfer.png\n"), (("--html",), b"%s/report.html\n")):
         assert main(["report", f"{directory}", *more]) == 0
         assert capsysbinary.readouterr().out.endswith(said % os.fsencode(directory))
+    assert main(["report", f"{directory}", "--html", "--json"]) == 0
+    assert json.loads(capsysbinary.readouterr().out) == f"{directory}/report.html"
     page = (directory / "report.html").read_text("utf-8")
     assert r"caf\udce9" in page
     assert r"corp\udcff.txt" in page
+
+
+def test_an_output_that_has_few_letters_has_other_names_of_the_rest(tmp_path):
+    command = [sys.executable, "-m", "surefoot", "report", f"{made.sweep(tmp_path / 'run', seeds=3)}"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r" \xb1 0." in done.stdout
 
 
 def check(out: Path, text: Path, *more: str) -> list[str]:

@@ -157,6 +157,7 @@ class Own(nn.Module):
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(2))
 
     def forward(self, tokens):
+        assert tokens.shape[1] <= 16, "block size"
         x = self.embed(tokens)
         for block in self.blocks:
             x = x + block(x)
@@ -199,6 +200,7 @@ def test_training_a_model_of_ones_own_with_every_way_to_compute_a_step(tmp_path,
     bad = [*undeep(training(tmp_path / "bad", text)), "--model"]
     assert "tokens below 256, it failed: index out of range" in refused([*bad, "own_models:small"], capsys)
     assert "logits (batch, 16, 256 or more) and returned (1, 16, 8)" in refused([*bad, "own_models:few"], capsys)
+    assert "it failed: block size" in refused([*bad, "own_models:Own", "--context", "32"], capsys)
     assert "and returned dict" in refused([*bad, "own_models:wrapped"], capsys)
     assert not (tmp_path / "bad").exists()
     more = ["--model", "own_models:many", "--steps", "11", "--lr", "1e-5"]  # its loss begins at log 1024, above what
@@ -247,6 +249,13 @@ def test_training_without_the_extra_leaves_picture_and_page_out_and_says_so(tmp_
     assert "no page and no picture of the norms: that needs pip install 'surefoot[plots]'" in capsys.readouterr().err
     assert (tmp_path / "run" / "norms.jsonl").exists()
     assert not (tmp_path / "run" / "norms.png").exists()
+
+
+def test_the_result_is_said_before_a_picture_ends_the_process(tmp_path, text, capsys, monkeypatch):
+    monkeypatch.setattr("surefoot.cli.training._draw", lambda out: sys.exit(133))  # as vl_convert does without memory
+    with pytest.raises(SystemExit):
+        main([*training(tmp_path / "run", text), "--json"])
+    assert json.loads(capsys.readouterr().out)["steps"] == 6
 
 
 @pytest.mark.slow

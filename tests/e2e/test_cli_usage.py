@@ -47,6 +47,10 @@ assert not heavy, heavy
         (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of steady,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
+        (
+            ["train", "--keep-best"],
+            "--keep-best keeps the best of those saved at an evaluation: give --eval-every, too",
+        ),
         (["train", "--seed", "-1"], "argument --seed: must lie between 0 and 2**64 - 1"),
         (["report"], "the following arguments are required: RUN"),
         (["transfer", "--executor", "dask"], "argument --executor: invalid choice: 'dask'"),

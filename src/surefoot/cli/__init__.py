@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the caller; what is for stderr would be printed on stdout
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115, for the rest of the process
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="surrogateescape")  # a path is said in the bytes that it has
+        utf = sys.stdout.encoding.lower().startswith("utf")  # a path is said in the bytes that it has
+        sys.stdout.reconfigure(errors="surrogateescape" if utf else "backslashreplace")
     try:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:

@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         from surefoot.experiment.reports import report
 
         alone = directories[0] if len(directories) == 1 else Path()
-        print(report.write(directories, arguments.out or alone / report.FILE))
+        path = str(report.write(directories, arguments.out or alone / report.FILE))
+        print(json.dumps(path) if arguments.json else path)
         return 0
     if len(directories) > 1 or arguments.out:
         raise ValueError("several runs, and --out, are for a page: add --html")
@@ -101,7 +102,7 @@ def show(directory: Path, as_json: bool) -> None:
 
     kind = report.kind(directory)
     summary = kind.load(directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary))
+    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary), flush=True)
     if not os.access(directory, os.W_OK):
         no = "no picture: it may only be read; --html --out PATH writes a page elsewhere"
         print(f"surefoot: {directory}: {no}", file=sys.stderr)

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options.require_size(arguments.model, arguments)
+    if arguments.keep_best and not arguments.eval_every:
+        raise ValueError("--keep-best keeps the best of those saved at an evaluation: give --eval-every, too")
     config, source = chosen.config(arguments), chosen.data(arguments)
     if arguments.lr == AUTO and (begun := _begun_at(arguments.out)):
         config = config.replace(lr=begun)
@@ -117,8 +119,9 @@ def _run_first(
         shown = asdict(result) | compute.at(result.tokens_per_second)
         shown |= _measured_before(out / RESULT, shown)
         write_json(out / RESULT, shown)
+        said = json.dumps(shown, allow_nan=False) if arguments.json else _sentence(result, corpus.unit)
+        print(said, flush=True)  # before what may end the process: pictures need gigabytes of addresses
         _draw(out)
-    print(json.dumps(shown, allow_nan=False) if arguments.json else _sentence(result, corpus.unit))
     return DIVERGED if result.diverged else 0
 
 
