@@ -54,7 +54,8 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
         new = replace(new, why=f"{new.why}, whose rows are in another order than its name says")
     found = Kinds({name: replace(new, view=view)})
     if x is not None and x.ndim == 1 and blocks_of(inner, x):
-        found[bias] = Kind("bias", f"bias of {name}, {what}", inner)
+        usual = k if (k := kinds[bias]) and k.name == "bias" else Kind("bias", "bias of the matrix")
+        found[bias] = replace(usual, why=f"{usual.why}, {what}", view=inner)
     return found
 
 

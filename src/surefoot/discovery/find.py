@@ -79,7 +79,7 @@ def find_kinds(
     kinds = _run(OF_PARAMETERS, search, uses)
     if len(placed) > len(trainable):
         with suppress(ValueError):  # of a frozen one that need never be trained; the optimizer names it if it is
-            return _run(OF_PARAMETERS, replace(search, parameters=placed), uses) | kinds
+            return _run(OF_PARAMETERS, replace(search, parameters=placed), uses)
     return kinds
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.kinds import Change, Kind, Kinds, Search
+from surefoot.identity import plain_name
 from surefoot.recipes import Recipe
 from surefoot.recipes.rules import Branches
 from surefoot.roles import Placement, Role
@@ -62,7 +63,8 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     Raises:
         ValueError: an override that is no such pair or matches no parameter, a parameter that two match.
     """
-    changes: dict[str, tuple[Change, str]] = {}
+    changes, first = dict[str, tuple[Change, str]](), {p: name for name, p in model.named_parameters()}
+    every = [*model.named_parameters(remove_duplicate=False)]  # a tied one by each of its names
     for override in overrides:
         where, change = override if isinstance(override, tuple | list) and len(override) == 2 else (None, None)
         if not (isinstance(where, str) or callable(where)):
@@ -71,7 +73,7 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
         label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
             raise ValueError(f"the override {label!r} cannot be {change!r}: give {_CHANGES}")
-        matched = [name for name, p in model.named_parameters() if _matches(where, name, p)]
+        matched = dict.fromkeys(first[p] for name, p in every if _matches(where, name, p))
         if not matched:
             raise ValueError(f"the override {label!r} matches no parameter")
         for name in matched:
@@ -84,7 +86,9 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
 def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
     if isinstance(where, nn.Module):
         return any(parameter is p for p in where.parameters())
-    return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, parameter)
+    if isinstance(where, str):
+        return any(fnmatch.fnmatchcase(one, where) for one in (name, plain_name(name)))
+    return where(name, parameter)
 
 
 def overrides(search: Search, kinds: Kinds) -> Kinds:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import Plan
+from surefoot.experiment.models.decoder import reference
 
 
 def test_a_bare_alias_of_a_layers_parameter_is_the_layers():
@@ -143,3 +145,15 @@ def test_a_head_keeps_the_layout_of_its_layer():
     model.out(model.table(tokens).mT).square().mean().backward()
     optimizer.step()
     assert (model.out.weight != before).all()
+
+
+@pytest.mark.parametrize("frozen", ["blocks.[0-2].*", "embedding.*", "*_norm.*", "blocks.*.attention.*"])
+def test_what_trains_beside_frozen_parameters_has_the_roles_that_it_has_without(frozen):
+    model = reference("tied", 16, 4, 8, 64)
+    whole = sf.Plan.of(model)
+    names = [name for name in whole if fnmatch(name, frozen)]
+    assert names
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    part = sf.Plan.of(model)
+    assert {name: part[name].digest for name in part} == {name: whole[name].digest for name in whole}

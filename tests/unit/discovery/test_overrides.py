@@ -38,6 +38,15 @@ def test_where_is_a_pattern_a_module_or_a_function():
         Plan.of(nn.Linear(4, 4), overrides=[(3, "linear")])
 
 
+@pytest.mark.parametrize("where", ["table.weight", "out.weight", "*weight"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pattern_matches_each_name_of_a_tied_table_also_below_a_wrapper(where, wrapped):
+    model = nn.ModuleDict({"table": nn.Embedding(9, 4), "out": nn.Linear(4, 9, bias=False)})
+    model["out"].weight = model["table"].weight
+    plan = Plan.of(nn.ModuleDict({"module": model}) if wrapped else model, overrides=[(where, "embedding")])
+    assert [placement.role.name for placement in plan.placements.values()] == ["embedding"]
+
+
 def test_the_remedy_works():
     change = lambda role: replace(role, stabiliser=sf.PostClip(2.0))  # noqa: E731
     plan = Plan.of(nn.Linear(4, 4), overrides=[["weight", change]])

@@ -70,6 +70,18 @@ def test_structure_and_names_are_enough_for_these(name):
     assert found.hash == Plan.of(copied.Decoder(copied.ALL[name]), inputs=copied.TOKENS).hash
 
 
+def test_a_fused_bias_keeps_its_initial_values_and_equal_blocks_one_line(monkeypatch):
+    monkeypatch.setattr(copied, "WIDTH", 16)  # so few inputs that biases are drawn
+    monkeypatch.setattr(copied, "HEAD", 4)
+    model = copied.Decoder(copied.ALL["Megatron"])
+    usual, found = Plan.of(model), Plan.of(model, inputs=copied.TOKENS)
+    (bias, *others) = (
+        name for name in found if "attn" in name and found[name].role.name == "bias" and len(found[name].blocks) > 1
+    )
+    assert found[bias].role.initial == usual[bias].role.initial
+    assert {found[other].why for other in others} == {found[bias].why}
+
+
 @combinations(lambda name: name in FEW, name=[*copied.ALL])
 def test_no_name_is_needed(name):
     """Every attribute but the tables' under a name that says nothing, and no number of heads to be found."""
