@@ -139,7 +139,11 @@ MUTATIONS = (
         EPOCHS,
     ),
     Mutation(
-        "lanes side by side", "experiment/data/epochs.py", "lane * self._stride % self._lanes", "lane + 0", EPOCHS
+        "lanes side by side",
+        "experiment/data/epochs.py",
+        "(lane * self._stride + first) % self._lanes",
+        "lane + 0",
+        EPOCHS,
     ),
     Mutation(
         "a loss without its targets' gradient",

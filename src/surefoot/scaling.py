@@ -107,7 +107,7 @@ class Moonlight(Scale):
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`0.2 sqrt(max(d_out, d_in) d_in / d_out)`."""
         d_out, d_in = shape[-2:]
-        return 0.2 * math.sqrt(max(d_out, d_in) * d_in / max(1, d_out))
+        return 0.2 * math.sqrt(max(d_out, d_in) * max(1, d_in) / max(1, d_out))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class FanIn(Scale):
 
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`d_in`."""
-        return float(shape[-1])
+        return float(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class RootFanIn(Scale):
 
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`sqrt(d_in)`."""
-        return math.sqrt(shape[-1])
+        return math.sqrt(max(1, shape[-1]))
 
 
 @dataclass(frozen=True)

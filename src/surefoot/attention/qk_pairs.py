@@ -120,6 +120,8 @@ def _pair(owner: nn.Module, known: Mapping[str, Projection], scale: float | None
     query, key = known["query"], known["key"]
     if in_one and query.weight != key.weight and owner.in_proj_bias is not None:
         raise ValueError("has keys or values of another width, and a bias for all in one: make it with bias=False")
+    if in_one and owner.bias_k is not None:
+        raise ValueError("has a key of its own, bias_k, which no row of W_k scales: make it with add_bias_kv=False")
     for part in () if in_one else (query, key):
         if not is_linear(part.layer) or part.layer._parameters.get("weight") is None:
             raise ValueError(f"has {part.name!r}, which is no linear layer with a weight of its own but a wrapper")

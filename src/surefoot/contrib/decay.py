@@ -102,6 +102,10 @@ class IndependentDecay(WeightDecay):
         """Itself: the part has no unit."""
         return self
 
+    def by(self, scale: float) -> IndependentDecay:
+        """Itself."""
+        return self
+
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest eta / rate)`."""
         if not isfinite(longest):

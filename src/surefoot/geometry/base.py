@@ -97,6 +97,11 @@ class Delegate(Geometry):
     norm_of: Geometry
 
     @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """That of `norm_of`."""
+        return self.norm_of.ndim
+
+    @property
     def couples(self) -> frozenset[int]:
         """Those of `norm_of`."""
         return self.norm_of.couples
@@ -268,9 +273,6 @@ class Completed(Around):
     """The norm `norm_of`, of matrices or vectors, with every part."""
 
     norm_of: Geometry
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ndim", self.norm_of.ndim)
 
 
 def expand(norm: Tensor, geometry: Geometry) -> Tensor:

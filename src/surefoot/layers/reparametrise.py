@@ -1,6 +1,7 @@
 """Weights at a fixed norm: `f(x; tau w / |w|)`, under the norm that a plan gives each parameter."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
@@ -58,7 +59,7 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
         for attribute, parameter in list(module.named_parameters(recurse=False)):
             if part := parts.get(parameter):  # a tied one in every module that owns it
                 register_parametrization(module, attribute, part)
-    return Plan(plan.recipe, {name: placements[p] for name, p in model.named_parameters() if p in placements})
+    return replace(plan, placements={name: placements[p] for name, p in model.named_parameters() if p in placements})
 
 
 def _part(name: str, placement: Placement, radius: float) -> Reparametrised:

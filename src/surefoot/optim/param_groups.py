@@ -128,7 +128,7 @@ def refuse_rate(group: Mapping[str, Any]) -> None:
     """Raise ValueError for a learning rate that is no number, negative or not finite; one on a device is not read."""
     lr = learning_rate(group) if isinstance(group["lr"], Real | Tensor) else -1.0
     if isinstance(lr, float) and not -ROUNDING <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {group['lr']}; if a schedule gave it, has it run past its end?")
+        raise ValueError(f"Invalid learning rate: {group['lr']!r}; if a schedule gave it, has it run past its end?")
 
 
 def checked_names(group: Group, number: int, known: Known, precision: Precision) -> list[str]:

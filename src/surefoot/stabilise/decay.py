@@ -54,6 +54,10 @@ class WeightDecay(Decay):
         """The same decay of this weight, by `eta`."""
         return self
 
+    def by(self, scale: float) -> WeightDecay:
+        """The same decay by lr."""
+        return DecoupledWeightDecay(self.rate * scale, Constant(scale))
+
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`."""
         return eta * known.longest(ball) + self.part(w, eta) * known.upper
@@ -94,7 +98,7 @@ class DecoupledWeightDecay(WeightDecay):
         """Its scale for this shape, too."""
         return replace(super().scaled(unit, shape), lr_scale=Constant(self.lr_scale(shape)))
 
-    def by(self, scale: float) -> Self:
+    def by(self, scale: float) -> WeightDecay:
         """The same decay, its rate by the lr of a role with this scale; of a shape, as `scaled` gives it."""
         assert isinstance(self.lr_scale, Constant)
         return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))

@@ -88,3 +88,17 @@ def test_the_former_name_is_found_with_a_warning_and_not_listed(name):
     assert name not in dir(former)
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'; it has"):
         _ = former.no_such_name
+
+
+@pytest.mark.parametrize(
+    "geometry", [sf.RMSScaled(sf.RMS()), contrib.DualScaled(sf.RMS()), contrib.MeanLookahead(sf.MaxNorm())], ids=repr
+)
+def test_vectors_have_adaptive_directions_too(geometry):
+    assert sf.check(geometry)["shapes"] == 0
+    layer = nn.Linear(3, 4)
+    change = ("bias", lambda role: replace(role, geometry=geometry))
+    optimizer = sf.SteepestDescent(layer, sf.Plan.of(layer, overrides=[change]), lr=0.1)
+    layer.bias.grad = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    before = layer.bias.detach().clone()
+    optimizer.step()
+    assert (layer.bias != before).all()

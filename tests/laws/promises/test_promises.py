@@ -94,5 +94,5 @@ def test_a_step_of_unknown_norm_has_no_promise_under_decay():
             return 3 * super().direction(g)
 
     role = sf.Role("mine", Long(), weight_norm=sf.Spectral(), stabiliser=sf.WeightDecay(0.5))
-    assert Placement(role, "", (4, 4)).promise == "decay by 0.5 eta, no bound: steps of unknown norm"
-    assert Plan("mine", {"w": Placement(role, "", (4, 4))}).rows()[0]["promise"].startswith("decay by 0.5 eta")
+    assert Placement(role, "", (4, 4)).promise == "decay by 0.5 lr, no bound: steps of unknown norm"
+    assert Plan("mine", {"w": Placement(role, "", (4, 4))}).rows()[0]["promise"].startswith("decay by 0.5 lr")

@@ -100,8 +100,13 @@ def test_torchs_own_attention_is_measured_bounded_and_rescaled(options, weights,
     causal, padded = torch.ones(6, 5, dtype=torch.bool).triu(1), torch.arange(5).expand(2, 5) > 3
     if masked:
         given |= {"attn_mask": causal, "key_padding_mask": padded}
-    control = LogitControl(nn.ModuleDict({"a": layer}))
-    pair = control.pairs["a"]
+    model, of_keys = nn.ModuleDict({"a": layer}), layer.bias_k
+    if of_keys is not None:
+        with pytest.raises(ValueError, match="has a key of its own, bias_k"):
+            LogitControl(model)
+        layer.bias_k = None
+    control = LogitControl(model, pairs=find_pairs(model))
+    pair, layer.bias_k = control.pairs["a"], of_keys
     q, k = (rows["weight"].split(SIZE) for rows in (pair.query.rows(), pair.key.rows()))
     placed = sf.Plan.of(layer)
     assert {b[:2] for name in placed for b in placed[name].blocks if "k_proj" in name or "in_proj_w" in name} <= {

@@ -145,6 +145,20 @@ def test_values_that_would_be_ignored_are_refused() -> None:
         sf.SteepestDescent([{"params": [nn.Parameter(torch.ones(2))], "role": "bias", "lr": -1.0}], lr=0.1)
 
 
+@pytest.mark.parametrize("recipe", ["moonlight", "lion", "scale", "normuon", "steady"])
+def test_a_layer_without_inputs_is_planned(recipe: str) -> None:
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = nn.Sequential(nn.Linear(0, 4), nn.Linear(4, 4))
+    optimizer = sf.create_optimizer(model, recipe, lr=0.1)
+    model(torch.ones(2, 0)).sum().backward()
+    optimizer.step()
+
+
+def test_a_decays_promise_is_told_by_the_rate_that_is_given() -> None:
+    plan = sf.Plan.of(nn.Linear(4, 4, bias=False), sf.recipes.scion())
+    assert plan["weight"].promise == "norm <= max(initial, 50) by decay while lr <= 1"
+
+
 @pytest.mark.parametrize("factor", [0.0, -2.0, math.nan, math.inf])
 def test_a_scale_that_gives_no_positive_number_is_refused(factor: float) -> None:
     def scaled(role: sf.Role) -> sf.Role:

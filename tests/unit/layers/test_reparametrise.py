@@ -191,6 +191,14 @@ def test_a_tied_head_is_found_among_others_of_its_shape():
     assert again["other.parametrizations.weight.original"].role.name == "linear"
 
 
+def test_the_plan_stays_that_of_its_run():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    plan = sf.Plan.of(model, run=sf.Run(100, 1024))
+    same = normalise_(model, plan)
+    assert (same.run, same.rate) == (plan.run, plan.rate)
+    assert sf.SteepestDescent(model, same).param_groups[0]["lr"] == plan.rate
+
+
 def test_named_parameters_present_norms_and_the_way_back():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
