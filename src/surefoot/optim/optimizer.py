@@ -192,7 +192,7 @@ class SteepestDescent(Optimizer):
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, live: deepcopy it to go back to it. Tensors that share memory with other parameters' are copied."""
+        """As torch's, live: deepcopy it to go back to it. Tensors in memory of several parameters are copied."""
         self._adopt()
         if self._sharding:
             self._sharding.gather_owned()

@@ -93,8 +93,8 @@ class Hyperball(Stabiliser):
     """`w <- R n(w - eta R n(d))` with `n(x) = x / |x|_F` and `R = |w|_F`: a step turns the weight by about eta radians.
 
     R is the initial length, since every step keeps it. The direction d may be any optimizer's; its length is of no
-    consequence, and eta is relative to the weight. A zero weight stays zero. A role of matrices with `Identity()`, whose
-    norm is that of rows, needs `weight_norm=Frobenius()` beside it.
+    consequence, and eta is relative to the weight. A zero weight stays zero. A role of matrices with `Identity()`, of
+    whose norm each row is a vector, needs `weight_norm=Frobenius()` beside it.
 
     Source: K. Wen et al., "Fantastic pretraining optimizers and where to find them II: Hyperball", arXiv 2606.16899.
 
