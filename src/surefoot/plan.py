@@ -132,8 +132,8 @@ class Plan:
     def unsplit(self) -> str:
         """Which matrices of attention have one norm for all heads because these are not known, and the remedy."""
         names = [re.sub(r"\b\d+\b", "*", name) for name, place in self.placements.items() if UNSPLIT in place.why]
-        says = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) of queries, of keys"
-        return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {says}" if names else ""
+        remedy = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
+        return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {remedy}" if names else ""
 
     @property
     def lr_reason(self) -> str:
