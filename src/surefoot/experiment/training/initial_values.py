@@ -21,28 +21,21 @@ def torch_(model: nn.Module, seed: int) -> None:
     Raises:
         ValueError: a module of another type with parameters of its own; the message names it.
     """
-    for name, module in _owners(model):
+    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters()}  # a tied head's is the table's
+    for name, module in model.named_modules():
+        if name not in owners:
+            continue
         if isinstance(module, nn.Linear | Experts):
             for key, parameter in module.named_parameters(recurse=False):
                 bound = 1 / math.sqrt(getattr(module, "in_features", parameter.shape[-1]))
                 nn.init.uniform_(parameter, -bound, bound, generator=generator_for(f"{name}.{key}", seed))
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, generator=generator_for(f"{name}.weight", seed))
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()  # ones and zeros, nothing random
         else:
-            _reset_norm_(name, module)
-
-
-def _owners(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the modules with parameters of their own; a tied head has none, since its weight is the embedding's."""
-    owners = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-    return [(name, module) for name, module in model.named_modules() if name in owners]
-
-
-def _reset_norm_(name: str, module: nn.Module) -> None:
-    if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        known = "AdamW's initial values cover Linear, Experts, Embedding, LayerNorm and RMSNorm"
-        raise ValueError(f"{name or 'the model'} is a {type(module).__name__}: {known}")
-    module.reset_parameters()  # ones and zeros, nothing random
+            known = "AdamW's initial values cover Linear, Experts, Embedding, LayerNorm and RMSNorm"
+            raise ValueError(f"{name or 'the model'} is a {type(module).__name__}: {known}")
 
 
 @torch.no_grad()
