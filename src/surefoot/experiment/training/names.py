@@ -182,11 +182,8 @@ def _averages(value: float | str) -> bool:
     return 0 <= float(value) < 1 if part is None else 0 < part <= 1
 
 
-RATE = Number(
-    "rate",
-    lambda text: text if text == AUTO else float(text),
-    "must be finite and not negative, or auto",
-    lambda value: value == AUTO or 0 <= value < math.inf,
+RATE = Number(  # a command reads it by `cli.options.rate`, which wants more than 0
+    "rate", float, "must be finite and not negative, or auto", lambda value: value == AUTO or 0 <= value < math.inf
 )
 
 AVERAGE = Number(
