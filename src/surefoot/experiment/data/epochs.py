@@ -66,8 +66,7 @@ class Epochs:
         for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):
             document, left = order[index], int(ends[index]) - position
             taken = min(left, rest)
-            if taken:
-                spans.append((int(self._starts[document] + self._lengths[document]) - left, taken))
+            spans.append((int(self._starts[document] + self._lengths[document]) - left, taken))
             position, rest = position + taken, rest - taken
             if not rest:
                 break
