@@ -177,8 +177,7 @@ def _by_recipe(entries: Sequence[Mapping[str, Any]]) -> tuple[Chart, Chart]:
     """The losses of the final runs by seed, and those of the tuning by rate."""
     labels = {entry["name"]: entry["name"] for entry in entries}
     what = "The final loss of each fresh seed; the same seed is the same batches for all, so compare along a column."
-    by_seed = [(entry["name"], *each) for entry in entries for each in entry["val_loss_by_seed"].items()]
-    rows = [(name, seed, loss) for name, seed, loss in by_seed if loss is not None]
+    rows = [(entry["name"], *each) for entry in entries for each in entry["val_loss_by_seed"].items()]
     x = alt.X("seed:O", title="seed", axis=alt.Axis(labelAngle=0))
     seeds = _chart("Final loss by seed", what, ("recipe", "seed", "loss"), rows, x, labels)
     what = "What each recipe was tuned with, as many rates for all; the best has neighbours on both sides."
