@@ -58,7 +58,7 @@ class Linear:
         return float(HeadRMS().norm(self.weight)) + float(F.pad(self.bias.abs(), (0, 1)).max())
 
 
-def linear(layer: object) -> Linear | None:
+def linear(layer: nn.Module) -> Linear | None:
     """The weight and the bias of an `nn.Linear`, an `InNormLinear` or `transformers`' `Conv1D`; None of anything else.
 
     Exact types only: a subclass may compute anything.
@@ -66,8 +66,6 @@ def linear(layer: object) -> Linear | None:
     >>> linear(nn.Linear(3, 5)).weight.shape
     torch.Size([5, 3])
     """
-    if not isinstance(layer, nn.Module):
-        return None
     kind = type_before_parametrizations(layer)
     transposed = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
     if kind not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
