@@ -134,12 +134,11 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
     return [*words[:at], value, *words[at + 1 :]]
 
 
-def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str] | None:
+def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str]:
     """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
     from surefoot.cli.chosen import config
 
-    if (out := getattr(arguments, "out", None)) is None:
-        return None
+    out: Path = arguments.out
     if diverged:
         words = _with(words, "--lr", f"{config(arguments).lr / 4:.3g}")
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
