@@ -36,10 +36,8 @@ class Decoder(nn.Module):
         super().__init__()
         size, positions = config.size, config.positions
         norm = nn.Identity if config.norm == "in" else config.layer_norm
-        rope, head_norm = (
-            positions if isinstance(positions, Rope) else None,
-            config.layer_norm if config.qk_norm else None,
-        )
+        rope = positions if isinstance(positions, Rope) else None
+        head_norm = config.layer_norm if config.qk_norm else None
         scale = attention_scale(size.head_dim, config.base_head_dim)
         heads = Heads(size.heads, size.head_dim, size.heads if config.kv_heads is None else config.kv_heads, scale)
 
