@@ -93,13 +93,12 @@ class Experts(nn.Module):
         inner: features between its matrices.
     """
 
-    has_gate: bool
-    is_transposed: bool
-    is_concatenated: bool
+    has_gate: bool = True
+    is_transposed: bool = False
+    is_concatenated: bool = True
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
-        self.has_gate, self.is_transposed, self.is_concatenated = True, False, True
         self.gate_up_proj: nn.Parameter = nn.Parameter(torch.empty(count, 2 * inner, width))
         self.down_proj: nn.Parameter = nn.Parameter(torch.empty(count, width, inner))
         for matrix in (*self.gate_up_proj, *self.down_proj):
