@@ -47,18 +47,13 @@ def add_to(commands: options.Commands) -> None:
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    help = (
-        "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
-        "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration"
-    )
+    help = "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
+    help += "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration"
     add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
     add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
     add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    add(
-        "--keep-best",
-        action="store_true",
-        help="keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)",
-    )
+    help = "keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)"
+    add("--keep-best", action="store_true", help=help)
     add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
 
 
