@@ -112,7 +112,7 @@ MUTATIONS = (
         "1 + reach * nuclear / unit",
         WORST,
     ),
-    Mutation("a rank without a gradient", "optim/shard.py", "there &= ~(missing & self.copies)", "pass", SHARDED),
+    Mutation("a rank without a gradient", "optim/shard.py", "there &= ~(missing & copied)", "pass", SHARDED),
     Mutation("zero problems of a part alone", "optim/shard.py", "labels + torch", "labels * 0 + torch", MESHES),
     Mutation("a strided part in the mesh's order", "mesh/slabs.py", "strides[axis] > 1)", "0)", SCHEDULE),
     Mutation(

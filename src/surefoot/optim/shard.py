@@ -104,11 +104,6 @@ class Shard:
         return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in self.kept.items()}
 
     @property
-    def copies(self) -> bool:
-        """Whether other processes hold the same entries."""
-        return not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)
-
-    @property
     def index(self) -> Index:
         """Where the slab's entries lie in the whole parameter."""
         shape, slab = self.placement.shape, self.cut.slab
@@ -157,7 +152,8 @@ class Shard:
     def agree(self, flags: Tensor) -> None:
         """Take what all processes know, and count a gradient that is not finite."""
         infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
-        there &= ~(missing & self.copies)
+        copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # elsewhere, too
+        there &= ~(missing & copied)
         finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
         if self.problems:
