@@ -134,7 +134,7 @@ FIGURES = [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
             ],
             "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
-            "searched**, AdamW {}. AdamW's": lambda: [at("one_rate", "adamw...", "minus steady")],
+            "searched**, AdamW {}. The vision": lambda: [at("one_rate", "adamw...", "minus steady")],
             "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
             "at more rate and less decay, it ends {} higher": lambda: above(3, "steady", LAW),
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by {} and {}": lambda: [
