@@ -10,12 +10,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from inline_executor import Inline
 from surefoot.experiment.errors import SweepError
 from surefoot.experiment.files import read_lines
 from surefoot.experiment.sweep.config import SweepConfig, TrialResult
-from surefoot.experiment.sweep.executors import Pool, Raised
+from surefoot.experiment.sweep.executors import Killed, Pool, Raised, guarded
 from surefoot.experiment.sweep.progress import Progress
 from surefoot.experiment.sweep.search import Grid
 from surefoot.experiment.sweep.sweep import run
@@ -143,6 +144,16 @@ def test_another_exit_is_named_and_what_cannot_be_sent_back_stops_the_sweep(tmp_
     }
     with pytest.raises(SweepError, match=r"a, width 8, lr 2\^0, seed 0: \w+: .*pickle"):
         run(one, tmp_path / "run", unpicklable, workers=1, progress=silent)
+
+
+@pytest.mark.parametrize("error", [MemoryError("3 GiB"), torch.OutOfMemoryError("3 GiB")], ids=repr)
+def test_a_run_without_memory_is_as_one_that_was_killed(error):
+    def run_out(item):
+        raise error
+
+    ended = guarded(run_out, None)
+    assert isinstance(ended, Killed)
+    assert str(ended) == f"{type(error).__name__}: 3 GiB"
 
 
 def test_the_traceback_of_what_a_run_raised_is_kept(tmp_path, log):

@@ -124,7 +124,8 @@ def add_recipes(
     """
     several = isinstance(default, list)
     of, valued = "out of" if several else "one of", ", ".join(name for name in VALUES if name in names)
-    help = f"{of} {', '.join(names)}; {valued} may take a value, as in moga_row:1.5; --recipe and --method are the same"
+    help = f"{of} {', '.join(names)}; " + (f"{valued} may take a value, as in moga_row:1.5; " if valued else "")
+    help += "--recipe and --method are the same"
     read = checked(lambda text: parse(text, tuple(names)))
     arguments: Any = {"dest": "recipes" if several else "method", "nargs": "+" if several else None, "type": read}
     parser.add_argument("--recipes", default=default, help=help, metavar="NAME", **arguments)

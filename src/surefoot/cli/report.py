@@ -33,7 +33,7 @@ def add_to(commands: options.Commands) -> None:
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
     runs: Any = {"type": options.path, "nargs": "+", "metavar": "RUN"}
-    parser.add_argument("directories", help="what transfer, compare, train or coordcheck wrote to", **runs)
+    parser.add_argument("directories", help="what transfer, ladder, compare, train or coordcheck wrote to", **runs)
     help = "write an interactive page; several runs stand side by side"
     parser.add_argument("--html", action="store_true", help=help)
     help = "where the page is written (default: RUN/report.html, of several runs ./report.html)"
@@ -42,7 +42,7 @@ def add_to(commands: options.Commands) -> None:
     help = "show run directories in the browser while runs go on; on this machine only, reads only"
     watching = options.command(commands, "watch", watch, help, _WATCHING)
     watching.add_argument("directories", help="what transfer, train, ... write to", **runs)
-    watching.add_argument("--port", type=options.natural, default=8573, help="0: any that is free (default: 8573)")
+    watching.add_argument("--port", type=options.natural, default=8573, help="0: any that is free")
     watching.add_argument("--open", action="store_true", help="open the page in the browser")
 
 

@@ -207,6 +207,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
     if tied or declared or not tables or not _matrices_beside(model, tables):
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
+    shapes = {(words, d) for words, d in shapes if words != d} or shapes  # of square ones positions, beside others
     sizes = {name: (m.out_features, m.in_features) for name, m in linears.items()}
     alike = [name for name, size in sizes.items() if size in shapes]
     candidates = [name for name in alike if not _read_beside(model, name)]

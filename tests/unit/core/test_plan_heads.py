@@ -96,6 +96,12 @@ def test_what_is_called_a_head_is_one_behind_a_norm(model, last, role):
         assert Plan.of(model, head=())[f"{last}.weight"].role.name == "linear"
 
 
+def test_a_table_of_as_many_positions_as_features_makes_no_square_matrix_a_head():
+    model = Language()
+    model.places, model.mix = nn.Embedding(8, 8), nn.Linear(8, 8)
+    assert {name for name, role in roles(model).items() if role == "head"} == {"out.weight"}
+
+
 def test_a_head_of_as_many_words_as_an_mlp_beside_it_has_features_is_found():
     layers = [nn.Embedding(50, 8), nn.Linear(8, 50), nn.GELU(), nn.Linear(50, 8), nn.Linear(8, 50, bias=False)]
     found = roles(nn.Sequential(*layers))

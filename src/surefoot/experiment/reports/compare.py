@@ -89,7 +89,7 @@ def _notes(summary: Mapping[str, Any]) -> list[str]:
         f"steps, time: {until}",
         "time: wall time of training in processes of one thread, evaluations not counted.",
         "without a loss: runs of the tuning, and of the final ones, that diverged or failed (killed twice; to run one",
-        "again, delete its line in results.jsonl of tuning/ or final/).",
+        "again, delete its line and those below it in results.jsonl; if that is of tuning/, the folder final/, too).",
         *([] if summary["finished"] else [going]),
     ]
 

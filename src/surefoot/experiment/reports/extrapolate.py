@@ -106,7 +106,7 @@ def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
     if any(entry["no_law"] for entry in summary["recipes"]):
         notes.append("no law: it needs a best rate inside those measured at every value: --budget, --rates, --seeds.")
     if not summary["finished"]:
-        notes.append("UNFINISHED: a best rate is of a sweep that has finished; the same command goes on from there.")
+        notes.append(transfer.UNFINISHED)
     columns: transfer.Columns = {
         "power": power,
         "off the line": lambda entry: estimate(entry["rms_octaves"], None, ".2f"),
@@ -167,7 +167,7 @@ def _facts(summary: Mapping[str, Any], records: Sequence[Record]) -> list[Fact]:
     law = Fact("Power", power(best), f"the best rate goes as {axis.title} to this power; {bends}")
     return [
         Fact("Rate to use", f"{lr(log2_lr or 0.0):.3g}", use),
-        transfer.interval(ci, best["seeds"], "these sweeps have", _BUT),
+        transfer.interval(ci, best["seeds"], "these sweeps have", _BUT * ("extrapolated" in basis)),
         *([law] if best["power"] is not None else []),
         Fact(f"The best rate of {name} moves by", transfer.drift(best), f"from {first} to {last}, in octaves"),
         transfer.missing_it(best, records, f", at {last}"),

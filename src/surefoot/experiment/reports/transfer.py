@@ -18,6 +18,7 @@ from surefoot.experiment.training.config import TrainConfig
 Entry = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Entry], str]]
 
+UNFINISHED = "UNFINISHED: a best rate is of a sweep that has finished; the same command goes on from there."
 _FACTORS = {-1.0: "half", 1.0: "twice"}
 """What is said of a rate so many octaves beside the best one."""
 
@@ -46,6 +47,7 @@ def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
         "the narrowest optimum run at the widest model, minus the best measured there. training: mean of the last",
         "tenth of the steps at the best rate (and the validation loss minus it).",
         *seeds_and_edges(summary["recipes"]),
+        *[UNFINISHED] * (not summary.get("finished", True)),
     ]
     return recipes(summary["recipes"], [*map(str, widths)], columns, notes, decimal)
 
@@ -157,7 +159,7 @@ def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}"
         for width, count in zip(entry["widths"], entry.get("failed", ()), strict=False)  # earlier versions lack the key
         if count
     ]
-    again = "killed twice, counted as diverged; to run one again, delete its line in results.jsonl."
+    again = "killed twice, counted as diverged; to run one again, delete its line and those below it in results.jsonl."
     return [*lines, f"failed: {', '.join(failed)}; {again}"] if failed else lines
 
 

@@ -127,14 +127,18 @@ def outcomes(
 
 
 def guarded(function: Function, item: Any) -> Any:
-    """What a worker process calls: the function on one thread, what it raises returned as `Raised`."""
+    """What a worker process calls: the function on one thread, what it raises returned as `Raised`.
+
+    Without memory it ends as the system would end it: other runs may have enough.
+    """
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read when torch is loaded
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     try:
         return function(item)
     except (Exception, SystemExit) as error:
-        return Raised.of(error)
+        name = type(error).__name__
+        return Killed(f"{name}: {error}") if name in ("MemoryError", "OutOfMemoryError") else Raised.of(error)
 
 
 def usable_cores() -> int:

@@ -65,7 +65,7 @@ class Bracket:
 
     def __post_init__(self) -> None:
         if self.budget < 3:
-            raise ValueError(f"budget must be at least 3 rates per width, got {self.budget}")
+            raise ValueError(f"a search needs at least 3 rates per width, got {self.budget}")
 
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:
         """The log2 rates to run next for a recipe, given log2 rate -> mean loss (None: diverged) so far; () if done."""

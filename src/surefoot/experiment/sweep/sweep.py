@@ -97,7 +97,7 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
             raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")
     stored = configs.read(directory / SUMMARY) if (directory / SUMMARY).exists() else {}
     records = results(directory)
-    return summarise(config, records, stored.get("environment", {})), records
+    return summarise(config, records, stored.get("environment", {})) | ({} if stored else {"finished": False}), records
 
 
 def results(directory: Path) -> list[Record]:

@@ -183,7 +183,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(finished, tmp_path, s
         ({"published": ("muon@-1",)}, "names no learning rate"),
         ({"published": ("muon@nan",)}, "names no learning rate"),
         ({"published": ("sgd@0.1",)}, "unknown method 'sgd'"),
-        ({"rates_per_recipe": 2}, "budget must be at least 3"),
+        ({"rates_per_recipe": 2}, "a search needs at least 3"),
         ({"tuning_seeds": 0}, "seeds is empty"),
     ],
 )
