@@ -24,7 +24,7 @@ NO_TABLE = [
     ("", r"[Ww]ithin 0\.1 passes|Inside 0\.1 passes|0\.01 is noise", "what counts"),
     ("", r"1\.165 for|1\.70 (?:for|times)|1\.62 eta|at most 1\.13:|RMS 0\.[27]\)?", "proven, or a definition"),
     ("docs/explanation/natural-units.md", r"by 0\.001|norm 0\.1|most 0\.1", "an example"),
-    ("docs/stability.md", r"1\.7 nats for V = 256|1\.3 % above|within 3 %|2 % above", "formulas, tolerances of tests"),
+    ("docs/stability.md", r"1\.7 nats for V = 256|1\.3 % above|within 5 %|2 % above", "formulas, tolerances of tests"),
     ("docs/stability.md", r"a norm by up to 5 %|by up to 10 %|1 to 6 % in bfloat16", "what was seen once; of a dtype"),
     ("docs/stability.md", r"found: \.42 at width 32, 1\.15 at 512", "found by ascent, once"),
     ("docs/compatibility.md", r"directories of 0\.2|\b2\.9 is the oldest|3\.11 and newer", "versions"),

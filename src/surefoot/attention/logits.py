@@ -21,31 +21,31 @@ def largest_logits(
     Costs one of the two matrix products of attention.
 
     Args:
-        query: `(B, heads, T, d)`, or without B, after rotary embedding, as attention receives them.
-        key: `(B, key heads, S, d)`; consecutive heads share a key.
+        query: `(..., heads, T, d)`, any batch, after rotary embedding, as attention receives them.
+        key: `(..., key heads, S, d)`; consecutive heads share a key.
         scale: factor on the products.
-        mask: broadcasts to `(B, heads, T, S)`; True, or finite, where attention is allowed. The values that a
+        mask: broadcasts to `(..., heads, T, S)`; True, or finite, where attention is allowed. The values that a
             floating-point mask adds are ignored: rescaling queries and keys does not change them.
         causal: query i attends to keys 0 to i only.
 
     Returns:
-        `(heads,)` in float32; 0 for a head without pairs; a logit that overflows the dtype of the query counts as the
-        largest number of that dtype.
+        `(heads,)` in float32; 0 for a head without pairs; a logit that overflows its dtype counts as that one's largest
+        number.
 
     >>> q, k = torch.tensor([[[[1.0, 0.0]]], [[[0.0, 4.0]]]]), torch.tensor([[[[3.0, 0.0]]], [[[0.0, -1.0]]]])
     >>> largest_logits(q, k, 0.5)
     tensor([2.])
     """
-    if query.ndim == 3:  # no batch
-        query, key = query[None], key[None]
-    heads, length = query.shape[1], query.shape[2]
+    *batch, heads, length, _ = query.shape
+    query, key = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key))
     key = key.repeat_interleave(heads // key.shape[1], 1)
-    largest, dtype_max = torch.zeros(heads, device=query.device), torch.finfo(query.dtype).max
+    largest = torch.zeros(heads, device=query.device)
     if mask is not None:
         mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-        mask = mask.expand(query.shape[0], heads, length, key.shape[2])
+        mask = mask.expand(*batch, heads, length, key.shape[2]).reshape(len(query), heads, length, key.shape[2])
     for start in range(0, length, CHUNK):
-        logits = (query[:, :, start : start + CHUNK] * scale @ key.mT).abs().clamp(max=dtype_max).float()
+        logits = (query[:, :, start : start + CHUNK] * scale @ key.mT).abs()  # under autocast of another dtype
+        logits = logits.clamp(max=torch.finfo(logits.dtype).max).float()
         if mask is not None:
             logits = logits.masked_fill(~mask[:, :, start : start + CHUNK], 0.0)
         if causal:

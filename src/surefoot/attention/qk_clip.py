@@ -174,10 +174,11 @@ class LogitControl:
     def _rescale(self, optimizer: SteepestDescent) -> None:
         """Rescale the heads above the threshold and start new maxima."""
         largest = self._global_largest()
-        if unseen := [name for name in self._unseen if name not in largest or not largest[name].any()]:
+        if unseen := [name for name in self._unseen if name not in largest or bool((largest[name] < 0).all())]:
             warnings.warn(
                 f"the attention logits of {', '.join(unseen)} were not measured: its forward method was not called in "
-                "training before this step; name the module around it that is, pairs={name: QueryKey(...)}",
+                "training before this step, or was compiled before `hold`; name the module around it that is, "
+                "pairs={name: QueryKey(...)}",
                 stacklevel=2,
             )
         self._unseen = []  # warned once
@@ -191,7 +192,7 @@ class LogitControl:
         per_layer = []
         for name, pair in self.pairs.items():
             heads, weight = pair.query.count // pair.head_dim, pair.query.parameters["weight"]
-            own = self.largest.get(name, torch.zeros(heads, device=weight.device)).float()
+            own = self.largest.get(name, torch.full((heads,), -1.0, device=weight.device)).float()
             per_layer.append(own if len(own) == heads else _among_all(own, heads, name, pair))
         reduced = torch.cat(per_layer)
         dist.all_reduce(reduced, dist.ReduceOp.MAX, group=self._group)
@@ -229,15 +230,19 @@ class _LogitRecorder(TorchFunctionMode):
 
     def __init__(self, name: str, record: Callable[[str, Tensor], None]) -> None:
         super().__init__()
-        self.name, self.record, self.calls, self.measures = name, record, 0, False
+        self.name, self.record, self.calls, self.measures, self.entered = name, record, 0, False, False
 
     def start(self, layer: nn.Module, inputs: Any) -> None:
         """Forward pre-hook: intercept torch functions from here on."""
         self.calls, self.measures = 0, layer.training and torch.is_grad_enabled()
         super().__enter__()  # type: ignore[no-untyped-call]
+        self.entered = True
 
     def stop(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         """Forward hook, called after an exception, too, with output None: stop intercepting."""
+        if not self.entered:  # another hook has raised before
+            return
+        self.entered = False
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(

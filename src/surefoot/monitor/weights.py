@@ -104,7 +104,7 @@ def measured_change(before: Tensor, after: Tensor, placement: Placement) -> floa
         placement: its place in a plan.
 
     Returns:
-        In natural units; under a costly norm a Ritz value, at most the norm and within 3 % of it in our tests. inf for
+        In natural units; under a costly norm a Ritz value, at most the norm and within 5 % of it in our tests. inf for
         a change that is not finite.
     """
     largest, role = 0.0, placement.role

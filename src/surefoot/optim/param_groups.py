@@ -140,9 +140,10 @@ def checked_names(group: Group, number: int, known: Known, precision: Precision)
     taken, names = {name for name, _ in known.values()}, list[str]()
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
-        while name in taken or name in names:
+        while name in taken:
             name = f"group{number}.{name}"
         names.append(name)
+        taken.add(name)
         if p.requires_grad:
             precision.check(p, name)
     refuse_rate(group)

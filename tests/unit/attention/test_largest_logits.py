@@ -52,3 +52,19 @@ def test_factors_multiply_to_what_each_head_needs_and_raise_nothing():
         assert query.max() <= 1
         assert key.max() <= 1
     torch.testing.assert_close(*logits.logit_factors(largest, 100.0, 8))
+
+
+def test_any_batch_has_the_largest_of_all_its_parts():
+    q, k, mask = random(2, 3, 4, 5, 6), random(2, 3, 2, 7, 6, seed=1), random(3, 1, 5, 7, seed=2) > 0
+    parts = [logits.largest_logits(q[i, j], k[i, j], 0.5, mask[j]) for i in range(2) for j in range(3)]
+    assert torch.equal(logits.largest_logits(q, k, 0.5, mask), torch.stack(parts).amax(0))
+    assert torch.equal(logits.largest_logits(q[:, :0], k[:, :0], 0.5), torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_queries_under_autocast(dtype):
+    q, k = 300 * random(1, 2, 3, 4), 300 * random(1, 2, 3, 4, seed=1)
+    with torch.autocast("cpu", dtype):
+        largest = logits.largest_logits(q, k, 1.0)
+    exact = logits.largest_logits(q, k, 1.0).clamp(max=torch.finfo(dtype).max)
+    torch.testing.assert_close(largest, exact, rtol=0.02, atol=0)

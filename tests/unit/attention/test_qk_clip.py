@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,28 @@ def test_attention_that_cannot_be_measured_raises():
     with pytest.raises(RuntimeError, match="logits of 0 cannot be measured"):
         model(random(1, 3, 4))
     model.eval()(random(1, 3, 4))
+
+
+def test_queries_that_start_at_zero_are_measured():
+    model = llama()
+    for name, p in model.named_parameters():
+        if name.endswith("query.weight"):
+            p.detach().zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, LogitControl(model), 2, lr=0.1)
+
+
+def test_a_hook_that_fails_before_is_the_users_error():
+    def fail(*_):
+        raise ValueError("the user's")
+
+    model = gpt()
+    control = LogitControl(model)
+    control.hold(sf.SteepestDescent(model, lr=0.1))
+    next(iter(control._layers.values())).register_forward_pre_hook(fail, prepend=True)
+    with pytest.raises(ValueError, match="the user's"), torch.device("cpu"):
+        model(TOKENS)
 
 
 def test_a_forward_that_fails_changes_nothing():
