@@ -134,7 +134,8 @@ class LogitControl:
         """Register hooks that measure logits in every forward pass and rescale heads after every step.
 
         In training, the forward pass raises RuntimeError if a layer does not call `scaled_dot_product_attention`. A
-        weight that is frozen later stays as it is.
+        weight that is frozen later stays as it is. Two controls of a layer both scale it: for another threshold remove
+        the handles first.
 
         Args:
             optimizer: the optimizer of W_q and W_k.

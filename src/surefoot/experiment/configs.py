@@ -160,7 +160,7 @@ def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) ->
             yield
         except ValueError:  # of the arguments, such as the checkpoint of another run to start from
             if not (begun or (directory / data).exists()):
-                (directory / CONFIG).unlink()
+                (directory / CONFIG).unlink(missing_ok=True)
             raise
 
 
