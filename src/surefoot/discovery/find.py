@@ -255,6 +255,6 @@ def _read_beside(model: nn.Module, name: str, behind: bool = False) -> bool:
     A head of as many words as an MLP beside it has features stands before none.
     """
     layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
-    all_of_it = list(children_of(owner).values())
-    beside = [m for m in all_of_it[all_of_it.index(layer) * behind :] if isinstance(m, nn.Linear) and m is not layer]
+    siblings = list(children_of(owner).values())
+    beside = [m for m in siblings[siblings.index(layer) * behind :] if isinstance(m, nn.Linear) and m is not layer]
     return any(m.in_features == layer.out_features != layer.in_features for m in beside)

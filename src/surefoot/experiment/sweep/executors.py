@@ -21,7 +21,7 @@ Function = Callable[[Any], Any]
 
 
 class Killed(Exception):
-    """Why a run has no result: its process ended, and no Python exception says more."""
+    """Why a run has no result: its process ended, and no Python exception says more, or it had no memory."""
 
 
 class NeverStarted(Killed):
