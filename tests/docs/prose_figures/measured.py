@@ -129,15 +129,15 @@ FIGURES = [
                 least(rivals("alignment", *EXACTER)),
             ],
             "{} of torch's Muon on matrices of 768 where bfloat16 is emulated, {} to {} where the CPU multiplies it "
-            "natively, and {} of the best rival in float32. On matrices of 128: {}, {} and {}": lambda: [
+            "natively, and {} and {} of the best rival in float32. On matrices of 128: {}, {}, {} and {}": lambda: [
                 most(step("step_without_units")),
                 *ends(step("step_with_units")),
+                most(step("step_without_units", "/ best float32")),
                 most(step("step_with_units", "/ best float32")),
-                at("small_without_units", SMALL.format(1), "/ torch Muon"),
-                at("small_with_units", SMALL.format(1), "/ torch Muon"),
-                at("small_without_units", SMALL.format(1), "/ best float32"),
+                *(at(f"small_{w}_units", SMALL.format(1), "/ torch Muon") for w in ("without", "with")),
+                *(at(f"small_{w}_units", SMALL.format(1), "/ best float32") for w in ("without", "with")),
             ],
-            "({} at 768, {} at 128, there {} of the best rival in float32)": lambda: [
+            "(without units {} at 768, {} at 128, there {} of the best rival in float32)": lambda: [
                 at("step_without_units", OURS[0].replace("| 1 |", "| 2 |"), "/ torch Muon"),
                 at("small_without_units", SMALL.format(2), "/ torch Muon"),
                 at("small_without_units", SMALL.format(2), "/ best float32"),
