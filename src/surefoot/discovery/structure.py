@@ -1,7 +1,7 @@
 """Attention by structure: the number of its heads among its attributes, and one layer with the rows of all of them."""
 
-from itertools import islice
-from typing import Any
+from contextlib import suppress
+from itertools import islice, product
 
 from torch import nn
 
@@ -24,17 +24,11 @@ IN_ORDER = ("c_attn", "Wqkv", "qkv", "qkv_proj", "to_qkv")
 
 def number(owner: nn.Module, names: tuple[str, ...]) -> int | None:
     """The first positive whole number of these names among the attributes of a module, or of its `config`."""
-    holders = owner, getattr(owner, "config", None)
-    found = (_attribute(holder, name) for holder in holders for name in names)
-    return next((x for x in found if type(x) is int and x > 0), None)
-
-
-def _attribute(holder: Any, name: str) -> Any:
-    """An attribute; None where there is none, or a configuration raises because layers differ in it."""
-    try:
-        return getattr(holder, name, None)
-    except RuntimeError:
-        return None
+    for holder, name in product((owner, getattr(owner, "config", None)), names):
+        with suppress(RuntimeError):  # of a configuration whose layers differ in it
+            if type(found := getattr(holder, name, None)) is int and found > 0:
+                return found
+    return None
 
 
 def fused(owner: nn.Module) -> tuple[str, View] | None:
