@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from surefoot.geometry import RMS, Frobenius, HeadRMS, Identity, MaxNorm, MeanOperator, NormalisedRows, Oblique
 from surefoot.geometry.base import Geometry
@@ -14,7 +13,7 @@ from surefoot.scaling import Constant, FanIn, Keller, LongerSide, Moonlight, Roo
 from surefoot.stabilise import DecoupledWeightDecay, Free, Hyperball, PostClip, StreamingPostClip, WeightDecay
 from surefoot.stabilise.base import Stabiliser
 
-FREE, ONE = Free(), Constant()
+ONE = Constant()
 MATRICES, VECTORS = ("linear", "embedding", "head"), ("gain", "bias", "scalar")
 
 NESTEROV = Momentum(0.95, 0.95**2)
@@ -46,7 +45,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     if shares and adam_lr is not None:
         raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
-    return hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, lr_scale=ratio)
+    return hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, adam=ratio)
 
 
 def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
@@ -142,8 +141,8 @@ def scale() -> Recipe:
     rows = {"geometry": MeanOperator(2, math.inf), "lr_scale": FanIn()}
     tables = {"embedding": rows | {"geometry": MeanOperator(1, 2)}}
     tables["head"] = rows | {"geometry": HeadRMS(), "momentum": Momentum(0.9)}
-    vectors = {kind: change for kind, change in _adamw(beta2=0.999).items() if kind in VECTORS}
-    return build("scale", Momentum(0.0), linear=rows, **tables, **vectors)
+    vector = {"geometry": Identity(), "momentum": Adam(beta2=0.999)}
+    return build("scale", Momentum(0.0), linear=rows, **tables, **dict.fromkeys(VECTORS, vector))
 
 
 def mano(weight_decay: float = 0.1) -> Recipe:
@@ -161,8 +160,7 @@ def mano(weight_decay: float = 0.1) -> Recipe:
     >>> mano().role("linear").momentum
     Momentum(beta=0.95, lookahead=None)
     """
-    decay = DecoupledWeightDecay(weight_decay, ONE)
-    return hidden("mano", Momentum(0.95), Oblique(), ONE, weight_decay, vectors=decay)
+    return hidden("mano", Momentum(0.95), Oblique(), ONE, weight_decay, vectors=True)
 
 
 def rmnp(weight_decay: float = 0.1) -> Recipe:
@@ -244,16 +242,12 @@ def normuon(weight_decay: float = 0.1) -> Recipe:
     return hidden("normuon", Momentum(0.95), NormalisedRows(), Moonlight(), weight_decay)
 
 
-def hidden(name: str, momentum: Smoothing, geometry: Geometry, scale: Scale, decay: float, **adamw: Any) -> Recipe:
-    """A geometry and a scale for hidden matrices, AdamW on all the rest; decay of all matrices."""
-    linear = {"geometry": geometry, "lr_scale": scale, "stabiliser": DecoupledWeightDecay(decay, scale)}
-    return build(name, momentum, linear=linear, **_adamw(DecoupledWeightDecay(decay, ONE), **adamw))
-
-
-def _adamw(
-    matrices: Stabiliser = FREE, vectors: Stabiliser = FREE, beta2: float = 0.95, lr_scale: Scale = ONE
-) -> dict[str, dict[str, object]]:
-    """AdamW on all but hidden matrices, with the decay of matrices and of vectors."""
-    adam: dict[str, object] = {"geometry": Identity(), "momentum": Adam(beta2=beta2), "lr_scale": lr_scale}
-    tables = dict.fromkeys(("embedding", "head"), adam | {"stabiliser": matrices})
-    return tables | dict.fromkeys(VECTORS, adam | {"stabiliser": vectors})
+def hidden(
+    name: str, momentum: Smoothing, norm: Geometry, scale: Scale, decay: float, adam: Scale = ONE, vectors: bool = False
+) -> Recipe:
+    """A geometry and a scale for hidden matrices, AdamW on all the rest; decay of all matrices, or of vectors, too."""
+    linear = {"geometry": norm, "lr_scale": scale, "stabiliser": DecoupledWeightDecay(decay, scale)}
+    adamw = {"geometry": Identity(), "momentum": Adam(), "lr_scale": adam}
+    table = adamw | {"stabiliser": DecoupledWeightDecay(decay, ONE)}
+    others = dict.fromkeys(VECTORS, table if vectors else adamw)
+    return build(name, momentum, linear=linear, embedding=table, head=table, **others)
