@@ -145,8 +145,7 @@ class Plan:
     def smoothness(self) -> dict[str, float]:
         """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
         norms = [placement.role.geometry for placement in self.placements.values()]
-        powers = {label(norm): getattr(norm, "smoothness_exponent", None) for norm in norms}
-        return {name: power for name, power in powers.items() if power is not None}
+        return {label(norm): norm.smoothness_exponent for norm in norms if hasattr(norm, "smoothness_exponent")}
 
     def rows(self) -> list[dict[str, str]]:
         """The plan as a table, and as JSON: a dictionary per parameter, or per fused part where their roles differ."""
