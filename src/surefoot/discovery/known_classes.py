@@ -29,8 +29,7 @@ def _by_head(heads: str, parts: int = 3) -> Layout:
 
 def _bigcode(owner: Any) -> View:
     """GPT-BigCode: one key and value for all queries (multi-query), or one per head."""
-    one_key = Projections((owner.embed_dim, owner.kv_dim, owner.kv_dim))
-    own = one_key if owner.multi_query else Interleaved(owner.num_heads, 3)
+    own = _queries(owner.embed_dim, owner.kv_dim) if owner.multi_query else Interleaved(owner.num_heads, 3)
     return Fused(2) if owner.is_cross_attention else own
 
 
@@ -39,7 +38,7 @@ def _falcon(owner: Any) -> View:
     heads, d = owner.num_heads, owner.head_dim
     if owner.new_decoder_architecture:
         return Grouped(owner.num_kv_heads, (heads // owner.num_kv_heads * d, d, d))
-    return Projections((heads * d, d, d)) if owner.multi_query else Interleaved(heads, 3)
+    return _queries(heads, 1, d) if owner.multi_query else Interleaved(heads, 3)
 
 
 def _latent(owner: Any) -> View:

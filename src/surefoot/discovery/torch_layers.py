@@ -34,9 +34,8 @@ def linear(module: Any, layout: View | None = None) -> dict[str, Kind]:
     plain = isinstance(module, nn.Linear)
     shape = f"Linear({module.in_features}, {module.out_features})" if plain else "Conv1D, stored (in, out)"
     shape += ", a norm per projection" if layout else ""
-    weight = layout if plain else Transposed(layout or Matrix())
-    kind = Kind("linear", f"weight of {shape}", weight)
-    return {"weight": kind} | _bias(shape, layout, module.in_features if plain else 0)
+    weight = Kind("linear", f"weight of {shape}", layout if plain else Transposed(layout or Matrix()))
+    return {"weight": weight} | _bias(shape, layout, module.in_features if plain else 0)
 
 
 def _bias(name: str, view: View | None = None, inputs: int = 0) -> dict[str, Kind]:
