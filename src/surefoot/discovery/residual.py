@@ -105,8 +105,7 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
     """The parameters that write, by the branch of the block that they end."""
     widths = _widths(block, matrices, width)
-    last = {child: _written(child, matrices, own) for child, own in widths.items()}
-    found = {child: written for child, written in last.items() if written}
+    found = {child: written for child, own in widths.items() if (written := _written(child, matrices, own))}
     own, first = _last(block, matrices, width), next(iter(found), None)
     if len(found) == 1 and not own and isinstance(first, nn.ModuleList) and first not in experts:
         return _branches(first, matrices, width, experts)  # a block's branches in a list

@@ -19,8 +19,7 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
     What stands behind it elsewhere may be a head of E classes behind blocks, and is a router by its name alone.
     """
     found = dict(kinds)
-    linear = {name: k for name, k in kinds.items() if k and k.name == "linear"}
-    by_pass = {name for name, k in linear.items() if isinstance(k.view, Stack) and not k.heads}
+    by_pass = {n for n, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads}
     stacked = {name for name, k in kinds.items() if (search.said(name) or (k and k.name)) == "experts"} | by_pass
     several = (m for m in search.own if isinstance(m, nn.ModuleList | nn.Sequential) and len(children_of(m)) > 1)
     inside = {inner for blocks in several for block in blocks.children() for inner in block.modules()}
