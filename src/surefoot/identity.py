@@ -117,9 +117,8 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:
 
 def _public_fields(fields: Iterable[Any]) -> list[Any]:
     """Public fields by name, then the values of private ones in their order."""
-    fields = list(fields)
-    private = [("_", tree) for name, tree in fields if name.startswith("_")]
-    return sorted((field for field in fields if not field[0].startswith("_")), key=itemgetter(0)) + private
+    named = (("_" if name.startswith("_") else name, tree) for name, tree in fields)
+    return sorted(named, key=lambda field: (field[0] == "_", field[0]))
 
 
 def _public_name(definition: Any) -> Hashable:
