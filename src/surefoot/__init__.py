@@ -21,10 +21,9 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
-    import importlib
-    from importlib.util import find_spec
+    import importlib.util
 
-    if find_spec(f"surefoot.{name}") is not None:
+    if importlib.util.find_spec(f"surefoot.{name}") is not None:
         return importlib.import_module(f"surefoot.{name}")
     api = importlib.import_module("surefoot._api")
     if name in api.__all__:
