@@ -194,11 +194,11 @@ class Plan:
         for (name, parameter), placement in zip(self._of(model).items(), self.placements.values(), strict=True):
             if parameter.is_meta:
                 raise ValueError(f"{name} is on the meta device: its norm is not known; load the weights first")
-            weight = whole_of(parameter).detach()
+            weight = whole_of(parameter).detach().double()
             if not bool(weight.isfinite().all()):
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
             view, own, roles = apart(placement.role.view, placement.shape), placement.roles, list[Role]()
-            blocks = view.split(weight.double())
+            blocks = view.split(weight)
             own = own if len(own) == len(blocks) else (*own[:1] * (len(blocks) - 1), own[-1])
             for role, block in zip(own, blocks, strict=True):
                 norm = float(role.weight_geometry.norm(block).amax()) if block.numel() else 0.0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from surefoot.cli import main
+from surefoot.experiment.data import bpe
 from surefoot.experiment.data.sources import evaluation, load
 from surefoot.experiment.errors import DataError
 
@@ -98,3 +99,14 @@ def test_a_run_is_logged_to_wandb_as_to_the_log(tmp_path, text, capsys, monkeypa
     norms = [(step, each["norm/head.weight"]) for step, each in scalars if "norm/head.weight" in each]
     assert norms == [(r["step"], r["norms"]["head.weight"][0]) for r in lines(out / "norms.jsonl")]
     assert end is None
+
+
+def test_a_tokenizer_with_more_tokens_than_the_training_data_is_refused_before_it(tmp_path, text, capsys):
+    tokens = np.random.default_rng(0).integers(200, size=(2, 3000), dtype=np.uint16)
+    for name, part in zip(("train", "val"), tokens, strict=True):
+        (tmp_path / f"{name}.bin").write_bytes(part.tobytes())
+    bpe.train([text.read_text()], 280, "text").save(str(tmp_path / "tokenizer.json"))
+    run = training(tmp_path / "x", f"bin:{tmp_path}", "--eval-data", f"{text}")
+    said = refused(run, capsys, code=4)
+    assert f"by its tokenizer, {tmp_path}, 256 tokens only 256: --vocab N" in said
+    assert main([*run, "--vocab", "280"]) == 0

@@ -70,3 +70,9 @@ def test_a_path_that_is_damaged_missing_or_of_another_run_is_refused(done, tmp_p
     assert f"there is no checkpoint {path}" in refused(arguments, capsys, code=5)
     assert main(training(out, text, "--resume", "auto")) == 0  # how a run starts is no part of what it is
     assert outcome(out) == outcome(done)
+
+
+def test_one_without_an_average_is_of_another_run(done, tmp_path, text, capsys):
+    path = done / "checkpoints" / "step-00000006.pt"
+    said = refused(training(tmp_path / "x", text, "--average", "0.9", "--resume", f"{path}"), capsys)
+    assert "the checkpoint is of another run: it differs in average" in said

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,18 @@ def test_data_that_cannot_be_used(name, tmp_path, capsys):
     assert f"{tmp_path}/none does not exist" in missing
     assert f"{short}: 3 bytes are too few" in refused([name, "--out", f"{out}", "--data", f"{short}"], capsys, code=4)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["transfer", "compare", "train --data markov:64 --eval-data .", "ladder --to-width 512"]
+)
+@pytest.mark.parametrize("kind", ["", "text:", "bpe:300:"])
+def test_a_run_that_would_read_its_own_files_is_refused(name, kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_bytes(b"some text, " * 4000)
+    said = refused([*name.split(), "--out", "runs/one", *(() if "." in name else ("--data", f"{kind}."))], capsys)
+    assert "runs/one lies in ., whose files are all read: give a folder outside of it" in said
+    assert [*tmp_path.iterdir()] == [tmp_path / "a.txt"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

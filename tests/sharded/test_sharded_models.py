@@ -11,7 +11,7 @@ from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import surefoot as sf
@@ -19,6 +19,7 @@ from combinations import combinations
 from surefoot import recipes
 from surefoot.experiment.models.decoder import reference
 from surefoot.mesh.groups import gather
+from surefoot.monitor.layer_bounds import linear
 from surefoot.monitor.moga import block_dual_norm, block_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of every linear layer's output
@@ -275,3 +276,19 @@ def test_norms_of_weights_in_a_plan_and_of_a_block_are_those_of_one_process(name
     digest, norms = work(0, None)
     for found in run(torch.Size(mesh).numel(), work, mesh):
         assert found == (digest, pytest.approx(norms, rel=1e-9))
+
+
+def rows_of_a_layer(rank):
+    layer = nn.Linear(4, 6)
+    for p in (layer.weight, layer.bias):
+        p.data.copy_(torch.arange(p.numel()).reshape(p.shape))
+    mesh, want = init_device_mesh("cpu", (2,)), (linear(layer).rms(1.0), linear(layer).weight.clone())
+    for name, p in dict(layer.named_parameters()).items():
+        setattr(layer, name, nn.Parameter(distribute(p.detach(), mesh, (Shard(0),))))
+    return want, (linear(layer).rms(1.0), linear(layer).weight)
+
+
+def test_bounds_of_a_layer_are_of_all_its_rows_not_of_those_here():
+    for (want, weight), (got, other) in run(2, rows_of_a_layer):
+        assert got == pytest.approx(want, rel=1e-6)
+        assert torch.equal(other, weight)

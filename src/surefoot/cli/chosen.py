@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from surefoot.cli import options
@@ -93,9 +94,13 @@ def data(arguments: argparse.Namespace) -> str | None:
         The value of `--data`, with the vocabulary in it if one is given.
 
     Raises:
-        ValueError: a vocabulary for other data than `bin:PATH`, or a second one.
+        ValueError: a vocabulary for other data than `bin:PATH`, or a second one; a folder of texts that the run is in.
     """
     source: str | None = arguments.data
+    for name in filter(None, (source, getattr(arguments, "eval_data", None))):
+        read = re.sub(r"^(text:|bpe:\d+:)", "", name)
+        if read and arguments.out.resolve().is_relative_to(Path(read).resolve()):
+            raise ValueError(f"{arguments.out} lies in {read}, whose files are all read: give a folder outside of it")
     if arguments.vocab is None:
         return source
     if source is None or not re.match(r"bin:(?!\d+:)", source):

@@ -90,6 +90,8 @@ def watch(arguments: argparse.Namespace) -> int:
 def reported(arguments: argparse.Namespace, data: str) -> Iterator[None]:
     """Around the runs of a command: say where they are written and what to do if they stop; show what came of them."""
     arguments.resume = "what was finished is kept: the same command goes on from there"
+    import surefoot.experiment.reports.report  # noqa: F401, what it lacks is said before the runs
+
     print(f"surefoot: writing to {arguments.out}/, data: {data}", file=sys.stderr)
     yield
     show(arguments.out, arguments.json)

@@ -15,6 +15,7 @@ Own = Mapping[str, tuple[str, nn.Parameter]]
 """What a module owns: attribute -> name and parameter."""
 
 
+@torch.inference_mode(False)
 def fed(search: Search, kinds: Kinds) -> Kinds:
     """The kinds of what feeds attention, and of bare matrices, by a forward pass on the inputs of a search, if any."""
     if search.inputs is None:
@@ -25,10 +26,12 @@ def fed(search: Search, kinds: Kinds) -> Kinds:
     matrices = [(name, p, kinds[name]) for *_, (name, p) in owned if p.ndim > 1]
     free = {p for name, p, kind in matrices if not kind and not search.said(name) and p.shape != head}
     weights = dict.fromkeys(p for _, p, kind in matrices if p in free or (kind and kind.name == "linear"))
-    uses, found = uses_of(search.model, weights, search.inputs), Kinds()
-    for own, attribute, (name, p) in owned:
-        if p in uses and (uses[p].heads or not kinds[name]):
-            found |= _kinds_of(own, attribute, uses[p], kinds)
+    home = torch.get_default_device()
+    with torch.device("cpu" if home.type == "meta" else home):
+        uses, found = uses_of(search.model, weights, search.inputs), Kinds()
+        for own, attribute, (name, p) in owned:
+            if p in uses and (uses[p].heads or not kinds[name]):
+                found |= _kinds_of(own, attribute, uses[p], kinds)
     return found
 
 

@@ -85,7 +85,11 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
         fake = {id(x): torch.empty_like(x, device="cpu" if x.is_meta else x.device) for x in state}
     device = next((x.device for x in fake.values()), torch.device("cpu"))
     inputs = {**inputs} if isinstance(inputs, Mapping) else inputs
-    given = tree_map_only(Tensor, lambda x: x.to(device, copy=True), inputs)
+
+    def made(x: Tensor) -> Tensor:
+        return torch.zeros_like(x, device=device) if x.is_meta else x.to(device, copy=True)
+
+    given = tree_map_only(Tensor, made, inputs)
     arguments, named = ((), given) if isinstance(given, dict) else (given, {})
     rows, fast = _Rows([fake[id(p)] for p in weights]), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it is one operation, with the projections inside

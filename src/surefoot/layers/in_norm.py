@@ -74,7 +74,7 @@ class InNormLinear(_Unbiased):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `(W x) / rms(x) + b`, shape `(..., d_out)`, for `x` of shape `(..., d_in)`."""
-        y: Tensor = _InNorm.apply(*_autocast(x, self.weight))  # type: ignore[no-untyped-call]
+        y: Tensor = _InNorm.apply(*_autocast(x, self.weight))[0]  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -183,7 +183,7 @@ class PostInNorm(_Residual):
 def _rms(x: Tensor) -> Tensor:
     """`rms(x)` along the last dimension (kept), at least in float32; 1 where x is 0."""
     dtype, root = torch.promote_types(x.dtype, torch.float32), math.sqrt(max(1, x.shape[-1]))
-    if device.may_branch(x) and x.numel():
+    if device.is_plain(x) and x.numel():
         size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
         least, most = torch.aminmax(size.detach())
         if float(least) > SAFE and float(most) < 1 / SAFE:  # the usual case: plain squares neither vanish nor overflow
@@ -204,12 +204,18 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 class _InNorm(torch.autograd.Function):
     """`y = (W x) / r` with `r = rms(x)`; with `u = x / r` and `v = Wᵀ g / r`, `dx = v - u <u, v> / d_in`."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        size = _rms(x)
-        product = F.linear(x, weight)
-        ctx.save_for_backward(x, weight, size)
-        return product.div_(size) if product.dtype == size.dtype else (product / size).to(product.dtype)
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        size, product = _rms(x), F.linear(x, weight)
+        y = product.div_(size) if product.dtype == size.dtype else (product / size).to(product.dtype)
+        return y, size
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -92,7 +92,12 @@ def _timed() -> frozenset[str]:
         return frozenset()
     with torch.no_grad(), full_precision(torch.device("cpu")), _disable_current_modes():  # whatever surrounds the call
         x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")
-        times = _best(torch=(torch.bmm, x), onednn=(multiply, x), bfloat16=(torch.bmm, x.bfloat16()))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # of several one may wait for another that has no core
+        try:
+            times = _best(torch=(torch.bmm, x), onednn=(multiply, x), bfloat16=(torch.bmm, x.bfloat16()))
+        finally:
+            torch.set_num_threads(threads)
     return frozenset(name for name, seconds in times.items() if seconds < RATIO * times["torch"])
 
 

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from surefoot.layers import OutNormLinear, PostInNorm, PostNorm, PreNorm
+from surefoot.linalg.device import whole_of
 from surefoot.monitor.layer_bounds import Linear, forward_bound, linear
 from surefoot.monitor.maxima import over_vectors, rms
 
@@ -162,7 +163,8 @@ def _sequence(bounds: Bounds, module: nn.Module, old: nn.Module) -> Bounds | Non
 
 def _as_its_class(module: nn.Module) -> bool:
     """Whether a module computes what its class does, with finite numbers."""
-    return "forward" not in vars(module) and all(bool(p.isfinite().all()) for p in module.parameters(recurse=False))
+    own = module.parameters(recurse=False)
+    return "forward" not in vars(module) and all(bool(p.double().isfinite().all()) for p in own)
 
 
 def _slope(module: nn.Module) -> float | None:
@@ -174,7 +176,7 @@ def _slope(module: nn.Module) -> float | None:
 def _vector(norm: nn.Module, name: str) -> Tensor:
     """The gain ("weight") or the bias of a norm, which may have none."""
     own = getattr(norm, name, None)
-    return torch.tensor([float(name == "weight")]) if own is None else own.detach().double()
+    return torch.tensor([float(name == "weight")], device="cpu") if own is None else whole_of(own.detach()).double()
 
 
 class _Tracer(fx.Tracer):

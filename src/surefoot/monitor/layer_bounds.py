@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from surefoot.discovery.heads import QK_NORMS, head_dim_of, parts
 from surefoot.geometry import HeadRMS, Spectral
 from surefoot.layers import InNormLinear
-from surefoot.linalg.device import widened
+from surefoot.linalg.device import whole_of, widened
 from surefoot.monitor.maxima import rms
 
 _PACKAGES = ("surefoot", "transformers")
@@ -70,9 +70,9 @@ def linear(layer: nn.Module) -> Linear | None:
     transposed = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
     if kind not in (nn.Linear, NonDynamicallyQuantizableLinear, InNormLinear) and not transposed:
         return None
-    weight, bias = layer.weight.detach(), layer.bias  # type: ignore[operator]
+    weight, bias = whole_of(layer.weight.detach()), layer.bias  # type: ignore[operator]
     wide = widened(weight.mT if transposed else weight)
-    zeros_or_bias = wide.new_zeros(len(wide)) if bias is None else bias.detach().to(wide.dtype)  # type: ignore[operator]
+    zeros_or_bias = wide.new_zeros(len(wide)) if bias is None else whole_of(bias.detach()).to(wide.dtype)  # type: ignore[operator]
     return Linear(wide, zeros_or_bias, kind is InNormLinear)
 
 

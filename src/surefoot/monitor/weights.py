@@ -136,8 +136,8 @@ def _of_block(w: Tensor, role: Role, stabiliser: Stabiliser, lr: float, cache: S
     change = torch.where(change.isnan(), torch.inf, change)  # of weights whose squares overflow nothing is known
     dependency = ChangeBounds.of(geometry).lipschitz(w, lower, upper)
     alone = stabiliser.extent == Extent.ENTRY  # decay, and no clip behind it
-    decay = stabiliser.natural(w) if isinstance(stabiliser, WeightDecay) and alone else None
-    most = decay.bound * role.step_norm_bound(block) if decay else stabiliser.bound
+    decay = stabiliser if isinstance(stabiliser, WeightDecay) and alone else None
+    most = role.step_norm_bound(block) / decay.natural(w) if decay else stabiliser.bound
     share = lower / most if 0 < most < math.inf else nothing
     bounds = (lower, upper, *dependency, nothing, change, share)
     rows = torch.stack([_per_block(x, block[0]) for x in bounds], -1).tolist()

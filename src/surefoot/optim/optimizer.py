@@ -101,7 +101,7 @@ class SteepestDescent(Optimizer):
         group, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
             names = param_groups.checked_names(group, number, self._known, self._precision)
-            placements = placements or param_groups.place(group["params"], role)
+            placements = placements or param_groups.place(group, role, self._known)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise

@@ -171,13 +171,19 @@ def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) ->
     return found
 
 
-def place(params: list[Tensor], role: str | Role | None) -> list[Placement]:
-    """The placements of a plain torch group's parameters, which all have its role; ValueError without one."""
+def place(group: Group, role: str | Role | None, known: Known) -> list[Placement]:
+    """The placements of a plain torch group's parameters, which all have its role; ValueError without one.
+
+    Those of a group that was taken out of the optimizer, and comes again, are known.
+    """
+    before = [known[p][1] for p in group["params"] if p in known]
+    if before and [placement.digest for placement in before] == group.get("plan"):
+        return before
     if role is None:
         found = "pass the model in place of its parameters, whose roles are found then: SteepestDescent(model, lr=...)"
         raise ValueError(f"a parameter group needs a role, {{'params': [...], 'role': 'linear'}}; or {found}")
     rule, placements = by_name(role), []
-    for p in params:
+    for p in group["params"]:
         try:
             placements.append(Placement(rule, "as given", tuple(p.shape)))
         except ValueError as error:

@@ -134,7 +134,7 @@ class Shard:
 
         Whether it is not finite, is there, is missing, is not zero; then of each problem whether it is not zero.
         """
-        g, there = self.gradient(), self.p.grad is not None
+        g, there = self.gradient(), self.p.grad is not None and len(self.group["params"]) > 0
         known = torch.tensor([False, there, not there, False], device=g.device)
         if there and g.numel():
             known[0] = ~is_finite(g.reshape(1, -1), self.placement.role.momentum.squares)[0]

@@ -204,7 +204,7 @@ class Sharding:
         """
         cast, of = list[Tensor](), {p: group for group in groups for p in group["params"]}
         for p, shard in self.shards.items():
-            shard.group = of[p]
+            shard.group = of.get(p, {**groups[0], "params": []})  # taken out of its group, it rests
             now, before = p.to_local() if isinstance(p, DTensor) else p, shard.local
             if now.dtype != before.dtype or now.data_ptr() != before.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it, or `model.to`
@@ -220,16 +220,12 @@ class Sharding:
 
     @cached_property
     def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
-        """The parameters by the largest group of processes that hold all of them: usually one."""
-        ranks = {}
+        """The parameters by the processes that hold them or copies, in an order that all processes have."""
+        found = defaultdict[tuple[int, ...], list[Shard]](list)
         for shard in self.shards.values():
             mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
-            ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
-        found = defaultdict[tuple[int, ...], list[Shard]](list)
-        everyone = sorted({*ranks.values()}, key=lambda these: (-len(these), these))
-        for shard, own in ranks.items():
-            found[next(these for these in everyone if {*own} <= {*these})].append(shard)
-        return found
+            found[self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks].append(shard)
+        return dict(sorted(found.items(), key=lambda each: (-len(each[0]), each[0])))
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,11 @@ class WeightDecay(Decay):
 
     def part(self, w: Tensor, eta: Eta) -> Eta:
         """The part of w that decay takes, `eta rate`."""
-        return share(eta, self.natural(w).rate)
+        return share(eta, self.natural(w))
 
-    def natural(self, w: Tensor) -> WeightDecay:
-        """The same decay of this weight, by `eta`."""
-        return self
+    def natural(self, w: Tensor) -> float:
+        """The rate of this weight's decay, by `eta`."""
+        return self.rate
 
     def by(self, scale: float) -> WeightDecay:
         """The same decay by lr."""
@@ -103,9 +103,9 @@ class DecoupledWeightDecay(WeightDecay):
         assert isinstance(self.lr_scale, Constant)
         return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))
 
-    def natural(self, w: Tensor) -> WeightDecay:
-        """Of rate `rate / lr_scale`."""
-        return WeightDecay(self.rate / self.lr_scale(tuple(w.shape)))
+    def natural(self, w: Tensor) -> float:
+        """`rate / lr_scale`."""
+        return self.rate / self.lr_scale(tuple(w.shape))
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
         """`norm <= max(initial, longest lr_scale / rate)`; before the shape is known, the decay of a step."""

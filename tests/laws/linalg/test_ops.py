@@ -90,6 +90,17 @@ def test_onednn_multiplies_in_every_memory_layout(b):
         assert relative(onednn_ops.multiply(left, b), left.double() @ b.double()) < 1e-6
 
 
+def test_what_is_fast_is_timed_on_one_thread(monkeypatch):
+    before, during = torch.get_num_threads(), []
+    monkeypatch.setattr(onednn_ops, "_best", lambda **_: during.append(torch.get_num_threads()) or {"torch": 0.0})
+    torch.set_num_threads(2)
+    try:
+        onednn_ops._timed.__wrapped__()
+        assert (during, torch.get_num_threads()) == ([1] * onednn_ops._has_onednn(), 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_environment_says_what_is_fast(monkeypatch):
     """Words force; auto asks the clock once; a word that nobody knows is refused by name."""
     monkeypatch.setattr(onednn_ops, "_timed", lambda: frozenset({"onednn"}))

@@ -129,3 +129,14 @@ def test_each_step_is_the_best_quintic_on_what_the_last_one_left():
         truth = torch.tensor([low, high, low, high], dtype=torch.float64)
         torch.testing.assert_close(extremes, truth, atol=1e-6, rtol=0)
     assert low > 0.995
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(6, 4), (32, 64), (20, 30)])
+def test_a_sign_can_be_differentiated(shape, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    weight = torch.randn(shape, dtype=dtype)
+    (g,) = torch.autograd.grad((surefoot.msign(x) * weight).sum(), x)
+    (want,) = torch.autograd.grad((surefoot.msign(x, "svd") * weight).sum(), x)
+    assert float((g - want).norm() / want.norm()) < 0.05

@@ -251,3 +251,16 @@ def test_fused_projections_have_a_unit_each(view, rows, heads):
     assert found.lr_scales == (1.0, 1.0, 0.5 if placement.by_block else 1.0)
     assert [row["name"] for row in plan.rows()] == ["weight[query]", "weight[key]", "weight[value]"]
     assert plan.relative_to(model).hash == plan.hash
+
+
+def test_a_frozen_base_in_eight_bits_has_norms_and_bounds():
+    class Eight(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight.float(), self.bias)
+
+    base = Eight(4, 4)
+    base.weight = nn.Parameter(base.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    model = nn.Sequential(base, nn.Linear(4, 4))
+    plan = sf.Plan.of(model, stabiliser=sf.PostClip(1.2), head=())
+    assert [*plan.relative_to(model)] == [*plan]
+    assert "forward" in sf.measure(model, torch.ones(2, 4), plan=plan)["0"]

@@ -59,7 +59,8 @@ def test_tokens_decode_to_the_text(unseen: bytes) -> None:
 
 def test_bytes_that_are_no_text_are_replaced(file: Path) -> None:
     file.write_bytes(TEXT + b"a\xffb")
-    corpus = load(f"bpe:300:{file}")
+    with pytest.warns(UserWarning, match=r"text.py is no UTF-8 \(at byte [\d,]+\), and what is not becomes U\+FFFD"):
+        corpus = load(f"bpe:300:{file}")
     assert isinstance(corpus.tokenizer, Tokenizer)
     assert corpus.tokenizer.decode(corpus.validation.tolist()).endswith("\n\na\N{REPLACEMENT CHARACTER}b")
 
@@ -67,7 +68,8 @@ def test_bytes_that_are_no_text_are_replaced(file: Path) -> None:
 def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{i:02d}.txt").write_bytes((f"@@{i:02d} " + "café über straße " * 20 + "end.\n").encode("latin-1"))
-    corpus = load(f"bpe:280:{tmp_path}")
+    with pytest.warns(UserWarning, match="is no UTF-8"):
+        corpus = load(f"bpe:280:{tmp_path}")
     assert isinstance(corpus.tokenizer, Tokenizer)
     starts, ends = [0, *corpus.document_ends[:-1]], corpus.document_ends
     documents = [corpus.tokenizer.decode(corpus.train[a:b].tolist()) for a, b in zip(starts, ends, strict=True)]

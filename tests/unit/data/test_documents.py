@@ -42,3 +42,8 @@ def test_the_files_of_a_folder_are_in_order_without_hidden_ones(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     assert list(documents(str(tmp_path))) == ["a/0", "a.b/1", "b/2", "c"]
+
+
+def test_a_suffix_in_capitals_is_that_suffix(tmp_path):
+    (tmp_path / "IN.JSONL").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert list(documents(str(tmp_path / "IN.JSONL"))) == ["one", "two"]

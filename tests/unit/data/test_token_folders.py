@@ -10,6 +10,7 @@ pytest.importorskip("tokenizers")
 
 from surefoot.experiment.data import bpe, shards
 from surefoot.experiment.data.convert import Conversion, convert
+from surefoot.experiment.data.sources import load
 from surefoot.experiment.errors import DataError
 
 TEXTS = [f"document {i}: " + "ab cd " * (9 + i % 5) for i in range(60)]
@@ -129,3 +130,12 @@ def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(before, source, tm
         at += 1
     assert at > 10
     assert 0 < refused < at
+
+
+def test_a_folder_of_tokens_is_no_text_and_what_is_too_short_names_its_split(source, tmp_path):
+    convert(conversion(source, validation_one_in=40), tmp_path / "out")
+    with pytest.raises(DataError, match=r"out holds tokens, no text: --data bin:.*out$"):
+        load(tmp_path / "out")
+    corpus = load(f"bin:{tmp_path / 'out'}")
+    with pytest.raises(DataError, match=r"Give more of the text to the validation split, or a shorter context"):
+        corpus.require(corpus.validation.size)

@@ -264,3 +264,15 @@ def test_flex_attention_is_attention():
     found = Plan.of(Flex(), inputs=torch.zeros(2, 5, 32), head=())["w.weight"]
     assert found.role.view.whole == Fused(3)
     assert sum(block[0] for block in found.blocks) == 9
+
+
+def test_the_pass_is_the_same_under_inference_mode_and_with_inputs_on_the_meta_device():
+    rows, cut, *_ = CUTS["by head"]
+    want = Plan.of(Attends(rows, cut), inputs=torch.zeros(2, 5, 32))
+    assert "heads of 8 rows" in want["w.weight"].why
+    with torch.inference_mode():
+        assert Plan.of(Attends(rows, cut), inputs=torch.zeros(2, 5, 32)) == want
+    x = torch.zeros(2, 5, 32)
+    with torch.device("meta"):
+        assert Plan.of(Attends(rows, cut), inputs=x) == want
+        assert Plan.of(Attends(rows, cut), inputs=torch.zeros(2, 5, 32)) == want

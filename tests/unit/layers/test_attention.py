@@ -72,3 +72,7 @@ def test_attention_alone_is_that_of_the_reference_models():
     assert torch.allclose(normed(1e-12 * x), normed(x), atol=1e-5)
     with pytest.raises(ValueError, match="3 key-value heads cannot be shared by 4 heads"):
         Heads(4, 8, 3, 1.0)
+
+
+def test_an_empty_batch():
+    assert Attention(Heads(2, 8, 2, 0.3))(torch.zeros(0, 6, 16)).shape == (0, 6, 16)

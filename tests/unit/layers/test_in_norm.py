@@ -222,3 +222,19 @@ def test_a_stack_of_post_norms_is_one_of_in_norms_with_a_norm_behind_it():
         post, inner = PostNorm(block)(post), PostInNorm(block)(inner)
     assert torch.allclose(post, rms_norm(inner), rtol=1e-10)
     assert not torch.allclose(post, inner, atol=0.1)
+
+
+def test_gradients_under_torch_func_are_those_of_backward():
+    torch.manual_seed(0)
+    layer, x = InNormLinear(6, 4, bias=True), torch.randn(3, 5, 6)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+    loss(dict(layer.named_parameters()), x).backward()
+    each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for name, g in torch.func.grad(loss)(parameters, x).items():
+        torch.testing.assert_close(g, layer.get_parameter(name).grad)
+        torch.testing.assert_close(each[name].sum(0), g)
+    assert torch.vmap(OutNormLinear(6, 4))(x).shape == (3, 5, 4)

@@ -205,3 +205,20 @@ def test_absent_rows_are_clipped_all_the_same():
     rms = stepped(role, value, g).square().mean(-1).sqrt()
     assert (value.square().mean(-1).sqrt() > 0.5).all()
     assert (rms <= 0.5 + 1e-6).all()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_group_that_is_taken_out_and_added_again_keeps_its_rule(steps):
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False))
+    optimizer = SteepestDescent(model, Plan.of(model, head="2"), lr=0.1)
+    for _ in range(steps):
+        model(torch.arange(16)).square().sum().backward()
+        optimizer.step()
+    group = next(group for group in optimizer.param_groups if group["role"] == "embedding")
+    plan = group["plan"]
+    optimizer.param_groups.remove(group)
+    optimizer.add_param_group(group)
+    assert optimizer.param_groups[-1]["plan"] == plan
+    model(torch.arange(16)).square().sum().backward()
+    optimizer.step()
+    assert "exp_avg" in optimizer.state[model[0].weight]

@@ -119,6 +119,15 @@ def test_a_damaged_summary_is_named(tmp_path, kind):
         page(directory)
 
 
+def test_a_layer_whose_norm_is_zero_at_every_line_is_drawn(tmp_path):
+    directory = made.training(tmp_path / "run")
+    log = [json.loads(line) for line in (directory / "norms.jsonl").read_text().splitlines()]
+    for line in log:
+        line["norms"]["table.weight"] = [0.0, 0.0]
+    made.lines(directory / "norms.jsonl", log)
+    assert "table.weight" in html([page(directory)])
+
+
 def test_the_present_directory_has_its_own_name(tmp_path, monkeypatch):
     monkeypatch.chdir(made.sweep(tmp_path / "my run"))
     assert page(Path()).name == "my run"

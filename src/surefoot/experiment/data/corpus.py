@@ -76,6 +76,8 @@ class Corpus:
                 few = f"{size} of them are in the {split} split and a context of {context} needs {context + 1}"
                 least = f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s"
                 remedy = f"Give a text of at least {least}, or a shorter context"
+                if self.size >= VALIDATION_ONE_IN * (context + 1):
+                    remedy = f"Give more of the text to the {split} split, or a shorter context"
                 raise DataError(f"{self.name}: {self.size} {self.unit}s are too few; {few}. {remedy}")
 
     def batch(

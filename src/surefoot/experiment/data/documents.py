@@ -84,15 +84,15 @@ def visible(root: Path, excluded: Collection[str] = ()) -> Iterator[Path]:
 
 def _of_file(path: Path, field: str) -> Iterator[str]:
     with reading(path, READABLE):
-        if path.suffix == ".jsonl":
+        if path.suffix.lower() == ".jsonl":
             yield from _of_lines(path, field)
-        elif path.suffix == ".parquet":
+        elif path.suffix.lower() == ".parquet":
             yield from _of_rows(path, field)
         elif b"\0" not in (content := path.read_bytes()):  # else it is no text
-            yield from _decoded(content, str(path)).split(SEPARATOR)
+            yield from decoded(content, str(path)).split(SEPARATOR)
 
 
-def _decoded(text: bytes, name: str) -> str:
+def decoded(text: bytes, name: str) -> str:
     """A text's bytes as characters; what is not UTF-8 becomes replacement characters, with a warning by its name."""
     try:
         return text.decode()

@@ -83,12 +83,13 @@ def _read(path: str | os.PathLike[str] | None) -> Corpus:
 def _tokenised(name: str) -> Corpus:
     vocab, path = bpe.parse(name)
     text = _read(path)
-    documents = [_decoded(part) for part in np.split(np.asarray(text.train), text.document_ends[:-1])]
-    whole = "".join(documents)
+    _warn_of_bytes(text)
+    parts = [_decoded(part) for part in np.split(np.asarray(text.train), text.document_ends[:-1])]
+    whole = "".join(parts)
     tokenizer = bpe.train([whole], vocab, text.name)
     train, validation = bpe.encode(tokenizer, [whole, _decoded(text.validation)])
     title = f"{text.name}, {vocab} BPE tokens"
-    ends = np.cumsum([len(document.encode()) for document in documents])
+    ends = np.cumsum([len(part.encode()) for part in parts])
     inner = np.unique(bpe.byte_ends(tokenizer, train).searchsorted(ends[:-1]) + 1)
     ends = np.append(inner[inner < train.size], train.size)
     return Corpus(train, validation, title, _sha256(train, validation), text.files, vocab, ends, tokenizer)
@@ -122,6 +123,8 @@ def _load_path(path: Path) -> Corpus:
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
+    if read_manifest(path) is not None:
+        raise DataError(f"{path} holds tokens, no text: --data {shards.PREFIX}{path}")
     texts = _texts(path)
     if not texts:
         raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
@@ -207,8 +210,16 @@ def _encoded(text: Corpus, corpus: Corpus) -> Corpus:
     """A text's validation split in the tokens of the training's source."""
     tokenizer = bpe.read(corpus.tokenizer) if isinstance(corpus.tokenizer, Path) else corpus.tokenizer
     assert tokenizer is not None
+    _warn_of_bytes(text)
     (validation,) = bpe.encode(tokenizer, [_decoded(text.validation)])
+    if (most := int(validation.max(initial=0))) >= corpus.vocab:
+        raise DataError(f"{text.name} has token {most} by its tokenizer, {corpus.name} only {corpus.vocab}: --vocab N")
     return replace(text, validation=validation, vocab=corpus.vocab)
+
+
+def _warn_of_bytes(text: Corpus) -> None:
+    """Warn of a text that is no UTF-8, where its characters are read."""
+    documents.decoded(np.concatenate([text.train, text.validation]).tobytes(), text.name)
 
 
 def _decoded(text: Any) -> str:

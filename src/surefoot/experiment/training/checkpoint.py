@@ -236,7 +236,7 @@ class Checkpoints:
         else:
             state: dict[str, Any] = {}
             agree(run.layout.processes, lambda: state.update(load(path)))
-            if missing := [name for name in run.state() if name not in state]:
+            if missing := [name for name in run.state() if name not in {*state, "average"}]:
                 raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
             run.load_state(state)
         if self.on_resume and run.layout.processes.first:
