@@ -1,8 +1,8 @@
 """Where a run's numbers are drawn while it trains: TensorBoard, Weights & Biases."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,19 @@ _OF_LOSSES = ("loss", "val_loss", "val_loss_average", "lr", "tokens_per_second",
 Write = Callable[[int, dict[str, float]], object]
 
 
-class Board(AbstractContextManager["Board"]):
+class Board(ExitStack):
     """Draws the numbers of a record of the training log by their names, and `norm/NAME`, `update/NAME`.
 
     Use as a context manager. Nothing is begun before the first record.
 
     Args:
-        begin: context in which numbers are written from a step on. The step of what is written is never below an
-            earlier one.
+        begin: what writes numbers from a step on, and ends with the stack it is given. The step of what is written is
+            never below an earlier one.
     """
 
-    def __init__(self, begin: Callable[[int], AbstractContextManager[Write]]) -> None:
-        self._begin, self._begun = begin, ExitStack()
+    def __init__(self, begin: Callable[[int, ExitStack], Write]) -> None:
+        super().__init__()
+        self._begin = begin
         self._write: Write | None = None
 
     def losses(self, record: Record) -> None:
@@ -38,11 +39,8 @@ class Board(AbstractContextManager["Board"]):
         self._draw(line["step"], norms | {f"update/{name}": value for name, value in line.get("updates", {}).items()})
 
     def _draw(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        self._write = self._write or self._begun.enter_context(self._begin(step))
+        self._write = self._write or self._begin(step, self)
         self._write(step, {name: value for name, value in scalars.items() if value is not None})
-
-    def __exit__(self, *_: object) -> None:
-        self._begun.close()
 
 
 def tensorboard(folder: Path) -> Board:
@@ -60,16 +58,15 @@ def tensorboard(folder: Path) -> Board:
     with importing("tensorboard", "--tensorboard: {error};", RuntimeError):
         from torch.utils.tensorboard.writer import SummaryWriter
 
-    @contextmanager
-    def begin(step: int) -> Iterator[Write]:
-        with SummaryWriter(str(folder), purge_step=step) as writer:
+    def begin(step: int, begun: ExitStack) -> Write:
+        writer = begun.enter_context(SummaryWriter(str(folder), purge_step=step))
 
-            def write(step: int, scalars: dict[str, float]) -> None:
-                for name, value in scalars.items():
-                    writer.add_scalar(name, value, step)
-                writer.flush()
+        def write(step: int, scalars: dict[str, float]) -> None:
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-            yield write
+        return write
 
     return Board(begin)
 
@@ -90,11 +87,10 @@ def wandb(folder: Path, config: Mapping[str, Any]) -> Board:
     with importing("wandb", "--wandb: {error};", RuntimeError):
         from wandb import init
 
-    @contextmanager
-    def begin(step: int) -> Iterator[Write]:
+    def begin(step: int, begun: ExitStack) -> Write:
         mode = os.environ.get("WANDB_MODE", "offline")
         run = init(dir=str(folder), name=folder.name, config=dict(config), mode=mode)
-        yield lambda step, scalars: run.log(scalars, step=step)
-        run.finish()
+        begun.callback(run.finish)
+        return lambda step, scalars: run.log(scalars, step=step)
 
     return Board(begin)
