@@ -126,14 +126,13 @@ def cut_like(x: Any, p: Any) -> Any:
     return distribute_tensor(x.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 
-def agree(processes: Processes, look: Callable[[], str | None]) -> None:
+def agree(processes: Processes, look: Callable[[], str | Exception | None]) -> None:
     """Raise on every process what one finds: `CheckpointError` for a sentence, an `OSError` as it is. A collective.
 
     Args:
         processes: all that call this.
-        look: says what is wrong, or raises one of the two.
+        look: says what is wrong, or returns or raises one of the two.
     """
-    outcome: str | Exception | None
     try:
         outcome = look()
     except (CheckpointError, OSError) as error:

@@ -220,10 +220,8 @@ class Checkpoints:
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
         missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
-        try:
-            agree(run.layout.processes, lambda: None if path.exists() else missing)
-        except CheckpointError as error:
-            raise with_remedy(error, Locate(path)) from None
+        problem = with_remedy(CheckpointError(missing), Locate(path))
+        agree(run.layout.processes, lambda: None if path.exists() else problem)
         try:
             self._restore(run, path)
         except CheckpointError as error:
