@@ -104,10 +104,10 @@ def test_documents_are_what_the_data_say_they_are(data, tmp_path):
         for i, text in enumerate(texts):
             (tmp_path / f"{i:02d}.txt").write_bytes(text)
         corpus = load(f"bpe:300:{tmp_path}" if data == "bpe:300" else tmp_path, context=4)
-    starts = corpus.epochs(4)._starts.tolist()
-    assert starts[0] == 0
-    assert len(starts) == {"bin": 60, "separators": 56}.get(data, len(starts)) > 40
-    bounds = [*starts, corpus.train.size]
+    ends = corpus.document_ends.tolist()
+    assert ends[-1] == corpus.train.size
+    assert len(ends) == {"bin": 60, "separators": 56}.get(data, len(ends)) > 40
+    bounds = [0, *ends]
     assert bounds == sorted(set(bounds))
     if data == "files":
         parts = [bytes(corpus.train[a:b]) for a, b in pairwise(bounds)]

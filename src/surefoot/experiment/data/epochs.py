@@ -33,7 +33,7 @@ class Epochs:
     """
 
     def __init__(self, ends: Positions, context: int, lanes: int | None = None) -> None:
-        self._starts, self._lengths = np.concatenate([[0], ends[:-1]]), np.diff(ends, prepend=0)
+        self._ends, self._lengths = ends, np.diff(ends, prepend=0)
         self._context = context
         self.windows: int = (int(ends[-1]) - 1) // context
         self._lanes = min(lanes or max(LANES, len(ends)), self.windows)
@@ -62,14 +62,12 @@ class Epochs:
         place, lane = divmod(number, self._lanes)
         lane = (lane * self._stride + first) % self._lanes if place < shortest else lane
         position, rest = (lane * shortest + min(lane, longer) + place) * self._context, self._context + 1
-        spans = []
-        for index in range(int(np.searchsorted(ends, position, "right")), len(ends)):
-            document, left = order[index], int(ends[index]) - position
+        index, spans = int(np.searchsorted(ends, position, "right")), []
+        while rest:
+            left = int(ends[index]) - position
             taken = min(left, rest)
-            spans.append((int(self._starts[document] + self._lengths[document]) - left, taken))
-            position, rest = position + taken, rest - taken
-            if not rest:
-                break
+            spans.append((int(self._ends[order[index]]) - left, taken))
+            index, position, rest = index + 1, position + taken, rest - taken
         return spans
 
     def _epoch(self, seed: int, epoch: int) -> tuple[Positions, Positions, int]:
