@@ -161,16 +161,12 @@ def last_part(average: float | str) -> float | None:
         The part; None for a decay.
 
     Raises:
-        ValueError: another text.
+        ValueError: a text without a number.
 
     >>> last_part("last:0.2"), last_part(0.99)
     (0.2, None)
     """
-    if not isinstance(average, str):
-        return None
-    if not average.startswith(LAST):
-        raise ValueError(f"average={average!r} is neither a decay nor {LAST} and a part of the steps")
-    return float(average.removeprefix(LAST))
+    return float(average.removeprefix(LAST)) if isinstance(average, str) else None
 
 
 def _averages(value: float | str) -> bool:
@@ -179,7 +175,7 @@ def _averages(value: float | str) -> bool:
         part = last_part(value)
     except ValueError:
         return False
-    return 0 <= float(value) < 1 if part is None else 0 < part <= 1
+    return 0 <= float(value) < 1 if part is None else str(value).startswith(LAST) and 0 < part <= 1
 
 
 RATE = Number(  # a command reads it by `cli.options.rate`, which wants more than 0
