@@ -88,16 +88,14 @@ class Run:
             plain = (each for each in blocks_of(model) if not any(isinstance(x, _BatchNorm) for x in each.modules()))
             for block in plain:  # the others' statistics would move twice
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        bfloat16 = config.autocast == "bfloat16"
         self.model: nn.Module
-        self.model, self._autocasts = processes.place(model, self.device, bfloat16)
+        self.model, self._autocasts = processes.place(model, self.device, config.autocast == "bfloat16")
         self.optimizer: torch.optim.Optimizer = self.method.optimizer(self.model, config.lr)
         self.scheduler: LambdaLR = LambdaLR(self.optimizer, config.factor)
         if self.layout.prepare is not None:
             self.layout.prepare(self.model)
         self._autocasts = self._autocasts and not use_bfloat16(self.model)
-        kind = config.average
-        self.average: Average | None = Average(self.model, kind, config.steps) if kind else None
+        self.average: Average | None = Average(self.model, config.average, config.steps) if config.average else None
         self.losses: Tensor = torch.full((config.steps,), math.nan, device=self.device)
         self.timer: AbstractContextManager[object] = nullcontext()  # of the optimizer's part of a step
         self.before: dict[str, Tensor] | None = None
