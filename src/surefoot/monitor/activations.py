@@ -238,14 +238,13 @@ class _Measurement:
         self.dtypes[name] = self._coarsest(name, module, y.device.type)
         if x is not None and (ratio := largest_ratio(x, y, by_vector, self.dtypes[name])) is not None:
             values["dependency"] = ratio
-        unknown = self.bounded and "forward_bound" not in largest
-        bounds = block_bounds(module, self.old_modules.get(name)) if unknown else {}
         if name in self.old_modules:  # last, as it may write to the inputs
             old = first_output(self.old_modules[name](*args, **kwargs))
             assert old is not None
             values["update"] = largest_rms(y - old)
         largest.update({key: larger(value, largest.get(key, 0.0)) for key, value in values.items()})
-        largest |= bounds
+        if self.bounded and "forward_bound" not in largest:
+            largest |= block_bounds(module, self.old_modules.get(name))
 
     def _coarsest(self, name: str, module: nn.Module, device: str) -> torch.dtype:
         """The coarsest dtype of a module's parameters, of autocast around it, and of the modules called inside."""
