@@ -217,10 +217,9 @@ class Run:
 
     def tensors(self) -> dict[str, Any]:
         """The run's tensors by names that are the same on every mesh; the optimizer's state complete."""
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+        from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
-        return self._with_losses(get_model_state_dict(self.model), optimizer)
+        return self._with_losses(*get_state_dict(self.model, self.optimizer))
 
     def load_folder(self, path: Path) -> None:
         """Go on from a checkpoint folder, of any mesh: a collective.
