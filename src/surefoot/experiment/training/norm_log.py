@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -66,7 +66,7 @@ def _layer(placement: Placement, natural: Placement, limit: float) -> Layer:
     return Layer(placement.role.name, unit, None, limit * unit * longer)
 
 
-class NormLog(AbstractContextManager["NormLog"]):
+class NormLog(ExitStack):
     """Writes `norms.jsonl`, a line per measurement, and `layers.json`. Use as a context manager.
 
     A line has `step`; `lr`, the rate of the next step; `norms`, name -> `[lower, upper]`, bounds on the norm;
@@ -91,11 +91,12 @@ class NormLog(AbstractContextManager["NormLog"]):
     """
 
     def __init__(self, run: Run, directory: Path, limit: float, warn: Callable[[int, Alarm], None]) -> None:
+        super().__init__()
         self._run, self._norms, self._warn = run, Norms(run, limit), warn
         write_json(directory / LAYERS, {name: asdict(layer) for name, layer in self._norms.layers.items()})
         self._times = [*accumulate(map(run.config.factor, range(run.config.steps)), initial=0.0)]
         self._alarms = Alarms(self._norms.layers, self._times[-1])
-        self._log = continued(directory / NORMS, run.step)
+        self._log = self.enter_context(continued(directory / NORMS, run.step))
         for line in self._log.records:  # alarms raised before the run was resumed are not raised again
             self._raised(line)
 
@@ -112,9 +113,6 @@ class NormLog(AbstractContextManager["NormLog"]):
     def _raised(self, line: Record) -> list[Alarm]:
         """The alarms that a line raises."""
         return self._alarms.update(self._times[line["step"]], {name: low for name, (low, _) in line["norms"].items()})
-
-    def __exit__(self, *_: object) -> None:
-        self._log.__exit__()
 
 
 def _line(run: Run, measured: Norms) -> Record:
