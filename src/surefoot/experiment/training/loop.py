@@ -71,10 +71,6 @@ class _Watch:
     log_every: int
     eval_every: int
 
-    def keeps(self, run: Run) -> bool:
-        """Whether the weights before the next step are needed after it."""
-        return self.observe is not None and _due(run, self.log_every, ahead=1)
-
     def look(self, run: Run, meter: Meter) -> float | None:
         """Call what observes the run; the validation loss, if it was measured."""
         losses = run.evaluate() if _due(run, self.eval_every) else {}
@@ -90,7 +86,7 @@ def _take_steps(run: Run, meter: Meter, watch: _Watch, checkpoints: Checkpoints 
     diverged, stopped = _diverged(run), False
     meter.start()
     while run.step < run.config.steps and not diverged and not stopped:
-        run.advance(keep=watch.keeps(run))
+        run.advance(keep=watch.observe is not None and _due(run, watch.log_every, ahead=1))
         stopped = stop is not None and stop.asked()
         logs = (diverged := _diverged(run)) or _due(run, watch.eval_every) or _due(run, watch.log_every)
         saves = checkpoints and (stopped or _due(run, checkpoints.every))
