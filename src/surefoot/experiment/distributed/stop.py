@@ -3,8 +3,9 @@
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from surefoot.experiment.distributed.processes import Processes
 
@@ -24,7 +25,7 @@ class Stop:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._number, self._since, self._agreed = 0, 0.0, 0
-        self._before: dict[int, Any] = {}
+        self._before = ExitStack()  # what puts the handlers of before in their places again
 
     def asked(self) -> bool:
         """Whether one of the processes has got such a signal: a collective, so that all agree."""
@@ -36,21 +37,17 @@ class Stop:
         if not self._number:
             self._number, self._since = number, now
         elif now - self._since > TOGETHER:
-            self._restore()
+            self._before.close()
             signal.raise_signal(number)
-
-    def _restore(self) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._note)
+                    self._before.callback(signal.signal, number, signal.signal(number, self._note))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._restore()
+        self._before.close()
         if kind is None and (number := self._number or self._agreed):
             signal.raise_signal(number)
