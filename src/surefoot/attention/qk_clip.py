@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -231,20 +232,16 @@ class _LogitRecorder(TorchFunctionMode):
 
     def __init__(self, name: str, record: Callable[[str, Tensor], None]) -> None:
         super().__init__()
-        self.name, self.record, self.calls, self.measures, self.entered = name, record, 0, False, False
+        self.name, self.record, self.calls, self.measures, self.open = name, record, 0, False, ExitStack()
 
     def start(self, layer: nn.Module, inputs: Any) -> None:
         """Forward pre-hook: intercept torch functions from here on."""
         self.calls, self.measures = 0, layer.training and torch.is_grad_enabled()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        self.entered = True
+        self.open.enter_context(self)
 
     def stop(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         """Forward hook, called after an exception, too, with output None: stop intercepting."""
-        if not self.entered:  # another hook has raised before
-            return
-        self.entered = False
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.open.close()  # nothing is open where another hook has raised before `start`
         if layer.training and output is not None and not self.calls:
             raise RuntimeError(
                 f"the attention logits of {self.name} cannot be measured: it does not call "
