@@ -201,22 +201,19 @@ def evaluate(records: Sequence[Record], band: float = BAND) -> dict[str, Any]:
             raise ValueError(f"{text}: {', '.join(sorted(differing))}; a coordinate check compares like layers")
     layers = [{"layer": name, **{q: _slope(records, q, name, band) for q in QUANTITIES}} for name in names]
     passes = all(layer[quantity]["status"] in ("inside", "zero") for layer in layers for quantity in QUANTITIES)
-    widths, seeds = (sorted({record[key] for record in records}) for key in {"width": int, "seed": int})
+    widths, seeds = (sorted({record[key] for record in records}) for key in KINDS)
     there = [quantity for quantity in MEASURED if all(quantity in record for record in records)]  # not in older logs
     measured = {q: {name: _slope(records, q, name, band) for name in records[0][q]} for q in there}
     return {"passes": passes, "band": band, "widths": widths, "seeds": seeds, "layers": layers, "measured": measured}
 
 
 def _slope(records: Sequence[Record], quantity: str, layer: str, band: float) -> dict[str, Any]:
-    by_seed: dict[int, dict[int, float | None]] = {}
-    for record in records:
-        by_seed.setdefault(record["seed"], {})[record["width"]] = record[quantity][layer]
-    values = [value for row in by_seed.values() for value in row.values()]
-    if not all(values):  # one is 0 or None
-        zero = set(values) == {0.0}
+    values = {(record["seed"], record["width"]): record[quantity][layer] for record in records}
+    if not all(values.values()):  # one is 0 or None
+        zero = {*values.values()} == {0.0}
         return {"status": "zero" if zero else "not finite", "slope": None, "ci": None, "log2_rms": None}
-    widths = sorted(by_seed[records[0]["seed"]])
-    table = np.log2(np.array([[row[width] for width in widths] for row in by_seed.values()], dtype=float))
+    seeds, widths = dict.fromkeys(seed for seed, _ in values), sorted({width for _, width in values})
+    table = np.log2([[values[seed, width] for width in widths] for seed in seeds])
     slopes = np.polyfit(np.log2(widths), table.T, 1)[0].tolist()  # of each row, a seed
     slope = float(np.mean(slopes))
     may_fall = quantity == "start" and layer in records[0].get("logits", (LOGITS,))  # older logs lack the key
