@@ -70,8 +70,7 @@ def _progress(limit: int | None) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing elsewhere."""
     from tqdm import tqdm
 
-    quiet = not sys.stderr.isatty()
-    with tqdm(total=limit, unit=" documents", file=sys.stderr, mininterval=0.2, leave=False, disable=quiet) as bar:
+    with tqdm(total=limit, unit=" documents", file=sys.stderr, mininterval=0.2, leave=False, disable=None) as bar:
 
         def move(documents: int, tokens: int) -> None:
             bar.set_postfix_str(f"{tokens:,} tokens", refresh=False)
