@@ -225,18 +225,17 @@ class _Worker:
             self.process.join()
             died = True
         kind = Killed if self._started else NeverStarted
-        return [kind(f"its worker process ended with {_code(self.process.exitcode)}")] if died else []
+        return [kind(f"its worker process ended with {_code(self.process.exitcode or 0)}")] if died else []
 
 
-def _code(code: int | None) -> str:
+def _code(code: int) -> str:
     """An exit code, or the signal that it stands for.
 
     >>> _code(-9), _code(3)
     ('SIGKILL (out of memory?)', 'exit code 3')
     """
-    with suppress(ValueError):
-        if code is not None and code < 0:
-            return signal.Signals(-code).name + " (out of memory?)" * (code == -signal.SIGKILL)
+    with suppress(ValueError):  # it is not negative, or a signal without a name
+        return signal.Signals(-code).name + " (out of memory?)" * (code == -signal.SIGKILL)
     return f"exit code {code}"
 
 
