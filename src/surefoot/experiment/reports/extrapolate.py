@@ -23,10 +23,7 @@ _FIXED = {"model": "{}", "width": "width {}", "steps": "{} steps", "batch_size":
 """What stays the same, as far as a reader of the rates needs it."""
 
 
-Rate = tuple[str, float | None, Sequence[float] | None, str]
-
-
-def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> Rate:
+def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str, float | None, Sequence[float] | None, str]:
     """Find the rate to use: at the target by the law, without a target at the highest value as measured.
 
     Args:

@@ -40,13 +40,8 @@ CONFIG: dict[str, Any] = {
 }
 """The look of all charts, for Vega; colours are variables of the page's style."""
 
-FEW = 6
-"""Choices that are buttons; more of them are a list."""
-
 POINTING = " Point at a point, or tap it, for its numbers."
 """The part of a description that a picture leaves out."""
-
-Columns = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,7 @@ class Chart:
     title: str
     description: str
     spec: Mapping[str, Any]
-    columns: Columns
+    columns: Mapping[str, Sequence[Any]]
     choices: Sequence[Choice] = ()
     side_by_side: bool = False
     height: int = 340
@@ -212,7 +207,6 @@ def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(ASSETS)
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     templates.filters["order"] = order
-    templates.globals["FEW"] = FEW
     return templates
 
 
