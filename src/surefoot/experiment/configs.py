@@ -41,6 +41,11 @@ def read(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """The object that a file holds, as `read`; empty where there is no file."""
+    return read(path) if path.exists() else {}
+
+
 def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     """Tell which kind of run a directory is of.
 

@@ -127,7 +127,7 @@ def page(directory: Path) -> Page:
     """
     _, config = configs.kind_of(directory)
     log = read_lines(directory / LOG, {"step": int})
-    result, layers = (_read(directory / name) for name in (RESULT, LAYERS))
+    result, layers, environment = (configs.read_if_there(directory / name) for name in (RESULT, LAYERS, ENVIRONMENT))
     lines = read_lines(directory / NORMS, {"step": int, "norms": dict}) if layers else []
     summary = summarise(directory) if lines else {"kinds": [], "alarms": []}
     state = f"step {log[-1]['step'] if log else 0} of {config['steps']}"
@@ -139,14 +139,9 @@ def page(directory: Path) -> Page:
     tables = [table(summary)] if lines else []
     if summary["alarms"]:
         tables.append(alarm_table(summary))
-    details = {"Configuration": charts.flat(config), "Machine and versions": _read(directory / ENVIRONMENT)}
+    details = {"Configuration": charts.flat(config), "Machine and versions": environment}
     kind, drawn = f"training of {config['model']}", [*losses, *_layers(layers, lines), *speeds]
     return Page(directory.name, kind, state, _facts(log, result, summary), drawn, tables, details)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty where there is none."""
-    return configs.read(path) if path.exists() else {}
 
 
 def _facts(log: Sequence[Record], result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Fact]:

@@ -71,8 +71,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
         ValueError: a file is damaged.
     """
     _, config = configs.kind_of(directory)
-    path = directory / SUMMARY
-    stored = configs.read(path) if path.exists() else {}
+    stored = configs.read_if_there(directory / SUMMARY)
     swept = _swept(config, directory)
     return extrapolated(config, swept, stored.get("target"), stored.get("environment", {})), swept
 

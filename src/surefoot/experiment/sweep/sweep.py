@@ -95,7 +95,7 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
     for key, type_ in (("recipes", str), ("widths", int)):
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, type_) for value in values):
             raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")
-    stored = configs.read(directory / SUMMARY) if (directory / SUMMARY).exists() else {}
+    stored = configs.read_if_there(directory / SUMMARY)
     records = results(directory)
     return summarise(config, records, stored.get("environment", {})) | ({} if stored else {"finished": False}), records
 
