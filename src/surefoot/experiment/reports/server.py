@@ -35,8 +35,6 @@ class Server(ThreadingHTTPServer):
         OSError: the port is taken.
     """
 
-    daemon_threads = True
-
     def __init__(self, directories: Sequence[Path], port: int = PORT) -> None:
         for directory in directories:
             if not directory.is_dir():
