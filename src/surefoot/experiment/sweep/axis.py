@@ -43,14 +43,12 @@ class Axis:
         return f"{self.name}_{value}"
 
 
-AXES = {
-    axis.name: axis
-    for axis in (
-        Axis("horizon", "horizons", "to_steps", "steps", "{} steps", ("shortest", "longest")),
-        Axis("batch", "batches", "to_batch", "batch_size", "batch size {}", ("smallest", "largest")),
-        Axis("depth", "depths", "to_depth", "depth", "depth {}", ("smallest", "largest")),
-    )
-}
+_AXES = (
+    Axis("horizon", "horizons", "to_steps", "steps", "{} steps", ("shortest", "longest")),
+    Axis("batch", "batches", "to_batch", "batch_size", "batch size {}", ("smallest", "largest")),
+    Axis("depth", "depths", "to_depth", "depth", "depth {}", ("smallest", "largest")),
+)
+AXES = {axis.name: axis for axis in _AXES}
 """By name."""
 
 
