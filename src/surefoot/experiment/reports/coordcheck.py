@@ -136,8 +136,7 @@ def _slopes(summary: Mapping[str, Any]) -> Chart:
     shown = charts.tooltip("layer", "slope|+.3f", "low=from|+.3f", "high=to|+.3f", "status=it is")
     edge = charts.rows().mark_rule(strokeDash=[6, 3], color="var(--ink)", aria=False)
     layers = [
-        edge.encode(x=alt.X(datum=-band)),
-        edge.encode(x=alt.X(datum=band)),
+        *(edge.encode(x=alt.X(datum=end)) for end in (-band, band)),
         charts.rows("datum.low != null").mark_rule(strokeWidth=2).encode(low, y, color, x2="high:Q"),
         charts.rows().mark_point(filled=True, size=55).encode(slope, y, color, shape, tooltip=shown),
     ]

@@ -118,11 +118,10 @@ def _curve(summary: Mapping[str, Any]) -> Chart:
     x = alt.X("size:Q", title="parameters", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format=".2s"))
     y, low = (alt.Y(f"{field}:Q", title="validation loss in nats") for field in ("loss", "low"))
     curve, run, predicted = (charts.rows(f"datum.kind == '{kind}'") for kind in ("curve", "run", "predicted"))
+    band = charts.rows("datum.kind == 'curve' && datum.low != null")
     ink: dict[str, Any] = {"color": "var(--s0)"}
     layers = [
-        charts.rows("datum.kind == 'curve' && datum.low != null")
-        .mark_area(opacity=0.15, aria=False, **ink)
-        .encode(low, y2="high:Q"),
+        band.mark_area(opacity=0.15, aria=False, **ink).encode(low, y2="high:Q"),
         curve.mark_line(strokeWidth=2, **ink).encode(y),
         predicted.transform_filter("datum.low != null").mark_rule(strokeWidth=2, **ink).encode(low, y2="high:Q"),
         predicted.mark_point(filled=False, size=130, strokeWidth=2, **ink).encode(y, tooltip=shown),
