@@ -40,14 +40,14 @@ def run(
     """
     if target.width <= (widest := ladder.widths[-1]):
         raise ValueError(f"--to-width {target.width} is no wider than the ladder's widest model, {widest}")
-    config = ladder.to_json()
+    config, goal = ladder.to_json(), asdict(target)
     with configs.claimed(directory, "ladder", config, f"width_{ladder.rungs[0].width}/{RESULTS}"):
-        summary = _write(config, target, directory)
+        summary = _write(config, goal, directory)
         runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
         for rung, seeds in runs:
             there = directory / f"width_{rung.width}"
             sweep.run(ladder.sweep(rung, seeds), there, run_trial, **sweeping)
-            summary = _write(config, target, directory)
+            summary = _write(config, goal, directory)
         return summary
 
 
@@ -65,8 +65,7 @@ def load(directory: Path) -> dict[str, Any]:
         ValueError: a file is damaged.
     """
     stored = configs.read(directory / SUMMARY)
-    target = Rung(**{name: stored["target"][name] for name in Rung.__dataclass_fields__})
-    return _summary(stored["config"], target, directory, stored["environment"])
+    return _summary(stored["config"], stored["target"], directory, stored["environment"])
 
 
 def records(summary: Mapping[str, Any], directory: Path) -> list[Record]:
@@ -78,17 +77,17 @@ def _records(directory: Path, width: int) -> list[Record]:
     return sweep.results(directory / f"width_{width}")
 
 
-def _write(config: Record, target: Rung, directory: Path) -> dict[str, Any]:
+def _write(config: Record, target: Record, directory: Path) -> dict[str, Any]:
     return write_json(directory / SUMMARY, _summary(config, target, directory, environment()))
 
 
-def _summary(config: Record, target: Rung, directory: Path, environment: Record) -> dict[str, Any]:
+def _summary(config: Record, target: Record, directory: Path, environment: Record) -> dict[str, Any]:
     """The content of `summary.json`: the rungs, the curve, and the target with what was predicted and measured."""
     rungs = [_measured(config["recipe"], rung, directory) for rung in config["rungs"]]
-    goal = _measured(config["recipe"], asdict(target), directory)
+    goal = _measured(config["recipe"], target, directory)
     curve = _curve(rungs, len(config["seeds"]))
     found = curve if isinstance(curve, Between) else None
-    predicted = found.at(target.parameters) if found else fit.UNKNOWN
+    predicted = found.at(goal["parameters"]) if found else fit.UNKNOWN
     off = None if None in (predicted.value, goal["val_loss"]) else predicted.value - goal["val_loss"]
     return as_json({
         "recipe": config["recipe"],
@@ -97,7 +96,7 @@ def _summary(config: Record, target: Rung, directory: Path, environment: Record)
         "free_power": found and found.free.power,
         "no_curve": None if found else curve,
         "target": {**goal, **predicted.named("predicted"), "off": off},
-        "line": found and line("loss", found.at, [*(rung["parameters"] for rung in rungs), target.parameters]),
+        "line": found and line("loss", found.at, [*(rung["parameters"] for rung in rungs), goal["parameters"]]),
         "config": config,
         "environment": environment,
     })  # fmt: skip
