@@ -119,6 +119,5 @@ def _build(arguments: argparse.Namespace) -> nn.Module:
     if own:
         return call(name, *(() if arguments.width is None else (arguments.width,)))
     options.require_size(name, arguments)
-    config = TrainConfig(name, arguments.width, arguments.depth, arguments.head_dim)
     with without_memory():
-        return build(config, arguments.vocab or VOCAB)
+        return build(TrainConfig(name, arguments.width, arguments.depth, arguments.head_dim), arguments.vocab or VOCAB)

@@ -46,7 +46,6 @@ def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
     if entry["lr"] is not None:
         source = entry["rate_from"] if entry["rate_from"] != "measured" else f"measured, {status}"
         rate = f"2^{entry['log2_lr']:.2f} ({entry['lr']:.3g}), {source}"
-    difference = estimate(entry["difference"], entry["difference_ci"], "+.4f")
     reached = entry["curve"] is None or entry["steps_to_target"] is not None
     no_ratio = " or ".join(final) or ("not known" if reached else "not reached")
     return [
@@ -55,7 +54,7 @@ def _row(entry: Mapping[str, Any], baseline: str) -> list[str]:
         rate,
         estimate(entry["val_loss"], entry["val_loss_ci"], ".4f", " or ".join(final) or "none"),
         training(entry["train_loss"], entry["val_loss"]),
-        "baseline" if entry["name"] == baseline else difference,
+        "baseline" if entry["name"] == baseline else estimate(entry["difference"], entry["difference_ci"], "+.4f"),
         estimate(entry["p"], None, ".2g", ""),
         *(estimate(entry[key], None, ".2f", no_ratio) for key in ("steps_ratio", "seconds_ratio")),
         f"{sum(tuning.values())} of {entry['tuning_runs']}, {sum(final.values())} of {entry['final_runs']}",

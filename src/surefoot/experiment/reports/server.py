@@ -57,8 +57,7 @@ def _stamp(directory: Path) -> tuple[tuple[Path, int, int], ...]:
 
 @functools.lru_cache(maxsize=32)
 def _page(directory: Path, stamp: tuple[object, ...]) -> Page:
-    empty = Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
-    return page(directory) if stamp else empty
+    return page(directory) if stamp else Page(name_of(directory), "nothing has begun here yet", "", [], [], [], {})
 
 
 class _Handler(BaseHTTPRequestHandler):

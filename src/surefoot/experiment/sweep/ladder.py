@@ -45,8 +45,7 @@ def run(
         summary = _write(config, goal, directory)
         runs = [*((rung, len(ladder.seeds)) for rung in ladder.rungs), *([(target, 1)] if train_target else [])]
         for rung, seeds in runs:
-            there = directory / f"width_{rung.width}"
-            sweep.run(ladder.sweep(rung, seeds), there, run_trial, **sweeping)
+            sweep.run(ladder.sweep(rung, seeds), directory / f"width_{rung.width}", run_trial, **sweeping)
             summary = _write(config, goal, directory)
         return summary
 
