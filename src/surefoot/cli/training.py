@@ -74,9 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         begins = {"start": arguments.start, "on_resume": _goes_on}
         checkpoints = Checkpoints(arguments.out / CHECKPOINTS, arguments.checkpoint_every, **kept, **begins)
         every = {"log_every": arguments.log_every, "eval_every": arguments.eval_every}
-        training = partial(train, config, corpus, layout=layout, checkpoints=checkpoints, **every)
+        training: Training = partial(train, config, corpus, layout=layout, checkpoints=checkpoints, **every)
         if not processes.first:
-            _train_beside(training, arguments.norm_limit)
+            # The other processes take part in every measurement, and write only their parts of checkpoints.
+            norms = cache(partial(Norms, limit=arguments.norm_limit))  # made at the first look
+            training(on_step=lambda record: None, observe=lambda run: norms(run).measure())
             return 0
         peak = arguments.peak_flops or peak_of(pick_device(config.device))
         compute = Compute(flops_per_token(config, corpus.vocab), peak and peak * processes.count)
@@ -178,12 +180,6 @@ def _train(arguments: argparse.Namespace, training: Training, boards: Sequence[B
                 print(f"surefoot train: {name} is the first parameter that is not finite", file=sys.stderr)
 
         return training(on_step=on_step, observe=observe)
-
-
-def _train_beside(training: Training, limit: float) -> None:
-    """Train on the other processes, which take part in every measurement and write only their parts of checkpoints."""
-    norms = cache(partial(Norms, limit=limit))  # made at the first look
-    training(on_step=lambda record: None, observe=lambda run: norms(run).measure())
 
 
 def _progress(record: dict[str, Any], steps: int) -> None:
