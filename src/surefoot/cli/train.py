@@ -32,7 +32,14 @@ def add_to(commands: options.Commands) -> None:
     help = "where validation batches are from: the validation split of another source, as for --data"
     add("--eval-data", metavar="PATH", help=help)
     add("--out", type=options.path, default=Path("runs/train"), help="run directory, resumed if it exists")
-    _add_checkpoints(parser)
+    help = "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
+    help += "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration"
+    add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
+    add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
+    add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
+    help = "keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)"
+    add("--keep-best", action="store_true", help=help)
+    add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
     add("--log-every", type=options.count, default=10, help="steps between lines of the log")
     add("--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end")
     help = "natural norm that a layer without a bound is warned of (--stabiliser bounds it)"
@@ -43,18 +50,6 @@ def add_to(commands: options.Commands) -> None:
     add("--peak-flops", type=options.positive, metavar="FLOPS", help=help)
     _add_layout(parser)
     options.add_json(parser)
-
-
-def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    help = "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
-    help += "without checkpoints; PATH: at this checkpoint, a file or folder, of a run of the same configuration"
-    add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
-    add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
-    add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    help = "keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)"
-    add("--keep-best", action="store_true", help=help)
-    add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
 
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:
