@@ -28,12 +28,11 @@ LIVE_SECONDS = 2.0
 
 _INK, _SOFT = "var(--ink)", "var(--soft)"
 _TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-_LINES = {"gridColor": "var(--line)", "gridOpacity": 0.7, "domainColor": _SOFT, "tickColor": _SOFT}
 CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
-    "axis": {**_TEXT, **_LINES},
+    "axis": {**_TEXT, "gridColor": "var(--line)", "gridOpacity": 0.7, "domainColor": _SOFT, "tickColor": _SOFT},
     "legend": {**_TEXT, "orient": "bottom"},
     "title": {"color": _INK, "subtitleColor": _SOFT, "fontSize": 13, "subtitleFontSize": 12},
     "range": {"category": [f"var(--s{i})" for i in range(8)]},
