@@ -172,8 +172,7 @@ def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) ->
 def _claim(directory: Path, wanted: dict[str, Any], data: str) -> None:
     path = directory / CONFIG
     if path.exists():
-        there = {"kind": wanted["kind"], **read(path)}  # an earlier version has not named it
-        if differing := differences(there, wanted):
+        if differing := differences({"kind": wanted["kind"], **read(path)}, wanted):  # an earlier version names no kind
             raise ValueError(f"{directory} belongs to another configuration; it differs in {'; '.join(differing)}")
     elif (directory / data).is_file() and (directory / data).stat().st_size:
         raise ValueError(f"{directory} holds {data} but no {CONFIG}")

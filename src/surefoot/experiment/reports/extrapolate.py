@@ -175,8 +175,7 @@ def _law(summary: Mapping[str, Any]) -> Chart:
     axis, target = AXES[summary["axis"]], summary["target"]
     rows = [row for entry in summary["recipes"] for row in _rows(entry, target)]
     columns = charts.columns(("recipe", "kind", "size", "lr", "low", "high"), rows)
-    rates = ("lr=rate|.3g", "low=from|.3g", "high=to|.3g")
-    shown = charts.tooltip("recipe", "kind=it is", f"size={axis.title}|d", *rates)
+    shown = charts.tooltip("recipe", "kind=it is", f"size={axis.title}|d", "lr=rate|.3g", "low=from|.3g", "high=to|.3g")
     labels = {entry["recipe"]: f"{entry['recipe']}, power {power(entry)}" for entry in summary["recipes"]}
     color, shape = charts.series("recipe", "recipe", labels, labels)
     x = charts.sizes("size", axis.title, [*summary["values"], *([target] if target else [])])
