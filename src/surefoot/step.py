@@ -11,11 +11,9 @@ from torch import Tensor
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import ChangeBounds, Eta, Extent, Geometry, Taken
 from surefoot.linalg import device
-from surefoot.linalg.device import full_precision
 from surefoot.momentum import State, where_finite
 from surefoot.roles import Role
-from surefoot.stabilise import Stabiliser
-from surefoot.stabilise.base import where_moved
+from surefoot.stabilise.base import Stabiliser, where_moved
 
 Step = Callable[[Role, Stabiliser, Tensor, Tensor, State, Eta, Any], Taken]
 """The type of `step`, and of what `compiled` returns."""
@@ -211,5 +209,5 @@ class _Compiled:
         self, role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor
     ) -> Taken:
         assert not role.smoothed & role.remembered  # both are cached here: their lock cannot be part of a graph
-        with full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        with device.full_precision(w.device), torch._dynamo.config.patch(recompile_limit=GRAPHS):
             return self._graph(role, stabiliser, w, g, state, device.scalar_like(eta, w, w.dtype), finite)

@@ -9,7 +9,6 @@ from torch import Tensor
 from surefoot.geometry.base import Eta, State
 from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs_or_one
-from surefoot.linalg.device import full_precision
 from surefoot.linalg.polar import choose_ops
 from surefoot.momentum.base import Momentum, Smoothing
 
@@ -112,7 +111,7 @@ class SOAP(Smoothing):
         due = (turns % self.every == 0) & (device.scalar_like(active, g) > 0)
         kept["turns"] = (turns + active)[..., 0, 0]
         rate = (1 - self.memory) * active
-        with full_precision(g.device):
+        with device.full_precision(g.device):
             sides = (self._turned(state, name, x, rate, due) for name, x in (("left", g), ("right", g.mT)))
             (left, new), (right, also) = sides
             square = _between(left, g, right, inverse=True).square()

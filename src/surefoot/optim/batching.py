@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from surefoot.linalg import device, ops
-from surefoot.linalg.device import is_dtensor
 from surefoot.momentum import State, is_finite
 from surefoot.optim.param_groups import learning_rate
 from surefoot.optim.precision import ADDED, Leaf, Precision, average
@@ -259,5 +258,5 @@ def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]
 
 def own_memory(state: State) -> State:
     """The state with tensors that are part of a larger memory copied out of it."""
-    part = {name: not is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
+    part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
     return {name: x.clone() if part[name] else x for name, x in state.items()}
