@@ -163,18 +163,12 @@ def _newton(y: Tensor, s: float, dim: int) -> Tensor:
 def _shrunk(y: Tensor, mu: Tensor, s: float) -> Tensor:
     """The root `x` in [0, y] of `x + mu s x**(s-1) = y`.
 
-    In `z = x` for `s >= 2`, `z = x**(s-1)` for `s < 2`, the left side is convex and rising, so Newton's steps
-    from the right fall to the root and never pass it.
+    In `z = x` for `s >= 2`, `z = x**(s-1)` for `s < 2`, the left side `z**u + mu s z**v` is convex and rising, so
+    Newton's steps from the right fall to the root and never pass it.
     """
-    c = mu * s
-    power = s - 1
-    if s >= 2:
-        z = torch.minimum(y, (y / c) ** (1 / power))
-        for _ in range(12):
-            z = z - (z + c * z**power - y) / (1 + c * power * z ** (power - 1))
-        return z.clamp_min(0)
-    z = torch.minimum(y**power, y / c)
-    inverse = 1 / power
+    c, v = mu * s, max(1.0, s - 1)
+    u = v / (s - 1)
+    z = torch.minimum(y ** ((s - 1) / v), (y / c) ** (1 / v))
     for _ in range(12):
-        z = (z - (z**inverse + c * z - y) / (c + inverse * z ** (inverse - 1))).clamp_min(0)
-    return z**inverse
+        z = (z - (z**u + c * z**v - y) / (u * z ** (u - 1) + c * v * z ** (v - 1))).clamp_min(0)
+    return z**u
