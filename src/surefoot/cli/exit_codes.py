@@ -141,6 +141,7 @@ def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str
     out: Path = arguments.out
     if diverged:
         words = _with(words, "--lr", f"{config(arguments).lr / 4:.3g}")
+        words = _with(words, "--resume", "never") if "--resume" in words else words  # a checkpoint is of its rate
     fresh = next(f"{out}-{n}" for n in count(2) if not Path(f"{out}-{n}").exists())
     if arguments.command == "tokens":
         return [fresh if Path(word) == out else word for word in words]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from surefoot.linalg.bounds import gram_is_below, is_below, max_abs_or_one, unit_gram
 from surefoot.linalg.device import full_precision
-from surefoot.linalg.polar import msign
+from surefoot.linalg.polar import msign, require_matrices
 from surefoot.linalg.small_eigh import finite_only
 
 EIGH_DEVICES = frozenset({"cpu"})
@@ -36,8 +36,7 @@ def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
     | on an accelerator: others in float32 with `sigma_max <= 2 t` | `msign` |
     | on an accelerator: the rest | as on a CPU |
 
-    The times are for a CPU at 768 x 768; accelerators, where eigendecompositions are slow, are not measured. `auto` and
-    `gram` synchronise: the host reads which matrices are to be clipped.
+    The times are for a CPU at 768 x 768; on accelerators they are not measured. `auto` and `gram` synchronise.
 
     Args:
         x: `(..., out, in)`, floating point.
@@ -48,13 +47,14 @@ def mclip(x: Tensor, threshold: float | Tensor, method: str = "auto") -> Tensor:
         A new tensor of x's shape and dtype.
 
     Raises:
-        ValueError: an unknown method, a negative threshold given as a number, or `msign` in half precision.
+        ValueError: no real matrix, an unknown method, a threshold below 0 as a number, or `msign` in half precision.
 
     Source: J. Su, "Computing singular value clipping via msign"; spec of the nearest point: "Beyond MuP 4", eq. 5.
 
     >>> mclip(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 2.0).tolist()
     [[2.0, 0.0], [0.0, 1.0]]
     """
+    require_matrices(x, "mclip")
     if method not in METHODS:
         raise ValueError(f"unknown mclip method {method!r}; choose one of {', '.join(METHODS)}")
     if not isinstance(threshold, Tensor) and not threshold >= 0:

@@ -49,7 +49,8 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `halley` | 1 + 5e-4 | 0.03 of 1 | 1 Gram matrix, 1 Cholesky inverse, 5 products: for up to 128 rows |
 
     `auto` takes `qdwh` in float64, `polar_express_fp16` on an accelerator; on a CPU `halley` for 32 to 128 rows of at
-    least twice that length and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast. The
+    least twice that length and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast; where
+    gradients of the sign are asked for, `polar_express`, since the others write over what these need. The
     alignment `<o, x> / (|o|_2 |x|_*)` is about .98 on gradients. Half precision is computed in float32 on a CPU, by
     `newton_schulz`, `polar_express` and `gram` in bfloat16 on an accelerator, where `gram` can diverge on 1/i. A result
     in half precision is rounded: .003 more in our tests, at most 2**-8 (float16: 2**-11) of its Frobenius norm.
@@ -67,8 +68,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     >>> msign(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), method="svd").tolist()
     [[1.0, 0.0], [0.0, -1.0]]
     """
-    if x.ndim < 2 or not x.is_floating_point():
-        raise ValueError(f"msign takes real (..., out, in) matrices, not shape {tuple(x.shape)} of {x.dtype}")
+    require_matrices(x, "msign")
     require_method(method)
     name = choose(x) if method == "auto" else method
     if x.numel() == 0:
@@ -81,6 +81,12 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     with full_precision(x.device):
         sign = METHODS[name](batch, choose_ops(batch)).reshape(wide.shape).to(x.dtype)
     return sign if wide is x else sign.mT
+
+
+def require_matrices(x: Tensor, function: str) -> None:
+    """Raise ValueError for what is no real matrix, or batch of them."""
+    if x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(f"{function} takes real (..., out, in) matrices, not shape {tuple(x.shape)} of {x.dtype}")
 
 
 def require_method(method: str) -> None:

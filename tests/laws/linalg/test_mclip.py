@@ -272,3 +272,9 @@ def test_bad_requests_are_refused():
     for threshold in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="threshold"):
             surefoot.mclip(torch.eye(2), threshold)
+
+
+@pytest.mark.parametrize("x", [torch.ones(4, 4, dtype=torch.int64), torch.ones(4), torch.ones(4, 4) * 1j], ids=str)
+def test_what_is_no_real_matrix_is_refused(x):
+    with pytest.raises(ValueError, match=r"mclip takes real \(\.\.\., out, in\) matrices, not shape"):
+        surefoot.mclip(x, 1.0)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from surefoot.cli import _GUIDE, _parser, main
+from surefoot.cli.exit_codes import next_line
 from surefoot.experiment.files import locked
 
 
@@ -142,6 +143,12 @@ def test_a_run_that_diverges_is_tried_at_a_lower_rate(run, tmp_path, capsys):
     right = [*run[:-1], f"{tmp_path}/run-2", "--method", "adamw", "--lr", "2.5e+37", "--steps", "20"]
     assert line == f"try: surefoot {shlex.join(right)}"
     assert main([*shlex.split(line)[2:-3], "1e-3", "--steps", "2"]) == 0
+
+
+def test_one_that_has_begun_at_a_checkpoint_is_tried_from_the_start(run, tmp_path):
+    words = [*run, "--lr", "0.5", "--resume", f"{tmp_path}/step-1.pt"]
+    line = next_line(words, None, _parser().parse_args(words))
+    assert shlex.split(line)[1:] == [*run[:-1], f"{tmp_path}/run-2", "--lr", "0.125", "--resume", "never"]
 
 
 def test_a_package_of_the_command_line_that_is_missing():
