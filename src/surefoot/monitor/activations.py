@@ -66,7 +66,7 @@ def measure(
     after an exception.
 
     Args:
-        model: any module.
+        model: any module that is not tensor parallel, whose layers see parts of their inputs.
         batch: its input: a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments.
         before: `copy.deepcopy(model)` from before the steps; adds "update".
         plan: the model's plan; adds the bounds.
