@@ -74,15 +74,15 @@ MUTATIONS = (
     Mutation(
         "momentum normalised in place, msign",
         "linalg/polar.py",
-        "return x / max_abs_or_one(x)",
-        "return x.div_(max_abs_or_one(x))",
+        "torch.where(safe, x, x / max_abs_or_one(x))",
+        "torch.where(safe, x, x.div_(max_abs_or_one(x)))",
         MSIGN,
     ),
     Mutation(
         "eps added to the norm, msign",
         "linalg/polar.py",
-        "return x / max_abs_or_one(x)",
-        "return x / (max_abs_or_one(x) + 1e-8)",
+        "torch.where(safe, x, x / max_abs_or_one(x))",
+        "torch.where(safe, x, x / (max_abs_or_one(x) + 1e-8))",
         MSIGN,
     ),
     Mutation(

@@ -143,13 +143,11 @@ def _content(x: Tensor) -> str:
     return hashlib.sha256(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size())).hexdigest()
 
 
-_WRAPPERS = re.compile(
-    r"^(module\.|_orig_mod\.)+|(^|(?<=\.))_(orig_mod|checkpoint_wrapped_module|fsdp_wrapped_module)\."
-)
+_WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what DDP (in front), `torch.compile`, activation checkpointing and FSDP put into it.
+    """A parameter's name without what DDP, `torch.compile`, activation checkpointing and FSDP put into it.
 
     >>> plain_name("module.blocks.0._checkpoint_wrapped_module.up.weight")
     'blocks.0.up.weight'

@@ -149,8 +149,10 @@ def test_a_run_that_would_read_its_own_files_is_refused(name, kind, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_bytes(b"some text, " * 4000)
     said = refused([*name.split(), "--out", "runs/one", *(() if "." in name else ("--data", f"{kind}."))], capsys)
-    assert "runs/one lies in ., whose files are all read: give a folder outside of it" in said
+    assert f"runs/one lies in {tmp_path}, whose files are read: give a folder outside of it" in said
     assert [*tmp_path.iterdir()] == [tmp_path / "a.txt"]
+    hidden = chosen.data(_parser().parse_args(["train", "--out", "runs/.one", "--data", f"{kind}."]))
+    assert hidden == f"{kind}.", "what is hidden is not read"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -1,5 +1,6 @@
 """A model of the user's own that fails: whose fault it is, and where."""
 
+import json
 import sys
 
 import pytest
@@ -51,6 +52,32 @@ def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
     assert "broken:build: it is called without arguments, and failed: ModuleNotFoundError: No module named" in message
     assert "broken.py, line 2" in message
     assert "pip install" not in message
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["transfer --recipes steady adamw --out run", "compare --recipes steady adamw --baseline adamw --out run"],
+)
+def test_a_method_that_cannot_start_a_model_is_refused_before_any_run(module, tmp_path, capsys, command):
+    module(
+        "from torch import nn\nclass M(nn.Module):\n"
+        "    def __init__(self, d):\n        super().__init__()\n"
+        "        self.e, self.r, self.o = nn.Embedding(256, d), nn.GRU(d, d, batch_first=True), nn.Linear(d, 256)\n"
+        "    def forward(self, t):\n        return self.o(self.r(self.e(t))[0])\ndef build(d):\n    return M(d)\n"
+    )
+    (tmp_path / "text").write_text("some words, " * 500)
+    words = [*command.split(), "--model", "broken:build", "--data", "text", "--context", "16", "--steps", "2"]
+    assert main([*words, "--widths", "16"] if words[0] == "transfer" else [*words, "--width", "16"]) == 2
+    assert "AdamW's initial values cover Linear" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_model_prints_is_no_part_of_the_result(module, capsys):
+    module("from torch import nn\nprint('imported')\ndef build():\n    print('made')\n    return nn.Linear(2, 2)\n")
+    assert main(["audit", "broken:build", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)
+    assert told.err.split()[:2] == ["imported", "made"]
 
 
 def test_what_is_drawn_is_of_the_key_alone_and_other_for_every_step():

@@ -236,15 +236,15 @@ def test_a_broken_law_is_named(geometry, law):
         surefoot.check(geometry)
 
 
-AS_ASKED = r": return a tensor of shape \(3, 12, 8\) and torch.float64$"
+AS_ASKED = r": return a tensor of shape \(1, 3, 12, 8\) and torch.float64$"
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         (lambda g: None, "Given.*: its direction is None" + AS_ASKED),
-        (lambda g: g[..., :-1], r"its direction has shape \(3, 12, 7\) and torch.float64" + AS_ASKED),
-        (lambda g: g.sign().int(), r"its direction has shape \(3, 12, 8\) and torch.int32" + AS_ASKED),
+        (lambda g: g[..., :-1], r"its direction has shape \(1, 3, 12, 7\) and torch.float64" + AS_ASKED),
+        (lambda g: g.sign().int(), r"its direction has shape \(1, 3, 12, 8\) and torch.int32" + AS_ASKED),
     ],
 )
 def test_a_direction_that_is_none_is_named(returned, message):

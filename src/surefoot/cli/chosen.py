@@ -98,9 +98,10 @@ def data(arguments: argparse.Namespace) -> str | None:
     """
     source: str | None = arguments.data
     for name in filter(None, (source, getattr(arguments, "eval_data", None))):
-        read = re.sub(r"^(text:|bpe:\d+:)", "", name)
-        if read and arguments.out.resolve().is_relative_to(Path(read).resolve()):
-            raise ValueError(f"{arguments.out} lies in {read}, whose files are all read: give a folder outside of it")
+        read, out = Path(re.sub(r"^(text:|bpe:\d+:)", "", name) or name).resolve(), arguments.out.resolve()
+        hidden = any(part.startswith(".") for part in out.parts[len(read.parts) :])  # whose files are not read
+        if out.is_relative_to(read) and not hidden:
+            raise ValueError(f"{arguments.out} lies in {read}, whose files are read: give a folder outside of it")
     if arguments.vocab is None:
         return source
     if source is None or not re.match(r"bin:(?!\d+:)", source):
@@ -139,7 +140,9 @@ def trial_settings(
         method(name, arguments.stabiliser)
     corpus, shared = load(data(arguments), context=arguments.context), config(arguments)
     for width in widths:
-        require_model(shared.replace(width=width), corpus)
+        model = require_model(shared.replace(width=width), corpus)
+        for name in methods:
+            method(name).initialise_(model, 0)
     note_epochs(shared.replace(**longest), corpus)
     settings = {name: value for name, value in shared.to_json().items() if name not in OF_TRIALS}
     return {**settings, "data": absolute(data(arguments)), "text": corpus.name, "corpus": corpus.sha256}

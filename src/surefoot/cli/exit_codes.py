@@ -152,7 +152,7 @@ def _respelled(words: Sequence[str], remedy: Respell) -> list[str] | None:
     """The same with the choice that is nearest to the word that is none."""
     meant = get_close_matches(remedy.word, remedy.choices, 1)
     wrong = re.compile(rf"^{re.escape(remedy.word)}(?=$|[:@])")
-    right = [wrong.sub(meant[0], word) for word in words] if meant else None
+    right = [wrong.sub(meant[0], word) for word in words] if meant and meant[0] not in words else None
     return None if right == list(words) else right
 
 

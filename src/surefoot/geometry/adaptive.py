@@ -129,6 +129,7 @@ class RMSScaled(Changed):
             return 0.0
         known, dims = smoothed.within(shape), self.norm_of.couples
         over = {frozenset[int](): known.entry, frozenset({-1}): known.row / math.sqrt(shape[-1])}
+        over[frozenset({-2})] = known.column / math.sqrt(shape[-2:][0])
         length = over.get(dims, known.whole / math.sqrt(math.prod(shape)))
         return ROUNDED * length * ChangeBounds.of(self.norm_of).direction_norm_bound(norm, shape)
 

@@ -218,8 +218,8 @@ class Tangents(Part):
         return self.direction(w)
 
     def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the most of what `retract` brings to 1: norms of rows, singular values; 0 if unknown."""
-        return torch.zeros_like(norm := self.norm(w)), norm
+        """The least and the most of what `retract` brings to 1: norms of rows, singular values; -norm if unknown."""
+        return -(norm := self.norm(w)), norm
 
     def root_square(self, shape: torch.Size) -> float:
         """`|w|_F` of a weight of size 1 all over, by default one of equal entries and norm 1."""
@@ -257,6 +257,7 @@ class ChangeBounds(Part):
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
+        # where norm(y - project(y)) = norm(y) - radius
         return excess + 2 * reach
 
     def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
 
     Args:
         geometry: yours.
-        shape: shape of the data; a batch first. Default `(3, 12, 8)`, for norms of vectors `(3, 12)`.
+        shape: shape of the data; a batch first. Default `(1, 3, 12, 8)`, for norms of vectors `(1, 3, 12)`.
         tolerance: largest violation allowed, relative.
 
     Returns:
@@ -36,7 +36,7 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
     >>> max(check(RowRMS()).values()) < 1e-6
     True
     """
-    shape = ((3, 12, 8) if geometry.ndim == 2 else (3, 12)) if shape is None else shape
+    shape = ((1, 3, 12, 8) if geometry.ndim == 2 else (1, 3, 12)) if shape is None else shape
     if len(shape) <= geometry.ndim or min(shape) < 1:
         raise ValueError(f"shape {shape} has no batch and {geometry.ndim} dimensions of at least one entry each")
     if foreign := [dim for dim in geometry.couples if not -geometry.ndim <= dim < 0]:
@@ -52,7 +52,7 @@ def _violations(geometry: Geometry, shape: tuple[int, ...]) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     g, w, z = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     before = [x.clone() for x in (g, w, z)]
-    results = geometry.norm(w), direction_of(geometry, g), geometry.project(w, 1.0)[0]
+    results = geometry.norm(w), direction_of(geometry, g), geometry.project(w, 1.0, None)[0]
     right = [getattr(x, "shape", None) for x in results] == [w.shape[: -geometry.ndim], g.shape, w.shape]
     violations = {"shapes": float(not right)}
     if right:
@@ -74,9 +74,9 @@ def _problem_laws(geometry: Geometry, g: Tensor) -> dict[str, float]:
         moved.append((geometry.direction(other) - d).abs() * outside / size)
     laws = {"independent": _worst(*moved), "coupled": 0.0}
     for dim in geometry.couples:
-        start, rest = g.tensor_split(2, dim)
+        start, rest = g.tensor_split([1], dim)
         others = [geometry.direction(torch.cat([factor * start, rest], dim)) for factor in (1e3, 1e-3)]
-        changes = torch.stack([(other - d).tensor_split(2, dim)[1] for other in others]).abs()
+        changes = torch.stack([(other - d).tensor_split([1], dim)[1] for other in others]).abs()
         if rest.numel() and not changes.max() > 1e-9 * size:
             laws["coupled"] = 1.0
     rows, half = -geometry.ndim, g.shape[-geometry.ndim] // 2

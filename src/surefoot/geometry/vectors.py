@@ -73,9 +73,10 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
         return float(self.scale(torch.Size(shape)) * longest)
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
-        """`clipped_change` where the nearest point is radial or an entry's, else the triangle inequality."""
-        radial = self.exponent in (2, math.inf)
-        return clipped_change(excess, reach) if radial else super().clip_change_bound(excess, reach)
+        """`clipped_change` where the nearest point is radial or an entry's, for exponent 1 the default, else inf."""
+        if self.exponent in (2, math.inf):
+            return clipped_change(excess, reach)
+        return super().clip_change_bound(excess, reach) if self.exponent == 1 else torch.full_like(excess, math.inf)
 
     def retract(self, w: Tensor) -> Tensor:
         """Each vector over its own norm, as the direction is for exponent 2 alone; of entries the sign."""

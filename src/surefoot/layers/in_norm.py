@@ -74,7 +74,9 @@ class InNormLinear(_Unbiased):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `(W x) / rms(x) + b`, shape `(..., d_out)`, for `x` of shape `(..., d_in)`."""
-        y: Tensor = _InNorm.apply(*_autocast(x, self.weight))[0]  # type: ignore[no-untyped-call]
+        x, weight = _autocast(x, self.weight)
+        apply: Any = _InNorm.apply  # which has no rules for torch.func
+        y: Tensor = (F.linear(x, weight) / _rms(x)).to(weight.dtype) if device.is_mapped() else apply(x, weight)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -204,18 +206,12 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 class _InNorm(torch.autograd.Function):
     """`y = (W x) / r` with `r = rms(x)`; with `u = x / r` and `v = Wᵀ g / r`, `dx = v - u <u, v> / d_in`."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        size, product = _rms(x), F.linear(x, weight)
-        y = product.div_(size) if product.dtype == size.dtype else (product / size).to(product.dtype)
-        return y, size
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs, output[1])
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        size = _rms(x)
+        product = F.linear(x, weight)
+        ctx.save_for_backward(x, weight, size)
+        return product.div_(size) if product.dtype == size.dtype else (product / size).to(product.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:

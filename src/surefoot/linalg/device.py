@@ -29,8 +29,13 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def may_branch(x: Tensor) -> bool:
-    """True if a shortcut may depend on `x`'s values: it is on the CPU and `torch.compile` is not tracing."""
-    return on_cpu(x) and not torch.compiler.is_compiling()
+    """True if a shortcut may depend on `x`'s values: it is on the CPU, not fake, and nothing is compiled."""
+    return on_cpu(x) and not torch.compiler.is_compiling() and not hasattr(x, "fake_mode")
+
+
+def is_mapped() -> bool:
+    """True under a transform of `torch.func`."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain(x: Tensor) -> bool:
@@ -40,7 +45,7 @@ def is_plain(x: Tensor) -> bool:
     >>> is_plain(torch.zeros(2)), torch.func.vmap(is_plain, out_dims=None)(torch.zeros(1, 2))
     (True, False)
     """
-    traced = not may_branch(x) or torch._C._functorch.peek_interpreter_stack() is not None
+    traced = not may_branch(x) or is_mapped()
     return not traced and forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]
 
 

@@ -177,7 +177,8 @@ def place(group: Group, role: str | Role | None, known: Known) -> list[Placement
     Those of a group that was taken out of the optimizer, and comes again, are known.
     """
     before = [known[p][1] for p in group["params"] if p in known]
-    if before and [placement.digest for placement in before] == group.get("plan"):
+    alike = len(before) == len(group["params"]) and {placement.role.name for placement in before} == {role}
+    if alike and [placement.digest for placement in before] == group.get("plan"):
         return before
     if role is None:
         found = "pass the model in place of its parameters, whose roles are found then: SteepestDescent(model, lr=...)"

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from surefoot.geometry.base import Cache, Eta, Extent, Geometry, NormBounds, NormEstimates, State, Taken, expand
+from surefoot.geometry.base import Cache, ChangeBounds, Eta, Extent, Geometry, NormBounds, NormEstimates, State, expand
 from surefoot.linalg import device
 from surefoot.scaling import Constant, Scale
 from surefoot.stabilise.base import NUMBER, Decay, Known, Limit, Moved, along, share
@@ -91,7 +91,7 @@ class DecoupledWeightDecay(WeightDecay):
 
     @property
     def bound(self) -> float:
-        """inf: what it keeps, `lr_scale / rate` steps, is said by `natural`."""
+        """inf: what it keeps is `lr_scale / rate` steps, by a weight's shape."""
         return inf
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
@@ -153,7 +153,7 @@ class PreDecay(Decay):
     def largest_change(self, w: Tensor, eta: float, ball: Geometry, known: Known) -> Tensor:
         """`eta (longest + rate norm(w))`, and the way back into the ball after a step longer than 1."""
         longest, part = known.longest(ball), share(eta, self.rate)
-        change = eta * longest + part * known.upper
+        change = eta * longest + ChangeBounds.of(ball).clip_change_bound(part * known.upper, 0.0)
         if longest <= TOLERANCE[w.dtype]:
             return change
         reached = (1 - part) * known.upper + eta * longest
@@ -190,7 +190,7 @@ class StreamingPreDecay(Decay):
         clipped, cache = self._decayed(w, eta, ball, cache)
         return along(clipped, d, eta, into=clipped), cache
 
-    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> Taken:
+    def _decayed(self, w: Tensor, eta: Eta, ball: Geometry, cache: Cache) -> Moved:
         estimates = NormEstimates.of(ball)
         norm, cache = estimates.estimate_norm(w, self.init_state(w, ball, ball) if cache is None else cache)
         limit = expand(norm, ball).to(w.dtype) * (1 - share(largest_step(eta, ball), self.rate))

@@ -40,6 +40,7 @@ def test_every_line_of_the_guide_can_be_typed():
         ("train --qqqq", "train --help"),
         ("train gpt", "train --help"),
         ("transfer --recipes steady muom", "transfer --recipes steady muon"),
+        ("transfer --recipes steady stedy", "transfer --help"),
         ("train --recipe moga_rwo:1.5", "train --recipe moga_row:1.5"),
         ("compare --published mun@0.02", "compare --published muon@0.02"),
         ("transfer --executor rya", "transfer --executor ray"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import surefoot as sf
-from surefoot.identity import digest, key, plain_name
+from surefoot.identity import digest, key
 
 
 class Scaled(sf.Geometry):
@@ -159,15 +159,3 @@ def test_roles_with_tensors_and_plain_objects_are_stepped_together_and_saved():
     build(1.0, 1.0, 4.0)[0].load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match=r"p2 in parameter group 2 .*another plan"):
         build(1.0, 1.0, 3.0)[0].load_state_dict(optimizer.state_dict())
-
-
-def test_a_layer_that_is_called_module_is_no_wrapper():
-    class Residual(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module, self.up = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 4)}), torch.nn.Linear(4, 4)
-
-    model = torch.nn.Sequential(Residual(), torch.nn.Linear(4, 4))
-    sf.Plan.of(model, head=()).initialise_(model, seed=0)
-    assert not torch.equal(model[0].up.weight, model[0].module["up"].weight)
-    assert plain_name("module._orig_mod.module.0._checkpoint_wrapped_module.module.up") == "0.module.up"

@@ -136,6 +136,9 @@ def test_a_folder_of_tokens_is_no_text_and_what_is_too_short_names_its_split(sou
     convert(conversion(source, validation_one_in=40), tmp_path / "out")
     with pytest.raises(DataError, match=r"out holds tokens, no text: --data bin:.*out$"):
         load(tmp_path / "out")
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text('{"manifest_version": 3}' * 9)
+    assert load(tmp_path / "web").vocab == 256  # somebody else's
     corpus = load(f"bin:{tmp_path / 'out'}")
     with pytest.raises(DataError, match=r"Give more of the text to the validation split, or a shorter context"):
         corpus.require(corpus.validation.size)

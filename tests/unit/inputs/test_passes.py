@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from surefoot import Plan
+from surefoot.layers import InNormLinear, PostNorm
 from surefoot.views import Fused, Interleaved, Matrix, Stack, Transposed
 
 
@@ -276,3 +277,9 @@ def test_the_pass_is_the_same_under_inference_mode_and_with_inputs_on_the_meta_d
     with torch.device("meta"):
         assert Plan.of(Attends(rows, cut), inputs=x) == want
         assert Plan.of(Attends(rows, cut), inputs=torch.zeros(2, 5, 32)) == want
+
+
+@pytest.mark.parametrize("make", [lambda: InNormLinear(8, 8), lambda: PostNorm(nn.Linear(8, 8))])
+def test_layers_that_look_at_their_values_run_on_shapes_alone(make):
+    model = nn.Sequential(nn.Linear(8, 8), make())
+    assert Plan.of(model, inputs=torch.randn(2, 5, 8))["0.weight"].role.name == "linear"

@@ -76,3 +76,9 @@ def test_attention_alone_is_that_of_the_reference_models():
 
 def test_an_empty_batch():
     assert Attention(Heads(2, 8, 2, 0.3))(torch.zeros(0, 6, 16)).shape == (0, 6, 16)
+
+
+def test_it_is_one_graph_whatever_the_default_device():
+    model, x = Attention(Heads(2, 8, 2, 0.3)), torch.randn(2, 6, 16)
+    with torch.device("cpu"):
+        assert torch._dynamo.explain(model)(x).graph_break_count == 0

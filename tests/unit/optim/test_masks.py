@@ -222,3 +222,15 @@ def test_a_group_that_is_taken_out_and_added_again_keeps_its_rule(steps):
     model(torch.arange(16)).square().sum().backward()
     optimizer.step()
     assert "exp_avg" in optimizer.state[model[0].weight]
+
+
+def test_a_group_that_comes_again_with_another_role_or_more_parameters_has_that_role():
+    new, model = nn.Parameter(torch.eye(8)), nn.Linear(8, 8, bias=False)
+    for change in ({"role": "head"}, {"params": [("weight", model.weight), ("new", new)]}):
+        optimizer = SteepestDescent(model, Plan.of(model), lr=0.1)
+        group = optimizer.param_groups.pop()
+        optimizer.add_param_group({**group, **change})
+        want = change.get("role", "linear")
+        assert [optimizer._known[p][1].role.name for p in optimizer.param_groups[-1]["params"]] == [want] * len(
+            optimizer.param_groups[-1]["params"]
+        )

@@ -123,7 +123,7 @@ def _load_path(path: Path) -> Corpus:
     if not path.is_dir():
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
-    if read_manifest(path) is not None:
+    if any(path.glob("train_*.bin")) and read_manifest(path) is not None:
         raise DataError(f"{path} holds tokens, no text: --data {shards.PREFIX}{path}")
     texts = _texts(path)
     if not texts:

@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -28,9 +28,11 @@ def call(target: str, *arguments: int) -> nn.Module:
             arguments or needs a package that is missing, or it returns no nn.Module.
         RuntimeError: the function fails otherwise.
     """
-    function = _function(target)
+    with redirect_stdout(sys.stderr):  # the command's is for results
+        function = _function(target)
     try:
-        model = function(*arguments)
+        with redirect_stdout(sys.stderr):
+            model = function(*arguments)
     except (Exception, SystemExit) as error:
         how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
         hint = "; --width calls it with one" if isinstance(error, TypeError) and not arguments else ""
