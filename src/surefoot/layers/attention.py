@@ -146,10 +146,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, where it is at hand."""
-        heads = self.heads
-        q, k, v = (
-            torch.unflatten(f(x), -1, (-1, heads.dim)) for f in (self.query, self.key, self.value)
-        )  # (B, T, h, d)
+        heads, layers = self.heads, (self.query, self.key, self.value)
+        q, k, v = (torch.unflatten(layer(x), -1, (-1, heads.dim)) for layer in layers)  # (B, T, h, d)
         q, k = (norm(y.to(x.dtype)).to(y.dtype) for norm, y in ((self.query_norm, q), (self.key_norm, k)))
         if self.rope is not None:
             turn = self.rope.angles(x.shape[1], heads.dim, x.device) if turn is None else turn

@@ -226,7 +226,7 @@ class Sharding:
         collective where it is not known yet, and no cached property, whose lock ranks that are threads would share.
         """
         if self._agreed is None:
-            ranks, self._agreed = {}, {}
+            ranks, agreed = dict[Shard, tuple[int, ...]](), dict[tuple[int, ...], list[Shard]]()
             for shard in self.shards.values():
                 mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
                 ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
@@ -236,7 +236,8 @@ class Sharding:
                 if self._groups[these] is not None:  # None: this process alone
                     dist.all_gather_object(names, [*held], self._groups[these])
                 if shared := [shard for name, shard in held.items() if all(name in own for own in names)]:
-                    self._agreed[these] = [shard for shard in shared if ranks.pop(shard)]
+                    agreed[these] = [shard for shard in shared if ranks.pop(shard)]
+            self._agreed = agreed
         return self._agreed
 
 
