@@ -48,7 +48,6 @@ class Sharding:
         self._precision, self._bounds, self._plain, self._replicas = precision, bounds, plain, replicas
         self.shards: dict[Tensor, Shard] = {}
         self._groups = Groups()
-        self._agreed: dict[tuple[int, ...], list[Shard]] | None = None
 
     def add(self, p: Tensor, name: str, placement: Placement, state: State) -> State:
         """Find a parameter's slabs, and how its step is taken.
@@ -83,7 +82,7 @@ class Sharding:
             what = f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits"
             raise ValueError(f"{what}: {remedy}")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
-        self._agreed = None
+        vars(self).pop("_agreements", None)
         fresh = self.stored(p, name, self._init_state(shard))
         return self.stored(p, name, {key: self.placed(p, key, x) for key, x in state.items()}) if state else fresh
 
@@ -134,7 +133,7 @@ class Sharding:
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the processes found that hold parts of the same parameters: a collective of them."""
-        for ranks, shards in self._agreements().items():
+        for ranks, shards in self._agreements.items():
             group = self._groups[ranks]
             if group is not None and any(isinstance(shard.p, DTensor) for shard in shards):
                 everybody: list[Any] = [None] * len(ranks)
@@ -210,7 +209,7 @@ class Sharding:
             if now.dtype != before.dtype or now.data_ptr() != before.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it, or `model.to`
             cast += [p] if now.dtype != before.dtype else []
-        for ranks, shards in self._agreements().items():
+        for ranks, shards in self._agreements.items():
             known = [shard.flags() for shard in shards]
             flags = torch.cat(known)
             if (group := self._groups[ranks]) is not None:  # None: this process alone
@@ -219,26 +218,14 @@ class Sharding:
                 shard.agree(own)
         return cast
 
+    @cached_property
     def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
-        """The parameters by the largest group of processes all of which have one of this name: usually one.
-
-        Copies beyond the mesh of a parameter agree so, too, and experts that only some processes have by themselves. A
-        collective where it is not known yet, and no cached property, whose lock ranks that are threads would share.
-        """
-        if self._agreed is None:
-            ranks, agreed = dict[Shard, tuple[int, ...]](), dict[tuple[int, ...], list[Shard]]()
-            for shard in self.shards.values():
-                mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
-                ranks[shard] = self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks
-            for these in sorted({*ranks.values()}, key=lambda each: (-len(each), each)):
-                held = {(s.cut.name, tuple(s.p.shape)): s for s, own in ranks.items() if {*own} <= {*these}}
-                names: list[Any] = [[*held]] * len(these)
-                if self._groups[these] is not None:  # None: this process alone
-                    dist.all_gather_object(names, [*held], self._groups[these])
-                if shared := [shard for name, shard in held.items() if all(name in own for own in names)]:
-                    agreed[these] = [shard for shard in shared if ranks.pop(shard)]
-            self._agreed = agreed
-        return self._agreed
+        """The parameters by the processes of their meshes, in an order that all processes have."""
+        found = defaultdict[tuple[int, ...], list[Shard]](list)
+        for shard in self.shards.values():
+            mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
+            found[self._groups.along(mesh, range(mesh.ndim)) if mesh else shard.cut.ranks].append(shard)
+        return dict(sorted(found.items(), key=lambda each: (-len(each[0]), each[0])))
 
 
 @dataclass(frozen=True)
