@@ -257,7 +257,7 @@ class ChangeBounds(Part):
 
     def clip_change_bound(self, excess: Tensor, reach: float) -> Tensor:
         """Upper bound on `norm(project(w + x, radius) - w)` for `norm(w) <= radius + excess`, `norm(x) <= reach`."""
-        # where norm(y - project(y)) = norm(y) - radius
+        # This default needs a projection that takes away the excess alone: norm(y - project(y)) = norm(y) - radius.
         return excess + 2 * reach
 
     def lipschitz(self, w: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
