@@ -123,7 +123,7 @@ MUTATIONS = (
         "linalg/polar.py",
         "HALLEY_ROWS, HALLEY_COLUMNS = (32,",
         "HALLEY_ROWS, HALLEY_COLUMNS = (2,",
-        MSIGN,
+        OPS,
     ),
     Mutation("neighbours out of range", "linalg/polar.py", "torch.where(safe, x, x / max", "(x / max", MSIGN),
     Mutation(

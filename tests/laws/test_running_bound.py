@@ -83,6 +83,7 @@ def test_a_fingerprint_notices_every_write(device, write, dtype):
     w = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = fingerprint([w])
     assert torch.equal(fingerprint([w.clone()]), before)
+    assert torch.equal(fingerprint([w.mT.contiguous().mT]), before)  # in another memory layout
     write(w[0, 0])
     assert not torch.equal(fingerprint([w]), before)
 
