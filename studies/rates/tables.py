@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
+from scipy.special import stdtrit
 
+from confirm import run as confirm
 from rates.run import BUDGET, CENTRES, curve, given, lowest, means, records, regret
 from rates.settings import SETTINGS
 from surefoot.experiment.reports.style import markdown, plus_minus
 from surefoot.experiment.sweep import fit
 from surefoot.experiment.sweep.search import next_rates
+from surefoot.scaling import LAWS
+
+
+def optimum(losses: Mapping[float, Mapping[int, float]]) -> fit.Optimum:
+    """The best rate of losses by rate and seed."""
+    return fit.optimum([fit.Point(rate, seed, loss) for rate, own in losses.items() for seed, loss in own.items()])
 
 
 def table(recipe: str = "steady") -> str:
@@ -22,8 +31,7 @@ def table(recipe: str = "steady") -> str:
         start, found = given(recipe, setting), means(recipe, name)
         if start not in found or next_rates(found, start, BUDGET):
             continue
-        runs = [fit.Point(rate, seed, loss) for rate, own in curve(recipe, name).items() for seed, loss in own.items()]
-        best, cost = fit.optimum(runs), regret(recipe, name)
+        best, cost = optimum(curve(recipe, name)), regret(recipe, name)
         vertex = best.status if best.log2_lr is None else f"2^{best.log2_lr:.2f}{plus_minus(best.interval, 2)}"
         lost = f"{cost.value:.3f}{plus_minus(cost.interval, 3) if cost.value else ''}"
         if records("steady_fresh", name):
@@ -33,6 +41,31 @@ def table(recipe: str = "steady") -> str:
         rows.append(["held out" if setting.held else "seen", name, *cells])
     head = ["", "setting", "rate of its length", "best rate", "loss at the given rate", "above the lowest"]
     return markdown(head, rows)
+
+
+def law() -> str:
+    """The law beside one that is fitted to every search of a language model here, and at widths 32 to 1024.
+
+    By least squares, each search as one point; intervals are of 95 %, by Student's t.
+    """
+    found = [(150, 1024, part.optimum().log2_lr) for part in confirm.parts("sooner") if part.finished]
+    for name, setting in SETTINGS.items():
+        if setting.data != "digits":
+            found.append((setting.steps, setting.run.tokens, optimum(curve("steady", name)).log2_lr))
+    found = [each for each in found if each[2] is not None]
+    rates = np.array([best for *_, best in found])
+    design = np.array([(1, math.log2(max(100, steps) / 150), math.log2(tokens / 1024)) for steps, tokens, _ in found])
+    used = LAWS["steady"]
+    ours = np.array([used.log2_rate, used.by_steps, used.by_tokens])
+    fitted = np.linalg.lstsq(design, rates, rcond=None)[0]
+    off = [rates - design @ each for each in (ours, fitted)]
+    free = len(rates) - 3
+    half = stdtrit(free, 0.975) * np.sqrt(off[1] @ off[1] / free * np.diag(np.linalg.inv(design.T @ design)))
+    head = ["", "searches", "log2 of the rate for 150 steps of 1,024 tokens", "power of the steps", "of the tokens"]
+    texts = [f"{x:.2f} ± {h:.2f}" for x, h in zip(fitted, half, strict=True)]
+    rows = [["the law", "", *(f"{x:g}" for x in ours)], ["fitted to all", str(len(rates)), *texts]]
+    rows = [[*row, f"{x.mean():+.2f}, {x.std():.2f}"] for row, x in zip(rows, off, strict=True)]
+    return markdown([*head, "best rates above it, octaves: mean, scatter"], rows)
 
 
 def changed(before: str, now: str) -> str:
@@ -47,9 +80,7 @@ def changed(before: str, now: str) -> str:
             continue
         pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
         gains = [fit.difference(losses[0][after], losses[1][first]) for after, first in pairs]
-        rates = [
-            fit.optimum([fit.Point(r, s, x) for r, own in each.items() for s, x in own.items()]) for each in losses
-        ]
+        rates = [optimum(each) for each in losses]
         best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
         above = [f"{regret(recipe, name).value:.3f}" for recipe in (before, now)]
         rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains), *above])
@@ -102,6 +133,7 @@ def at_given(name: str) -> float:
 
 TABLES = {
     "rates": table,
+    "rates_law": law,
     "one_rate": rivals,
     "biases": partial(changed, "steady_quarter", "steady_even"),
     "queries": partial(changed, "steady_even", "steady"),
