@@ -38,7 +38,8 @@ FIGURES = [
             ],
             "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
             "stays | {} octave | width 1024: {} over 32x, beyond 256 one seed. 1,600 steps on bytes: falls by {} from "
-            "64 to 256, where the given rate costs {} nats; on tokens of documents read once: within {}": lambda: [
+            "64 to 256, where the rate of the length costs {} nats; on tokens of documents read once: "
+            "within {} octave from 32 to 256": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),
                 at("confirm_sooner", "1024", "drift from 32"),
                 later_drift(),
