@@ -13,8 +13,8 @@ FIGURES = [
             "tuned at width 32 costs them {} and {} nats at width 128": lambda: column(
                 "demo", ["adamw", "moonlight_tuned"], "regret at 128"
             ),
-            "its best rate moves by {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
-            "Muon tuned at width 256 | {} | | the same | that Muon at its rate of width 32 | {} |": lambda: [
+            "the default's best rate moves by {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
+            "Muon tuned at width 256 | {} | | the same | that Muon at the rate tuned at width 32 | {} |": lambda: [
                 at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon"),
                 at("confirm_paired", f"moonlight_tuned | {NARROW}", "loss")
                 - at("confirm_paired", f"steady | {NARROW}", "loss"),
@@ -29,37 +29,40 @@ FIGURES = [
                 at("one_rate", "moonlight_tuned...", "minus steady", after) for after in ("", r"\(", "to ")
             ],
             "three seeds | Moonlight as published | {} |": lambda: [at("lengths/3", "moonlight", "above steady_law")],
-            "Moonlight as published | it is above: {} |": lambda: [pretrained(1, "moonlight", 100)],
+            "Moonlight as published | {}: it is higher |": lambda: [pretrained(1, "moonlight", 100)],
             "| 7,700 steps: {} nats above the best": lambda: [
                 at("lengths_rule", "of its length", "mean of both above the lowest")
             ],
-            "the default takes {} of its steps": lambda: [at("beyond_final", "steady", "steps to its loss")],
+            "the default reaches its loss in {} of its steps": lambda: [
+                at("beyond_final", "steady", "steps to its loss")
+            ],
             "`steady_soap`, takes {} of them": lambda: [at("beyond_final", "steady+soap_short", "steps to its loss")],
-            "moves by {} octave | width 1024: by {} over 32x, beyond 256 one seed; 1,600 steps: falls by {} from 64 to "
-            "256, at {} nats (bytes; tokens of documents read once: within {} octave": lambda: [
+            "stays | {} octave | width 1024: {} over 32x, beyond 256 one seed. 1,600 steps on bytes: falls by {} from "
+            "64 to 256, where the rate of the length costs {} nats; on tokens of documents read once: "
+            "within {} octave from 32 to 256": lambda: [
                 at("confirm_curves", "steady", "drift by the line"),
                 at("confirm_sooner", "1024", "drift from 32"),
                 later_drift(),
                 at("confirm_long", "256", "law"),
                 stays(),
             ],
-            "stays | its power {} |": lambda: [at("sizes/2", "steady | 64", "power")],
-            "rises as its power {} | predicted at 4x the largest: {} octave": lambda: [
+            "stays | exponent {} |": lambda: [at("sizes/2", "steady | 64", "power")],
+            "rises | exponent {}; predicted at 4x the largest: {} octave": lambda: [
                 at("sizes/1", "steady", "power"),
                 at("sizes/1", "steady", "error in octaves"),
             ],
-            "falls as their power {} | predicted at 4x the longest: {} octave": lambda: [
+            "falls | exponent {}; predicted at 4x the longest: {} octave": lambda: [
                 at("sizes/0", "steady", "power"),
                 at("sizes/0", "steady", "error in octaves"),
             ],
-            "{} of its time on a CPU without bfloat16 units ({} of the best rival's in float32), {} to {} where "
+            "{} without bfloat16 units ({} of the best rival's time in float32), {} to {} where "
             "bfloat16 is four times as fast as float32;": lambda: [
                 most(step("step_without_units")),
                 most(step("step_without_units", "/ best float32")),
                 *ends(step("step_with_units")),
             ],
             "On an H200: {} on GPT-2 Small, {} (compiled {}) on a LLaMA": lambda: on_a_gpu()[:3],
-            "billion parameters. {} bytes of state per": lambda: [most(step("step_with_units", "state B/param"))],
+            "billion parameters. State: {} bytes per": lambda: [most(step("step_with_units", "state B/param"))],
         },
     ),
     *of(
