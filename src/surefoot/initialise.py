@@ -140,7 +140,7 @@ class HeadNormal(NormalInitial):
 
 @dataclass(frozen=True)
 class Orthogonal(Initial):
-    """`sqrt(d_out/d_in)` times a random matrix with orthonormal rows or columns: every singular value has norm 1.
+    """`sqrt(d_out/d_in)` times a random matrix with orthonormal rows or columns: singular values 1 in natural units.
 
     Uniform among such matrices: the polar factor of a normal matrix, by QR in float64.
 

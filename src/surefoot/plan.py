@@ -88,7 +88,7 @@ class Plan:
             head: name of the LM head's module, or names; `()` for none.
             tied: rule for a table that is embedding and head, and for what is added to its rows: "head"; "embedding",
                 the default with an `output_multiplier` (1/d); "error": refuse.
-            inputs: the model's arguments, a tuple, or a dictionary by name:a forward pass on shapes then finds heads.
+            inputs: the model's arguments, a tuple or a dictionary by name: a forward pass on shapes then finds heads.
 
         Returns:
             The plan, in the model's order.

@@ -88,7 +88,7 @@ class Smoothing(ABC):
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
 
     def init_memory(self, block: Tensor) -> State:
-        """The state that lacks the parameter's shape, for a block `(n, out, in)` or `(n, size)`.
+        """State that is not of the parameter's shape, for a block `(n, out, in)` or `(n, size)`.
 
         Each tensor's shape starts with the block's n.
         """

@@ -43,9 +43,9 @@ def from_adamw(
     Momentum starts as AdamW's mean gradient, bias-corrected. Tables take the mean of AdamW's squares over each row as
     its history. Parts that stay with Adam keep all their state. Other state of a role starts anew.
 
-    Each role gets its own rate, at which its steps lead as far as AdamW's do at their present rate. It is the geometric
+    Each role gets its own rate, at which its steps go as far as AdamW's do at their present rate. It is the geometric
     mean, over the role's parameters, of a ratio: AdamW's last update over the plan's step of rate 1 along the same mean
-    gradient, each as its Frobenius norm times its reach. Reach is how far steps of length 1 lead, per root of their
+    gradient, each as its Frobenius norm times its reach. Reach is how far steps of length 1 go, per root of their
     number, if gradients are independent: `(c^2 (1 - b)/(1 + b) + (1 - c)^2)^(-1/2)` along an average with memory b and
     look-ahead c, which is 4.4 for AdamW's .9, 1.9 for .9 with .5. One rate for all roles, as for a run from its start,
     would tear tables that began small, as GPT-2's do.

@@ -49,7 +49,7 @@ class SteepestDescent(Optimizer):
         precision: how momentum and half-precision weights are stored; default: float32, rounded to nearest.
         step: function that steps a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
-        replicas: group of copies (DDP) that divide the matrix signs, one all-gather a bucket; default: all compute all.
+        replicas: group of copies (DDP) that divide the matrix signs, an all-gather a bucket; default: each does all.
         **others: none; a TypeError says where other optimizers' settings (`weight_decay`, `betas`) belong.
 
     Raises:

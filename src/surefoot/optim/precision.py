@@ -206,7 +206,7 @@ class Precision:
     def packs(self, p: Tensor, place: Placement) -> bool:
         """Whether a parameter's average is kept in 8 bits, with a scale: not one that each entry's own history divides.
 
-        An entry far below others that share its scale is rounded to 0 or far above its history: no step had a bound.
+        An entry far below others of its scale is rounded to 0 or far above its history: steps would have no bound.
         """
         apart = "exp_avg_sq" in place.role.momentum.averages
         return self.momentum == torch.int8 and p.ndim > 1 and p.dtype != torch.float64 and not apart

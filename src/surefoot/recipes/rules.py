@@ -13,7 +13,7 @@ from surefoot.stabilise import Decay, DecoupledWeightDecay
 
 @dataclass(frozen=True)
 class DepthRule:
-    """With L branches in a stream: initial values times `sqrt(base/L)`, rate and decay times `base/L`, both at most 1.
+    """With L branches in a stream: initial values times `sqrt(base/L)`, rate and decay times `base/L`; factors <= 1.
 
     In `x_L = x_0 + W_1 h_1 + ... + W_L h_L`, with inputs `h_l` of RMS about 1, it keeps three numbers the same at every
     depth:

@@ -37,9 +37,9 @@ def steady(per_head: bool = True) -> Recipe:
 
     Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one
     second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
-    noisy it is. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1,
-    b2) = (.9, .98), bias correction included, see `RMSScaled`. Decay takes `0.08 lr` of matrices and tables per step,
-    `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
+    noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
+    (b1, b2) = (.9, .98), bias correction included, see `RMSScaled`. Decay takes `0.08 lr` of matrices and tables per
+    step, `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
 
     Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of norm eta on
     the whole matrix may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads

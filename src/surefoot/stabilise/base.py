@@ -94,7 +94,7 @@ class Stabiliser(ABC):
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The next weight, for a step along `-d`.
 
-        Where eta is 0 the result is of no consequence: `step` puts the old weight there.
+        Where eta is 0 the result does not matter: `step` puts the old weight there.
 
         Args:
             w: weights `(..., out, in)` or `(..., n)`. Donated: their memory may be reused for the result.
