@@ -46,4 +46,4 @@ ELSEWHERE = {
     ),
     "surefoot.stabilise": ("DecayedPostClip",),
 }  # fmt: skip
-"""Modules of names that `surefoot` has without listing them; those of contrib with a warning."""
+"""Modules of names that `surefoot` has but does not list; contrib's give a warning."""

@@ -11,8 +11,8 @@ _SCALES |= dict.fromkeys(("moonlight", "adamw", "mup"), Moonlight())
 
 CONVENTIONS = tuple(_SCALES)
 """natural: steps of norm lr, decay by `lr rate`. keller, moonlight: Muon's published scales, decay by `lr wd`. adamw:
-an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate of the same matrix in the base model, whose fan-in is
-base_d_in: AdamW's is `lr base_d_in / d_in`."""
+an AdamW rate, which Moonlight's scale reuses. mup: the AdamW rate of the same matrix in the base model, with fan-in
+base_d_in; AdamW's here is `lr base_d_in / d_in`."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Setting:
 
 
 SETTINGS = frozenset({"weight_decay", "betas", "momentum", "eps", "nesterov"})
-"""What parameter groups of other optimizers have."""
+"""Entries in other optimizers' parameter groups."""
 
 
 def refuse_settings(given: Collection[str]) -> None:
@@ -71,7 +71,7 @@ def convert(setting: Setting, source: str, target: str, d_in: int, d_out: int, b
         target: convention of the result, one of `CONVENTIONS`.
         d_in: fan-in of the matrix, at least 1.
         d_out: fan-out of the matrix, at least 1.
-        base_d_in: fan-in of the same matrix in the model at which muP's rates are AdamW's; for the convention "mup".
+        base_d_in: fan-in of the same matrix in muP's base model, where its rates are AdamW's; for "mup".
 
     Returns:
         Learning rate and weight decay in the target convention.
@@ -101,7 +101,7 @@ def table(setting: Setting, source: str, d_in: int, d_out: int, base_d_in: int |
         source: convention of `setting`, one of `CONVENTIONS`.
         d_in: fan-in of the matrix, at least 1.
         d_out: fan-out of the matrix, at least 1.
-        base_d_in: fan-in of the same matrix in the model at which muP's rates are AdamW's; for the convention "mup".
+        base_d_in: fan-in of the same matrix in muP's base model, where its rates are AdamW's; for "mup".
 
     Returns:
         Convention -> setting, in the order of `CONVENTIONS`.

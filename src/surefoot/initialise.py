@@ -1,4 +1,4 @@
-"""Initial values in natural units: the norm is about 1 at every width, whatever the recipe of the increment."""
+"""Initial values in natural units: the norm is about 1 at every width, whatever the recipe's steps."""
 
 import hashlib
 import math
@@ -96,10 +96,10 @@ class LinearNormal(NormalInitial):
 
 @dataclass(frozen=True)
 class SquareNormal(NormalInitial):
-    """Normal with `std = 1/(2 sqrt(d_in))`, what `LinearNormal` gives a square matrix: for heads of queries and keys.
+    """Std `1/(2 sqrt(d_in))`, as `LinearNormal` on a square matrix: for heads of queries and keys.
 
     A head is a layer from `d_in` to a few outputs. At norm 1 its outputs on isotropic inputs would have an RMS of about
-    `sqrt(d_head/d_in)`, and the first logits would vanish as models grow; so they have 1/2 at every width.
+    `sqrt(d_head/d_in)`, and the first logits would vanish as models grow. With this std it is 1/2 at every width.
 
     >>> SquareNormal().std((4, 16, 64)), LinearNormal().std((1, 64, 64))
     (0.0625, 0.0625)
@@ -140,7 +140,7 @@ class HeadNormal(NormalInitial):
 
 @dataclass(frozen=True)
 class Orthogonal(Initial):
-    """`sqrt(d_out/d_in)` times a random matrix with orthonormal rows or columns: every singular value has norm 1.
+    """`sqrt(d_out/d_in)` times a random matrix with orthonormal rows or columns: singular values 1 in natural units.
 
     Uniform among such matrices: the polar factor of a normal matrix, by QR in float64.
 

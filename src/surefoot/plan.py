@@ -37,15 +37,15 @@ warn_once: Callable[[str], None] = cache(logging.getLogger("surefoot").warning)
 
 @dataclass(frozen=True)
 class Plan:
-    """The placements of a model's parameters, in its order, frozen ones included as far as a rule places them.
+    """The placements of a model's parameters, in its order; a frozen parameter is included if a rule places it.
 
     Build one with `Plan.of`, read it with `print`, hand it to `SteepestDescent`.
 
     Args:
         recipe: the recipe's name.
         placements: parameter name -> placement.
-        run: the length of the run that it was made for, if that was said.
-        rate: the peak learning rate for that run, if the recipe has a law.
+        run: the length of the run that it was made for, if given.
+        rate: the peak learning rate for that run, if the recipe has a rate law.
 
     >>> print(Plan.of(nn.Linear(4, 2, bias=False))["weight"].why)
     weight of Linear(4, 2)
@@ -75,25 +75,26 @@ class Plan:
     ) -> Plan:
         """Find every parameter's role: by module type, by the model's wiring, then by overrides.
 
-        `surefoot.discovery.find` says how the LM head is found, and why a tied table has these choices. A frozen
-        parameter has the role, if any, that it has once all are trained; its reason says so.
+        `surefoot.discovery.find` says how the LM head is found, and why `tied` has these choices. A frozen parameter
+        gets the role, if any, that it has when all parameters are trained; its reason says so.
 
         Args:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.steady()`.
-            run: its length, which decay follows, and the learning rate if the recipe has a law, see `Recipe.rate`.
-            stabiliser: for every role but an override's Role or function; its radius in the role's unit (log V: head).
+            run: length of the run; sets the decay, and the learning rate if the recipe has a rate law (`Recipe.rate`).
+            stabiliser: of every role but an override's Role, applied before an override's function; its radius is in
+                the role's unit (head: log V).
             overrides: `(where, change)` pairs, see `Override`.
-            head: name of the LM head's module, or names; `()` if there is none.
-            tied: of a table that is embedding and head, and what is added to its rows: "head", the head's rule;
-                "embedding", the embedding's, default of models with an `output_multiplier` (1/d); "error": refuse.
-            inputs: its arguments, a tuple or a dictionary of named ones: a forward pass on shapes then shows the heads.
+            head: name of the LM head's module, or names; `()` for none.
+            tied: rule for a table that is embedding and head, and for what is added to its rows: "head"; "embedding",
+                the default with an `output_multiplier` (1/d); "error": refuse.
+            inputs: the model's arguments, a tuple or a dictionary by name: a forward pass on shapes then finds heads.
 
         Returns:
             The plan, in the model's order.
 
         Raises:
-            ValueError: what no rule places or two do, an override that matches nothing, a view that does not fit.
+            ValueError: a parameter that no rule or two place, an override without a match, a view that does not fit.
 
         >>> [each.role.name for each in Plan.of(nn.Sequential(nn.Linear(4, 8), nn.ReLU())).placements.values()]
         ['linear', 'bias']
@@ -130,7 +131,7 @@ class Plan:
 
     @property
     def unsplit(self) -> str:
-        """Which matrices of attention have one norm for all heads because these are not known, and the remedy."""
+        """The attention matrices that have one norm for all heads, because these are unknown, and the remedy."""
         names = [re.sub(r"\b\d+\b", "*", name) for name, place in self.placements.items() if UNSPLIT in place.why]
         remedy = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
         return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {remedy}" if names else ""
@@ -143,12 +144,12 @@ class Plan:
         return f"{law}, for {run.steps:,} steps of {run.tokens:,} tokens" if run else "lr as given"
 
     def smoothness(self) -> dict[str, float]:
-        """Norm of steps -> power of the width by which the loss's smoothness grows, see `MeanOperator`, if known."""
+        """Norm of steps -> power of the width with which the loss's smoothness grows, if known; see `MeanOperator`."""
         norms = [placement.role.geometry for placement in self.placements.values()]
         return {label(norm): norm.smoothness_exponent for norm in norms if hasattr(norm, "smoothness_exponent")}
 
     def rows(self) -> list[dict[str, str]]:
-        """The plan as a table, and as JSON: a dictionary per parameter, or per fused part where their roles differ."""
+        """The plan as a table or JSON: a dictionary per parameter, or per fused part where the parts' roles differ."""
         return [row for name, placement in self.placements.items() for row in placement.rows(name)]
 
     def __str__(self) -> str:
@@ -168,12 +169,12 @@ class Plan:
 
     @torch.no_grad()
     def relative_to(self, model: nn.Module) -> Plan:
-        """The same plan with every radius in units of the norm that the parameter has now: for pretrained weights.
+        """The same plan with every radius in units of the parameter's present norm: for pretrained weights.
 
-        `PostClip(1.2)` then lets no weight grow by more than a fifth; a rate is divided likewise. Fused projections
-        have a unit each, heads and experts the largest; what is zero (a bias, LoRA's B) keeps its natural one. Do not
-        initialise under such a plan. The norms, to four digits, are part of its hash: to resume, make it from the same
-        weights.
+        `PostClip(1.2)` then lets no weight grow by more than a fifth; a rate is divided by that norm. Each fused
+        projection has its own unit, heads and experts share the largest; zeros (a bias, LoRA's B) keep the natural
+        unit. Do not initialise under such a plan. Its hash includes the norms, to four digits: to resume, make it from
+        the same weights.
 
         Args:
             model: with the pretrained weights, not on the meta device.

@@ -24,7 +24,7 @@ from surefoot.views import Convolution, Matrix, Rows, Shape, Stack, Vector, View
 class Role:
     """Everything that one step needs to know about a parameter: a frozen value.
 
-    Two roles are equal if their fields are: tensors by content, objects that are no dataclass by their attributes.
+    Two roles are equal if their fields are: tensors by content, objects that are not dataclasses by attributes.
 
     Args:
         name: linear, embedding, head, gain, bias, conv, experts, scalar, or your own.
@@ -32,13 +32,13 @@ class Role:
         view: how the parameter is laid out in blocks.
         initial: its initial value.
         momentum: how gradients are smoothed.
-        lr_scale: factor on the group's learning rate, a named function of the block's shape.
-        radius_unit: unit of a radius that is given for all roles, likewise.
+        lr_scale: factor on the group's learning rate, a function of the block's shape.
+        radius_unit: unit of the stabiliser's radius, likewise.
         stabiliser: what bounds its norm.
-        weight_norm: the norm that a radius and the stability numbers are of, if not the step's.
+        weight_norm: norm that the radius and the stability numbers refer to; default: `geometry`'s.
 
     Raises:
-        ValueError: a part of the wrong kind, such as a direction's change in the stabiliser's place.
+        ValueError: a field of the wrong type, such as a direction's change as the stabiliser.
 
     >>> Role("gain", MaxNorm(), view=Vector()) == Role("gain", MaxNorm(), view=Vector())
     True
@@ -61,7 +61,7 @@ class Role:
 
     @property
     def weight_geometry(self) -> Geometry:
-        """The norm that a stabiliser bounds and the stability numbers are of."""
+        """The norm that a stabiliser bounds and the stability numbers report."""
         norm = self.weight_norm or self.geometry
         return norm.plain if isinstance(norm, Adaptive) else norm
 
@@ -80,23 +80,23 @@ class Role:
 
     @cached_property
     def smoothed(self) -> frozenset[str]:
-        """Names of the state's entries that are momentum's; all others are the stabiliser's, or counts."""
+        """Names of the momentum's entries in the state; all others are the stabiliser's, or counts."""
         block = torch.zeros(1, 1, 1)
         return frozenset(self.momentum.init_state(block)) | frozenset(self.momentum.init_memory(block))
 
     @cached_property
     def remembered(self) -> frozenset[str]:
-        """Names of the state's entries that are the direction's."""
+        """Names of the direction's entries in the state."""
         return frozenset(self._memory(torch.zeros(1, 1, 1)))
 
     @cached_property
     def owned(self) -> frozenset[str]:
-        """Names of the state's entries that only the process keeps which steps a matrix, where several hold it."""
+        """Names of the state's entries that only the process stepping a matrix keeps, where several hold it."""
         changes = self.geometry.changes if isinstance(self.geometry, Adaptive) else ()
         return frozenset(self.momentum.owned).union(*(change.owned for change in changes))
 
     def init_memory(self, block: Tensor, stabiliser: Stabiliser) -> dict[str, Tensor]:
-        """What momentum, direction and stabiliser keep of a block before the first step."""
+        """What momentum, direction and stabiliser keep for a block before the first step."""
         kept = stabiliser.init_state(block, self.geometry, self.weight_geometry)
         return {**self.momentum.init_memory(block), **self._memory(block), **kept}
 
@@ -134,7 +134,7 @@ DERIVED: dict[str, tuple[str, View]] = {
     "positions": ("embedding", Rows()),
     "tied_positions": ("head", Rows()),
 }
-"""Kinds that take another kind's role in a layout of their own; tied positions are added to a tied table."""
+"""Kinds that take another kind's role with their own layout; tied positions are added to a tied table."""
 
 
 def derive(kind: str, table: dict[str, Role]) -> Role:
@@ -145,7 +145,7 @@ def derive(kind: str, table: dict[str, Role]) -> Role:
         table: kind -> role.
 
     Returns:
-        The table's role, or the one that it derives from in the kind's own layout.
+        The table's role, or the one that it derives from with the kind's own layout.
 
     Raises:
         ValueError: an unknown kind; the message lists the known ones.
@@ -174,14 +174,14 @@ class Placement:
     """One parameter's role and the reason for it.
 
     Args:
-        role: the role; where blocks differ that of the first, whose layout, norms and momentum all share.
+        role: the role, or that of the first block where blocks differ; all share its layout, norms and momentum.
         why: the reason, in words.
         shape: of the parameter.
-        by_block: the role of each block where they differ in rate, initial values or stabiliser, else none.
-        parts: what is fused in the parameter, in order: names for the lines of a plan's table.
+        by_block: the role of each block where they differ in rate, initial values or stabiliser, else empty.
+        parts: names of what is fused in the parameter, in order, for a plan's table.
 
     Raises:
-        ValueError: the role's view does not fit the shape, its geometry not the view's blocks, or a scale is no number.
+        ValueError: the view does not fit the shape, the geometry does not fit its blocks, or a scale is no number.
 
     >>> Placement(NATURAL["linear"], "as given", (8, 4)).blocks
     ((1, 8, 4),)
@@ -232,11 +232,11 @@ class Placement:
 
     @property
     def promise(self) -> str:
-        """What holds of the weight's norm, in words; the norm is named where it is not the step's."""
+        """What holds for the weight's norm, in words; the norm is named where it is not the step's."""
         return _once(map(self._promise, range(len(self.blocks))))
 
     def _promise(self, i: int) -> str:
-        """What holds of a block's norm."""
+        """What holds for a block's norm."""
         name = "norm" if self.role.weight_norm is None else f"{type(self.role.weight_norm).__name__} norm"
         told = self.stabilisers[i].by(self.lr_scales[i])
         return told.describe(name, self.role.step_norm_bound(self.blocks[i]))
@@ -257,7 +257,7 @@ class Placement:
         parameter.copy_(view.join(blocks, self.shape))
 
     def rows(self, name: str) -> Iterator[dict[str, str]]:
-        """Lines of a plan's table: one, or of fused parts one each where their roles differ.
+        """Lines of a plan's table: one, or one per fused part where their roles differ.
 
         Args:
             name: of the parameter.

@@ -1,4 +1,4 @@
-"""How learning rates scale: with a block's shape (and radii likewise), and with the length of a training run.
+"""How learning rates scale: with a block's shape (as radii do), and with the length of a training run.
 
 The direction of a linear layer is `sqrt(d_out/d_in) msign(G)`; other conventions multiply it by a factor.
 """
@@ -128,7 +128,7 @@ class FanRatio(Scale):
     """`max(1, d_in/d_out)`, at most 4: the factor of matrices that narrow, such as an MLP's projection down.
 
     Entries of a spectral step then have RMS `1/sqrt(min(d_in, d_out))`, the same up and down. The limit is for matrices
-    one of whose sides does not grow with the width (classes, a low rank): their factor is constant from 4 times on.
+    with a side of constant size (classes, a low rank): beyond a ratio of 4 their factor is constant.
 
     Args:
         most: the limit.
@@ -177,8 +177,8 @@ class HeadScale(Scale):
 
     Args:
         head_dim: rows of a head.
-        heads: the scale of blocks with as many rows.
-        others: that of values of more rows, in one matrix with queries and keys.
+        heads: the scale of blocks with `head_dim` rows.
+        others: that of larger blocks, values fused with queries and keys.
 
     >>> HeadScale(4, Constant(2.0), Constant(1.0))((2, 4, 8)), HeadScale(4, Constant(2.0), Constant(1.0))((1, 8, 8))
     (2.0, 1.0)
@@ -221,7 +221,7 @@ class LongerSide(Scale):
 
 @dataclass(frozen=True)
 class LogRows(Scale):
-    """`log V` of a table `(V, d)`, at least log 2: the unit of radii of LM heads and routers, whose logits they bound.
+    """`log V` of a table `(V, d)`, at least log 2: the unit of LM heads' and routers' radii, which bound logits.
 
     >>> round(LogRows()((50257, 768)), 3)
     10.825
@@ -235,11 +235,11 @@ class LogRows(Scale):
 @final
 @dataclass(frozen=True)
 class Run:
-    """The length of a training run, which gives decay, and the learning rate of a recipe with a law.
+    """The length of a training run: sets the decay, and the learning rate of recipes with a rate law.
 
     Args:
         steps: optimizer steps of the whole run.
-        tokens: tokens (pictures, pixels) whose losses a step averages, of all processes and accumulated passes.
+        tokens: tokens (pictures, pixels) whose losses a step averages, over all processes and accumulated passes.
 
     Raises:
         ValueError: a number that is no positive whole number.
@@ -258,7 +258,7 @@ class Run:
             object.__setattr__(self, name, int(x))
 
     def factor(self, step: int) -> float:
-        """Factor on the peak rate at a step, 0 for the first: up over a tenth of the steps, then down to 0, linearly.
+        """Factor on the peak rate at a step, counted from 0: linearly up over a tenth of the steps, then down to 0.
 
         >>> [round(Run(10, 1).factor(step), 2) for step in (0, 1, 5, 10)]
         [1.0, 1.0, 0.56, 0.0]
@@ -297,4 +297,4 @@ class RateLaw:
 
 
 LAWS: Mapping[str, RateLaw] = dict.fromkeys(("steady", "steady_bounded"), RateLaw(-3.2, -0.28, 0.27))
-"""Of the recipes that have one, by name."""
+"""The rate laws, by recipe name."""

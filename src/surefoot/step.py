@@ -22,7 +22,7 @@ PIECE_BYTES = {"cpu": 3 << 19}
 """Bytes of a table's rows that go through the whole step at once."""
 
 ELSEWHERE = 256 << 20
-"""On devices that a table of bytes does not name."""
+"""Bytes on devices that such tables do not name."""
 
 LINE = 16
 """Pieces are multiples of so many rows or entries, so that each starts at a cache line, as its whole does."""
@@ -34,8 +34,8 @@ GRAPHS = 512
 def step(role: Role, stabiliser: Stabiliser, w: Tensor, g: Tensor, state: State, eta: Eta, finite: Tensor) -> Taken:
     """Gradient -> momentum -> direction -> step -> stabilised weight.
 
-    Momentum may precondition the gradient (`momentum`, `preconditioning`), and an adaptive direction be rescaled by
-    what it remembers (`geometry.adaptive`): it is then taken before the stabiliser moves the weight.
+    Momentum may precondition the gradient (`momentum.soap`), and an adaptive direction may be rescaled by what it
+    remembers (`geometry.adaptive`), before the stabiliser moves the weight.
 
     A parameter whose gradient is not finite, and an independent problem (a row, a matrix; `Geometry.couples`) whose
     gradient is zero, take no step and keep weight and momentum bit for bit: the active mask makes their eta 0. A
@@ -173,11 +173,11 @@ def turned_by_row(geometry: Geometry) -> bool:
 
 
 def compiled(**options: Any) -> Step:
-    """`step` by `torch.compile`: a graph for each role and shape, in which row, sign and momentum passes are fused.
+    """`step` under `torch.compile`: one graph per role and shape, which fuses row, sign and momentum passes.
 
-    For `SteepestDescent(..., step=compiled())` on an accelerator; on a CPU the plain step is faster. Another learning
-    rate is no new graph. On a CPU a guaranteed bound branches on the weights and cannot be one graph; on an accelerator
-    only exact schemes do.
+    For `SteepestDescent(..., step=compiled())` on an accelerator; on a CPU the plain step is faster. A new learning
+    rate needs no new graph. A scheme that branches on the weights cannot be one graph: on a CPU any guaranteed bound,
+    on an accelerator only exact schemes.
 
     Args:
         **options: of `torch.compile`; default `fullgraph=True, dynamic=False`.
@@ -186,7 +186,7 @@ def compiled(**options: Any) -> Step:
         A function with the arguments and results of `step`.
 
     Raises:
-        torch._dynamo.exc.Unsupported: at the first step, where there is a branch on values.
+        torch._dynamo.exc.Unsupported: at the first step, if it branches on values.
 
     >>> import surefoot as sf
     >>> model = torch.nn.Linear(2, 2)

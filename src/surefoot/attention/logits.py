@@ -29,8 +29,7 @@ def largest_logits(
         causal: query i attends to keys 0 to i only.
 
     Returns:
-        `(heads,)` in float32; 0 for a head without pairs; a logit that overflows its dtype counts as that one's largest
-        number.
+        `(heads,)` in float32; 0 for a head without pairs; a logit that overflows counts as its dtype's largest number.
 
     >>> q, k = torch.tensor([[[[1.0, 0.0]]], [[[0.0, 4.0]]]]), torch.tensor([[[[3.0, 0.0]]], [[[0.0, -1.0]]]])
     >>> largest_logits(q, k, 0.5)
@@ -168,10 +167,10 @@ def logit_factors(largest: Tensor, threshold: float, key_heads: int) -> tuple[Te
 def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
     """Make attention scale its logits by `sqrt(d0)/d_head` instead of `1/sqrt(d_head)`, for transfer across head sizes.
 
-    Trained queries and keys are aligned, so that their product grows as `d_head`: under the usual scale logits grow
-    with its root, and with them the best learning rate moves. At `d_head = d0` nothing changes. The modules are those
-    with an attribute `scaling` equal to `1/sqrt(d_head)`, as most of `transformers` have it; it is not part of a
-    checkpoint, so call this whenever the model is built. Not for pretrained models, which were trained with theirs.
+    Trained queries and keys are aligned, so their product grows as `d_head`: under the usual scale logits grow with its
+    root, and the best learning rate moves with them. At `d_head = d0` nothing changes. The modules are those with an
+    attribute `scaling` equal to `1/sqrt(d_head)`, as in most of `transformers`. Checkpoints do not hold it, so call
+    this whenever the model is built. Not for pretrained models, which were trained with their own scale.
 
     Args:
         model: written to.

@@ -48,7 +48,7 @@ class LogitControl:
         model: its attention must call `torch.nn.functional.scaled_dot_product_attention` (transformers:
             `attn_implementation="sdpa"`) or be `nn.MultiheadAttention`, uncompiled, for logits to be measured.
         threshold: upper limit of the logits after rescaling; the published value is 100.
-        pairs: W_q and W_k by name of the attention layer in the model; default: `find_pairs(model, scale)`.
+        pairs: attention layer's name -> W_q and W_k; default: `find_pairs(model, scale)`.
         group: processes with replicas, or parts, of these layers; default: all.
         scale: factor on the products of queries and keys, for `bounds` of layers without an attribute `scaling`;
             measured logits need none.
@@ -135,8 +135,8 @@ class LogitControl:
         """Register hooks that measure logits in every forward pass and rescale heads after every step.
 
         In training, the forward pass raises RuntimeError if a layer does not call `scaled_dot_product_attention`. A
-        weight that is frozen later stays as it is. Two controls of a layer both scale it: for another threshold remove
-        the handles first.
+        weight that is frozen later is not rescaled. Two controls of a layer both scale it: to change the threshold,
+        remove the handles first.
 
         Args:
             optimizer: the optimizer of W_q and W_k.
@@ -145,8 +145,8 @@ class LogitControl:
             Handles whose `remove()` unregisters the hooks.
 
         Raises:
-            ValueError: it is another optimizer; W_q or W_k of a layer is not among its parameters, for example because
-                it is frozen, or its plan has found their rows elsewhere by a forward pass.
+            ValueError: another optimizer; W_q or W_k of a layer is not among its parameters, for example because it is
+                frozen; or its plan found their rows elsewhere by a forward pass.
         """
         if not isinstance(optimizer, SteepestDescent):
             raise ValueError(

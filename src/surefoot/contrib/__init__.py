@@ -1,6 +1,6 @@
-"""What was measured and does not pay, or only repeats a publication: it works, is tested, and may change or go.
+"""Methods that were measured and do not pay, or only repeat a publication: tested, but may change or go.
 
-Nothing else in the package uses it, but the command line, whose names of recipes and stabilisers stay.
+Nothing else in the package uses them except the command line, whose names of recipes and stabilisers stay.
 """
 
 from surefoot.contrib.decay import CautiousDecay, IndependentDecay

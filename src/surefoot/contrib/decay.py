@@ -1,4 +1,4 @@
-"""Weight decay that waits for the step's agreement, or that knows no learning rate."""
+"""Weight decay only where the step agrees, or independent of the learning rate."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class IndependentDecay(WeightDecay):
     """
 
     bound = inf
-    """Unknown before the largest eta of the run is."""
+    """Unknown until the run's largest eta is known."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,8 +17,8 @@ from surefoot.linalg.bounds import divisor
 class DualScaled(Changed):
     """The direction times the dual norm of the smoothed gradient: steepest descent with the length that it implies.
 
-    `d = |m|_* direction(m)` is the minimiser of `<m, -d> + |d|^2 / 2`: steps shrink with the gradient, and no bound on
-    their norm holds beforehand: of gradients above 1e15 they overflow.
+    `d = |m|_* direction(m)` is the minimiser of `<m, -d> + |d|^2 / 2`. Steps shrink with the gradient and have no bound
+    on their norm beforehand: for gradients above 1e15 they overflow.
 
     Args:
         norm_of: the norm.
@@ -43,7 +43,7 @@ class DualScaled(Changed):
 class RadialBrake(Changed):
     """The direction with less of what only lengthens the weight: `d + (1 - keep) max(0, -<d, w>) w / |w|^2`.
 
-    A step is `w - eta d`: where `-<d, w> > 0` it moves outward, along the weight itself; keep multiplies that part.
+    A step `w - eta d` with `-<d, w> > 0` moves outward, along the weight itself; keep multiplies that part.
 
     Args:
         norm_of: the norm.
@@ -83,9 +83,10 @@ class RadialBrake(Changed):
 class UpdateFloor(Changed):
     """The direction, longer where the weight is large: its norm is at least `ratio` times the weight's.
 
-    A step then changes the weight by `eta ratio` of its norm at least, however large it has grown; the norm of a step
-    has no bound beforehand. The weight's grows to `|w| + eta max(ratio |w|, |d|)` in a step at most, d the direction
-    of `norm_of` (norm 1 unless that is adaptive): by a factor of `1 + eta ratio` only once `ratio |w|` is the larger.
+    A step then changes the weight by at least `eta ratio` of its norm, however large it has grown; the norm of a step
+    has no bound in advance. A step raises the weight's norm to at most `|w| + eta max(ratio |w|, |d|)`, d being the
+    direction of `norm_of` (norm 1 unless that is adaptive): a factor of `1 + eta ratio` only once `ratio |w|` is
+    larger.
 
     Args:
         norm_of: the norm.
@@ -121,13 +122,13 @@ class MeanLookahead(Changed):
 
     With a trajectory x, the weights that the model holds are `w = x - eta a D`, D being the running mean of `(x_t -
     x_(t+1)) / eta`: the gradient at w gives the direction d, and `x <- w - eta d`. Then w itself moves by
-    `-eta (d + a D)` with the new D, a direction that knows no second set of weights; x and w meet as eta falls to 0.
-    Decay is no part of D. Steps that agree for longer than `1 / (1 - b)` of them become `1 / (1 - a)` times as long.
+    `-eta (d + a D)` with the new D, a direction that needs no second set of weights; x and w meet as eta falls to 0.
+    Decay is no part of D. Directions that agree for over `1 / (1 - b)` steps become `1 / (1 - a)` times as long.
 
-    No step is longer: if every direction has norm L at most, `|D| <= L / (1 - a)` by induction, as the next D is
-    `b + (1 - b) a` parts of it and `1 - b` of d, so that `|d + a D| <= L / (1 - a)`, in every norm.
+    No step is longer: if every direction has norm at most L, `|D| <= L / (1 - a)` by induction, as the next D is
+    `b + (1 - b) a` parts of it and `1 - b` of d, so `|d + a D| <= L / (1 - a)`, in every norm.
 
-    State: 4 bytes a parameter, of the rank that owns the matrix. Tables, too, are stepped whole by an owner.
+    State: 4 bytes per parameter, on the rank that owns the matrix. Tables, too, are stepped whole by an owner.
 
     Args:
         norm_of: the norm.

@@ -15,14 +15,14 @@ from surefoot.momentum.base import Momentum, Smoothing
 
 @dataclass(frozen=True)
 class ScheduledMomentum(Smoothing):
-    """`Momentum` whose fractions are piecewise linear in the step: `m = b(t) m + (1 - b(t)) g`; the look-ahead's, too.
+    """`Momentum` whose fractions, look-ahead included, are piecewise linear in the step: `m = b(t) m + (1 - b(t)) g`.
 
-    t is 0 at the parameter's first step and counts every later one for which it has a gradient, those that it sits out
-    because the gradient is zero or not finite, too: so the schedule keeps pace with the learning rate's. It is part of
-    the state, and goes on after a checkpoint. Before the first point and behind the last one the fractions stay.
+    t is 0 at the parameter's first step and counts every later one with a gradient, including those that it sits out
+    because the gradient is zero or not finite: so the schedule keeps pace with the learning rate's. t is part of the
+    state, and goes on after a checkpoint. Before the first point and after the last one the fractions are constant.
 
-    The smoothed gradient is a mean of gradients at every t, as `Momentum`'s, so the bounds of a direction that is taken
-    of it are the same. State: `Momentum`'s and a count. A table is stepped whole where `Momentum` steps it in pieces.
+    As in `Momentum`, the smoothed gradient is a mean of gradients at every t, so bounds on its direction are the same.
+    State: `Momentum`'s and a count. A table is stepped whole where `Momentum` steps it in pieces.
 
     Args:
         points: `(step, pair)`, with ascending steps.
@@ -83,12 +83,12 @@ def _between(points: list[tuple[int, float]], now: Tensor) -> Tensor:
 class Whitened(Momentum):
     """Momentum between two inverse fourth roots: `L^(-1/4) m R^(-1/4)`, L and R the running means of `g g^T`, `g^T g`.
 
-    Shampoo's preconditioning before a direction is taken, whose scale does not matter. Eigenvalues below `floor` of the
-    largest count as that: directions that no gradient had are not blown up.
+    Shampoo's preconditioning, for a direction to which scale does not matter. Eigenvalues count as at least `floor` of
+    the largest, so directions without gradients are not blown up.
 
-    Cost: two eigendecompositions a matrix and step. Squares of float32 gradients below 1e-19 are 0, and whiten nothing.
-    State: 4 bytes a parameter for the momentum, and `4 (d_out^2 + d_in^2)` bytes a matrix, 8 a parameter of a square
-    one. The factors belong to the rank that owns the matrix.
+    Cost: two eigendecompositions per matrix and step. Squares of float32 gradients below 1e-19 are 0, and whiten
+    nothing. State: 4 bytes per parameter for the momentum, and `4 (d_out^2 + d_in^2)` bytes per matrix, 8 per parameter
+    of a square one. The factors belong to the rank that owns the matrix.
 
     Args:
         beta: as in `Momentum`.

@@ -25,8 +25,8 @@ class Adaptive(Around):
     """A norm whose direction is changed: rescaled by its history, by the gradient's size, or against the weight.
 
     A subclass is a frozen dataclass with the field `norm_of`, the norm whose direction it changes, and defines `take`.
-    That norm may be adaptive itself: `RadialBrake(NormalisedRows())` takes rows, then the brake. The weight's norm, its
-    bounds and its projections are the innermost one's. The direction is no longer the maximiser of `<g, d>`;
+    That norm may be adaptive itself: `RadialBrake(NormalisedRows())` normalises rows, then brakes. The weight's norm,
+    bounds and projections are those of the innermost norm. The direction is no longer the maximiser of `<g, d>`;
     `direction_norm_bound` says how long it can be.
 
     >>> NormalisedRows(Spectral()).plain
@@ -34,13 +34,13 @@ class Adaptive(Around):
     """
 
     extent: ClassVar[Extent] = Extent.WHOLE
-    """What `take` cannot be computed without: `ROW` if of its own independent problem alone."""
+    """How much of a weight `take` must see: `ROW` if only its independent problem."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"m", "w"})
     """What `take` looks at: the smoothed gradient m, the weight w."""
 
     owned: ClassVar[tuple[str, ...]] = ()
-    """What is remembered by the process alone that steps a matrix, where several hold it."""
+    """What only the process stepping a matrix remembers, where several hold it."""
 
     @abstractmethod
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
@@ -94,9 +94,9 @@ class Changed(Adaptive):
 class RMSScaled(Changed):
     """The direction times the RMS of the smoothed gradient, over each problem (a row, an entry) on its own.
 
-    `d = rms(m) direction(m)`. What `RowAdam` and `Adam` give, m over the root of its own history, has an RMS of at most
-    `L = (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))`, and of less where gradients change from step to step. So noise
-    shortens the steps, and none is longer than L in the norm.
+    `d = rms(m) direction(m)`. Under `RowAdam` and `Adam`, m is a mean gradient over the root of its history, with an
+    RMS of at most `L = (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2))`, less where gradients change from step to step. So
+    noise shortens the steps, and none is longer than L in the norm.
 
     Args:
         norm_of: the norm.
@@ -138,8 +138,7 @@ class RMSScaled(Changed):
 class NormalisedRows(Changed):
     """The direction with rows of about equal length: `d_i / sqrt(v_i)`, v_i the running mean of row i's mean square.
 
-    All of it is then scaled to the Frobenius norm that the direction has. State: 4 bytes a row, cut over ranks with the
-    rows.
+    The result is then scaled to the direction's Frobenius norm. State: 4 bytes per row, sharded with the rows.
 
     Args:
         norm_of: the norm.
@@ -176,7 +175,7 @@ class NormalisedRows(Changed):
         return even * (before / divisor(after)), {**memory, "row_mean": history[..., 0]}
 
     def direction_norm_bound(self, norm: Geometry, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> float:
-        """From the Frobenius norm alone: a row that was short may now have all of it."""
+        """From the Frobenius norm alone: a formerly short row may now have all of it."""
         whole = ChangeBounds.of(self.norm_of).direction_sizes(shape, smoothed).within(shape).whole * ROUNDED
         return ChangeBounds.of(norm).norm_bound(Sizes(whole=whole).within(shape), shape)
 
@@ -227,14 +226,14 @@ def _tangent(w: Tensor, m: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StreamingSpectral(Adaptive):
-    """The spectral norm, its direction by one power iteration a step from the last step's singular vectors.
+    """The spectral norm, its direction by one power iteration from the last step's singular vectors.
 
     `U <- orthonormal(m V)`, `V <- orthonormal(mᵀ U)`, `d = unit U Vᵀ`, see `linalg.power_iteration.streaming_msign`.
-    Alignment `<d, m> / (|d| |m|_*)` over the training of a small GPT: docs/performance.md. A gradient of zero leaves
-    the vectors as they are.
+    Alignment `<d, m> / (|d| |m|_*)` over the training of a small GPT: docs/performance.md. A zero gradient leaves the
+    vectors as they are.
 
-    State: V on the smaller side, `4 min(out, in)**2` bytes a matrix, up to 4 bytes a parameter; a matrix is not cut
-    over ranks, so V goes with its owner. Blocks of unequal sizes in one parameter are stored at the largest one's size.
+    State: V on the smaller side, `4 min(out, in)**2` bytes per matrix, up to 4 bytes per parameter, kept by the rank
+    that owns the matrix. Blocks of unequal sizes in one parameter are stored at the largest one's size.
 
     Args:
         norm_of: the norm: `Spectral()`, or `TransposedConvSpectral` of some stride.
@@ -275,5 +274,5 @@ class StreamingSpectral(Adaptive):
         return d.mul_(self.norm_of.unit(m.shape)), {**memory, "basis": new}
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Those of the norm's own direction, which has as large a singular value or a larger one."""
+        """Those of the norm's own direction, whose largest singular value is at least as large."""
         return self.norm_of.direction_sizes(shape, smoothed)

@@ -1,4 +1,4 @@
-"""`Geometry`: a norm in natural units, and what a norm gives: direction, projection, bounds."""
+"""`Geometry`: a norm in natural units, with its direction, projection and bounds."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ Eta = float | Tensor
 
 
 class Extent(IntEnum):
-    """How far a part of a step (smoothing, direction, move) looks from an entry: what it cannot be computed without."""
+    """How much of a weight a part of a step (smoothing, direction, move) must see to compute one entry."""
 
     ENTRY = 0
     """The entry itself."""
@@ -45,8 +45,8 @@ class Geometry(ABC):
     """A norm on matrices `(..., out, in)` or vectors `(..., n)`; leading dimensions are a batch.
 
     The norm carries its width factor ("natural units"): 1 means that the layer changes its output by Theta(1) RMS at
-    every width. `couples`, `norm`, `direction` and `project` define a geometry; what more a scheme needs (`NormBounds`,
-    `NormEstimates`, `Tangents`, `ChangeBounds`) follows from them. `surefoot.check` tests the laws that bind them.
+    every width. `couples`, `norm`, `direction` and `project` define a geometry; all else that schemes need
+    (`NormBounds`, `NormEstimates`, `Tangents`, `ChangeBounds`) follows. `surefoot.check` tests their laws.
 
     >>> import surefoot as sf
     >>> class HalfMaximum(sf.Geometry):
@@ -92,7 +92,7 @@ class Geometry(ABC):
 
 
 class Delegate(Geometry):
-    """A norm that is another's, `norm_of`: a name for it, whose parts are that one's."""
+    """A norm defined by another, `norm_of`, whose parts it has."""
 
     norm_of: Geometry
 
@@ -120,11 +120,11 @@ class Delegate(Geometry):
 
 
 class Part(Geometry):
-    """What only some schemes need of a norm. One that derives from a part defines of it what it knows better."""
+    """Methods of a norm that only some schemes need. A norm derives from a part to improve its defaults."""
 
     @classmethod
     def of(cls, geometry: Geometry) -> Self:
-        """The geometry if it has this part, or what it is a name for; else one around it, by its four methods."""
+        """The geometry, or the one it delegates to, if that has this part; else a wrapper by its four methods."""
         if isinstance(geometry, cls):
             return geometry
         if isinstance(geometry, Delegate):
@@ -136,7 +136,7 @@ class Part(Geometry):
 
 
 class NormBounds(Part):
-    """What clips, spheres and reports need: bounds on the norm that are cheap, or that rounding leaves true."""
+    """What clips, spheres and reports need: bounds on the norm that are cheap, or true despite rounding."""
 
     def is_zero(self, w: Tensor) -> Tensor:
         """Whether each weight is zero, broadcasting against w, `(..., 1, 1)` or `(..., 1)`."""
@@ -192,7 +192,7 @@ class Tangents(Part):
         """`(d, cache)`: the maximiser of `<m, d>` over `norm(d) <= 1` that meets the constraint at w.
 
         By default the plain direction for `SameNorm`, else the tangent part of the direction of m's tangent part, of
-        norm 1 at most: the maximiser under Euclidean norms alone (of the whole, or of the constraint's vectors).
+        norm 1 at most: the maximiser only under Euclidean norms (of the whole, or of the constraint's vectors).
 
         Args:
             w: weights.
@@ -210,7 +210,7 @@ class Tangents(Part):
         return d / expand(self.norm(d), self).clamp_min(1).to(d.dtype), cache
 
     def extremes(self, radius: float, shape: torch.Size) -> Constraint:
-        """What a step from `radius * retract(w)`, w of this shape, keeps of such points; by default the norm."""
+        """The constraint on a step from `radius * retract(w)`, for w of this shape; by default the norm."""
         return SameNorm()
 
     def retract(self, w: Tensor) -> Tensor:
@@ -218,11 +218,11 @@ class Tangents(Part):
         return self.direction(w)
 
     def spread(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the most of what `retract` brings to 1: norms of rows, singular values; -norm if unknown."""
+        """Smallest and largest of what `retract` brings to 1: norms of rows, singular values; -norm if unknown."""
         return -(norm := self.norm(w)), norm
 
     def root_square(self, shape: torch.Size) -> float:
-        """`|w|_F` of a weight of size 1 all over, by default one of equal entries and norm 1."""
+        """`|w|_F` of a weight of size 1 all over, by default with equal entries and norm 1."""
         entries = torch.ones(shape[-self.ndim :])
         return math.sqrt(entries.numel()) / max(float(self.norm(entries)), 1e-30) if entries.numel() else 0.0
 
@@ -231,7 +231,7 @@ class ChangeBounds(Part):
     """What reports of a step's change need: how long directions are, in this norm and in others."""
 
     _redirected: ClassVar[bool] = False
-    """Whether a subclass changed the direction that this class knows the sizes of."""
+    """Whether a subclass changed the direction whose sizes this class knows."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Compare the class's direction with those that it inherits."""
@@ -266,7 +266,7 @@ class ChangeBounds(Part):
 
 
 class Around(Delegate, NormBounds, NormEstimates, Tangents, ChangeBounds):
-    """A norm that is another's, `norm_of`, with the parts that follow from its own four methods."""
+    """A norm defined by another, `norm_of`, with the parts that follow from its own four methods."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def expand(norm: Tensor, geometry: Geometry) -> Tensor:
 
 
 def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
-    """The dual norm `max <g, d>` over `norm(d) <= 1`: exact, where the direction's share of it may be less.
+    """The dual norm `max <g, d>` over `norm(d) <= 1`, exactly; `<g, direction(g)>` may be less.
 
     Cost: one pass; under the spectral norm a singular value decomposition.
 
@@ -291,7 +291,7 @@ def dual_norm(geometry: Geometry, g: Tensor) -> Tensor:
         g: `(..., out, in)` or `(..., n)`, as the geometry takes it.
 
     Returns:
-        Shape `g.shape[:-ndim]`, float32 for half precision; relative error 1e-5, rounding in g's dtype aside.
+        Shape `g.shape[:-ndim]`, float32 for half precision; relative error 1e-5, besides rounding in g's dtype.
 
     >>> from surefoot.geometry import RMS
     >>> dual_norm(RMS(), torch.tensor([3.0, 4.0]))  # sqrt(2) * 5

@@ -39,7 +39,7 @@ class Sizes:
     spectral: float = math.inf
 
     def within(self, shape: tuple[int, ...]) -> Sizes:
-        """The same bounds, and all that follow from them for this shape.
+        """The same bounds, and all that follow for this shape.
 
         Args:
             shape: `(..., out, in)`, or `(size,)` of vectors.

@@ -10,15 +10,22 @@ from surefoot.geometry.returned import direction_of
 def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance: float = 1e-3) -> dict[str, float]:
     """Test the laws that bind a geometry's methods, on random float64 data with a fixed seed.
 
-    shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none; unit: `norm(direction(g)) = 1`;
-    maximal: no competitor of norm 1 has a larger product with g; feasible: `norm(project(w, r)) <= r`; nearest:
-    `<w - P(w), z - P(w)> <= 0` for feasible z; inside: a point inside the ball stays, bit for bit; homogeneous:
-    `norm(c w) = |c| norm(w)`, and projections likewise; scale-free: `direction(c g) = direction(g)`; zero-safe:
-    direction, norm and projection of 0 are 0; untouched: no method writes to its argument; own: a direction may be
-    written to; batch: all three of a batch, with a radius for each, equal a loop; bounds: `lower <= norm <= upper`,
-    `norm <= certificate`, and `is_below` says so; independent: what `couples` declares to be another problem does not
-    change a direction; coupled: what it declares to be the same problem does; cut: rows that are independent have the
-    same direction in a part of the table.
+    - shapes: `norm` reduces the last ndim dimensions, `direction` and `project` none
+    - unit: `norm(direction(g)) = 1`
+    - maximal: no competitor of norm 1 has a larger product with g
+    - feasible: `norm(project(w, r)) <= r`
+    - nearest: `<w - P(w), z - P(w)> <= 0` for feasible z
+    - inside: a point inside the ball stays, bit for bit
+    - homogeneous: `norm(c w) = |c| norm(w)`, and projections likewise
+    - scale-free: `direction(c g) = direction(g)`
+    - zero-safe: direction, norm and projection of 0 are 0
+    - untouched: no method writes to its argument
+    - own: a direction may be written to
+    - batch: all three of a batch, with a radius for each, equal a loop
+    - bounds: `lower <= norm <= upper`, `norm <= certificate`, and `is_below` agrees
+    - independent: other problems, by `couples`, do not change a direction
+    - coupled: other entries of the same problem do
+    - cut: independent rows keep their direction in a part of the table
 
     Args:
         geometry: yours.
@@ -29,8 +36,8 @@ def check(geometry: Geometry, *, shape: tuple[int, ...] | None = None, tolerance
         The violation of each law, 0 being perfect.
 
     Raises:
-        ValueError: a law is broken, the message names it and by how much; a dimension in `couples` that the norm is
-            not taken over; a shape without a batch or without entries.
+        ValueError: a law is broken (the message says which and by how much); a dimension in `couples` that is not among
+            the norm's; a shape without a batch or entries.
 
     >>> from surefoot.geometry import RowRMS
     >>> max(check(RowRMS()).values()) < 1e-6

@@ -87,7 +87,7 @@ class Frobenius(ChangeBounds):
         return (RMS().direction(g.flatten(-2)) / math.sqrt(max(1, g.shape[-1]))).reshape(g.shape)
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Of Frobenius norm `sqrt(d_out)`; nothing for an overridden direction."""
+        """Of Frobenius norm `sqrt(d_out)`; unknown for an overridden direction."""
         return Sizes() if self._redirected else Sizes(whole=ROUNDED * math.sqrt(shape[-2])).within(shape[-2:])
 
     def norm_bound(self, sizes: Sizes, shape: tuple[int, ...]) -> float:
@@ -110,7 +110,7 @@ class Frobenius(ChangeBounds):
 class Identity(Around):
     """No norm: the direction is the argument, of any shape. For methods that compute their own step, such as Adam's.
 
-    None of the laws that make a bound holds of it; its norm, for metrics, is the largest entry.
+    None of the laws behind bounds holds for it; its norm, used for metrics, is the largest entry.
 
     >>> Identity().direction(torch.tensor([3.0, 0.5]))
     tensor([3.0000, 0.5000])

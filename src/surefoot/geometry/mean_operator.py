@@ -23,9 +23,9 @@ class MeanOperator(Delegate, NormBounds, NormEstimates):
     | (2, 2) | `sqrt(d_in/d_out) sigma_max` | `sqrt(d_out/d_in) msign(G)` |
 
     Since p <= q, `mean_p <= mean_q`: the output of one layer is an input of the next, and the norms of layers multiply.
-    The loss's smoothness under these norms, the Lipschitz constant of its gradient, grows as
+    The loss's smoothness under these norms (the Lipschitz constant of its gradient) grows as
     `width**max(0, 2/q - 1/p)`: not at all if `q >= 2p`, as the root of the width under (2, 2). The exponent is that of
-    Hölder's inequality `mean_p(x * y) <= n**max(0, 2/q - 1/p) mean_q(x) mean_q(y)` for products entry by entry.
+    Hölder's inequality `mean_p(x * y) <= n**max(0, 2/q - 1/p) mean_q(x) mean_q(y)` for entrywise products.
 
     Args:
         p: exponent of the input's mean, at least 1.

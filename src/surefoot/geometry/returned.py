@@ -1,4 +1,4 @@
-"""What the direction of a geometry of one's own is: a tensor like the gradient, or an error that says what else."""
+"""Checks the direction of a user's geometry: a tensor like the gradient, or an error that says what else."""
 
 from typing import Any
 

@@ -80,7 +80,7 @@ class Spectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
         return mclip(w, radius * self.unit(w.shape)), cache
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Singular values of 1.001 units, or 1.25 for `newton_schulz`; nothing for an overridden direction."""
+        """Singular values of 1.001 units, or 1.25 for `newton_schulz`; unknown for an overridden direction."""
         most = LARGEST_OF.get(self.method, LARGEST) * self.unit(torch.Size(shape))
         return Sizes() if self._redirected else Sizes(spectral=most).within(shape[-2:])
 
@@ -206,14 +206,14 @@ class Spectral(NormBounds, NormEstimates, Tangents, ChangeBounds):
 
 @dataclass(frozen=True)
 class TransposedConvSpectral(Spectral):
-    """`sqrt(d_in / (stride d_out)) sigma_max(W)`: of `d_in` columns an output entry sums over one in `stride`.
+    """`sqrt(d_in / (stride d_out)) sigma_max(W)`: an output entry sums over one in `stride` of the `d_in` columns.
 
-    Its fan-in, and so the width factor, is `d_in / stride`; all else is the spectral norm's.
+    Its fan-in, and so the width factor, is `d_in / stride`; all else is as in `Spectral`.
 
     Args:
         method: how `msign` is computed, see `surefoot.msign`.
-        stride: how many disjoint sets of columns make different output entries; `prod(stride)` of a transposed
-            convolution whose kernel is no smaller.
+        stride: number of disjoint sets of columns that make different output entries; `prod(stride)` for transposed
+            convolutions with no smaller kernel.
 
     Raises:
         ValueError: an unknown method.

@@ -1,6 +1,6 @@
 """Norms of the vectors along one dimension: `VectorGeometry`, and the row rules of tables `(V, d)`.
 
-The input of an embedding is one-hot; the LM head is responsible for the loss.
+The input of an embedding is one-hot; the LM head's output enters the loss.
 """
 
 import math
@@ -44,11 +44,11 @@ class VectorGeometry(NormBounds, Tangents, ChangeBounds):
         return max_abs(lengths, tuple(range(-self.ndim, 0))).reshape(w.shape[: -self.ndim]) * self.scale(w.shape)
 
     def direction(self, g: Tensor) -> Tensor:
-        """Each vector's dual direction over scale."""
+        """Each vector's dual direction over `scale`."""
         return lp_balls.direction(device.widened(g), self.exponent, self.dim, 1 / self.scale(g.shape)).to(g.dtype)
 
     def direction_sizes(self, shape: tuple[int, ...], smoothed: Sizes = UNKNOWN) -> Sizes:
-        """Vectors of l_s norm `1 / scale`: none of their entries is larger; nothing for an overridden direction."""
+        """Vectors of l_s norm `1 / scale`, which bounds their entries; unknown for an overridden direction."""
         s, most = self.exponent, ROUNDED / self.scale(torch.Size(shape))
         length = most * max(1, shape[self.dim]) ** max(0, 0.5 - 1 / s)
         sizes = Sizes(entry=most, row=length) if self.dim == -1 else Sizes(entry=most, column=length)

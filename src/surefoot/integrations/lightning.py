@@ -10,9 +10,9 @@ from surefoot.optim.optimizer import SteepestDescent
 
 
 class StabilityLog(Callback):
-    """Logs the largest stability numbers of all parameters before a step, every `log_every_n_steps` of an optimizer's.
+    """Log the largest stability numbers of all parameters before every `log_every_n_steps`-th step of an optimizer.
 
-    Where a module has several `SteepestDescent`, each has its number at the end of what is logged.
+    Where a module has several `SteepestDescent`, the logged names end with the optimizer's number.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from surefoot.scaling import Run
 def plan_of(part: nn.Module, *args: Any, **options: Any) -> Plan:
     """`Plan.of` for a torchtitan model, or for the part of it that belongs to a pipeline stage.
 
-    The head is the module `lm_head`; a stage whose `lm_head` is None has no head, which its wiring does not show.
+    The head is the module `lm_head`. A stage whose `lm_head` is None has no head; its wiring does not show that.
 
     Args:
         part: the model or a stage of it, before or after torchtitan has wrapped it.
@@ -45,8 +45,8 @@ class SteepestDescentContainer(OptimizersContainer):
         model_parts: the model, or the pipeline stages of this process.
 
     Raises:
-        ValueError: a parameter that the plan lacks, or that is no contiguous part of its whole; an option of
-            torchtitan's own optimizers in the configuration; neither a rate nor a run with a law.
+        ValueError: a parameter that the plan lacks, or whose shard is not contiguous; an option of torchtitan's own
+            optimizers in the configuration; neither a rate nor a run with a law.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -55,9 +55,9 @@ class SteepestDescentContainer(OptimizersContainer):
 
         Args:
             lr: learning rate in natural units, which torchtitan's schedule scales; None: that of the run.
-            run: its length, `Run(training.steps, training.global_batch_size * training.seq_len)`; None: not said.
-            recipe: name of the recipe, as of `create_optimizer`; None: what `plan` has.
-            plan: function from a model part, and `run=` and `recipe=` where they are said, to its plan.
+            run: its length, `Run(training.steps, training.global_batch_size * training.seq_len)`; None: unknown.
+            recipe: name of the recipe, as in `create_optimizer`; None: the default of `plan`.
+            plan: function from a model part, and `run=` and `recipe=` if given, to its plan.
             seed: seed of the plan's initial values; None leaves the model's initial values. Checkpoints are loaded
                 after initialisation.
         """
@@ -89,13 +89,13 @@ class SteepestDescentContainer(OptimizersContainer):
         self._post_init([p for part in model_parts for p in part.parameters() if p.requires_grad])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torchtitan's, whose schedules go on from the configuration's rate: by law it has to be the checkpoint's.
+        """As torchtitan's. Schedules go on from the configuration's rate: if set by law, it must be the checkpoint's.
 
         Args:
             state_dict: what `state_dict` returned.
 
         Raises:
-            ValueError: it is of another plan or run, or the law has given it another rate.
+            ValueError: it is of another plan or run, or the law gave it another rate.
         """
         super().load_state_dict(state_dict)
         for optimizer in self.optimizers if self._by_law else ():

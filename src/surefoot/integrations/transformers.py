@@ -9,7 +9,7 @@ from surefoot.monitor.weights import worst
 
 
 class StabilityLog(TrainerCallback):
-    """Logs the largest stability numbers of all parameters wherever the Trainer logs its loss, every `logging_steps`.
+    """Log the largest stability numbers of all parameters whenever the Trainer logs its loss, every `logging_steps`.
 
     Args:
         log: the Trainer's method `log`, which reaches its history and every reporter.

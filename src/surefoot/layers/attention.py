@@ -145,7 +145,7 @@ class Attention(nn.Module):
         self.key_norm: nn.Module = nn.Identity() if norm is None else norm(heads.dim)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Map `(B, T, width)` to `(B, T, width)`; `turn` is what `rope.angles` returns, where it is at hand."""
+        """Map `(B, T, width)` to `(B, T, width)`; `turn` is the result of `rope.angles`, if already computed."""
         heads, layers = self.heads, (self.query, self.key, self.value)
         q, k, v = (torch.unflatten(layer(x), -1, (-1, heads.dim)) for layer in layers)  # (B, T, h, d)
         q, k = (norm(y.to(x.dtype)).to(y.dtype) for norm, y in ((self.query_norm, q), (self.key_norm, k)))

@@ -46,21 +46,21 @@ class _Unbiased(nn.Linear):
 class InNormLinear(_Unbiased):
     """In Norm: a linear layer of a normalised input, `y = W Norm(x) = (W x) / rms(x)`, plus a bias if it has one.
 
-    It takes the place of an RMS norm and the linear layer behind it. A norm's gain is folded into the weight: gain g
-    and weight V are the one weight `W = V diag(g)`. There is no epsilon: y does not depend on the length of x, down to
-    what its dtype holds, and is 0 (or the bias) where x is 0, with the gradient of `W x` there.
+    It replaces an RMS norm and the linear layer behind it. A norm's gain is folded into the weight: gain g and weight V
+    become the one weight `W = V diag(g)`. There is no epsilon: y does not depend on the length of x, down to what its
+    dtype holds. Where x is 0, y is 0 (or the bias), with the gradient of `W x`.
 
     Stability numbers, whatever the input: forward `|W| + rms(b)`, update `|dW| + rms(db)`, in natural units. The
-    dependency is `|W|` between inputs of one length, and has no bound between others: near 0 Norm is not continuous.
+    dependency is `|W|` between inputs of equal length and unbounded between others: Norm is not continuous near 0.
 
-    Product and RMS do not depend on each other, and the division comes last; the backward pass is written out and keeps
-    x and its RMS, no normalised copy of it. docs/performance.md has its cost beside `nn.RMSNorm` and `nn.Linear`.
-    In float16 the product of a tiny input underflows before it is divided; float32, bfloat16 and float64 have room.
+    Product and RMS do not depend on each other, and the division comes last. The backward pass is written out; it keeps
+    x and its RMS, but no normalised copy. docs/performance.md has its cost beside `nn.RMSNorm` and `nn.Linear`.
+    In float16 the product of a tiny input underflows before the division; float32, bfloat16 and float64 have room.
 
     Args:
         d_in: features of the input.
         d_out: features of the output.
-        bias: whether b is added behind the division.
+        bias: whether b is added after the division.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -85,7 +85,7 @@ class OutNormLinear(_Unbiased):
     """Out Norm: a linear layer whose output is normalised, `y = Norm(W x + b)`; 0 where `W x + b` is 0.
 
     Stability numbers, whatever the input and the weight: forward 1, update at most 2. Norm is not continuous at 0, so
-    that the dependency has no bound.
+    the dependency has no bound.
 
     Args:
         d_in: features of the input.
@@ -107,7 +107,7 @@ class OutNormLinear(_Unbiased):
 
 
 class _Residual(nn.Module):
-    """A block of which the stack's residual stream is the input and the output."""
+    """A block whose input and output are the stack's residual stream."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class _Residual(nn.Module):
 class PreNorm(_Residual):
     """Pre Norm: `x + F(Norm(x))`.
 
-    F sees inputs of RMS 1 only. The residual stream is not normalised, so that a norm follows the last block
+    F sees inputs of RMS 1 only. The residual stream is not normalised, so put a norm behind the last block
     (`rms_norm`, or an `InNormLinear` as the head). Forward at RMS at most 1: 1 plus that of F.
 
     Args:
@@ -141,7 +141,7 @@ class PreNorm(_Residual):
 class PostNorm(_Residual):
     """Post Norm: `Norm(x + F(x))`. Behind a normalised input, every F of a stack sees inputs of RMS 1.
 
-    Forward: 1, whatever the block. A stack of them is that of `PostInNorm` with a norm behind it.
+    Forward: 1, whatever the block. A stack of them equals one of `PostInNorm` with a norm behind.
 
     Args:
         block: F, a module that maps `(..., d)` to `(..., d)`.
@@ -162,8 +162,8 @@ class PostNorm(_Residual):
 class PostInNorm(_Residual):
     """Post Norm as In Norm: `Norm(y) + F(Norm(y))`.
 
-    With `x_t = Norm(y_t)` a stack of `x -> Norm(x + F(x))` is one of `y -> Norm(y) + F(Norm(y))`, whose only difference
-    from Pre Norm is that the skip connection is normalised, too. Forward: 1 plus that of F at RMS 1.
+    With `x_t = Norm(y_t)` a stack of `x -> Norm(x + F(x))` is one of `y -> Norm(y) + F(Norm(y))`. It differs from Pre
+    Norm only in that the skip connection is normalised, too. Forward: 1 plus that of F at RMS 1.
 
     Args:
         block: F, a module that maps `(..., d)` to `(..., d)`.

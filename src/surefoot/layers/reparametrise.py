@@ -14,28 +14,28 @@ def normalise_(model: nn.Module, plan: Plan, radius: float = 1.0, names: Iterabl
     """Reparametrise weights as `tau w / |w|`: each has norm tau at every step, whatever the optimizer does to w.
 
     The norm is that of the weight's role, for each matrix that the role's layout separates (experts, gates, queries).
-    The gradient includes that of the norm, so that it is orthogonal to w. Steps still make |w| grow, and the larger it
-    is the less a step of the same size turns the weight; the stabiliser `Normalise` rescales behind each step instead.
+    The gradient includes that of the norm, so it is orthogonal to w. Steps still make |w| grow, and a step of the same
+    size turns a larger weight less; the stabiliser `Normalise` instead rescales after each step.
 
-    Parameters become `....parametrizations.weight.original`, by `torch.nn.utils.parametrize`; `Plan.of` gives them the
-    role of the weight, `state_dict` holds w, and `remove_parametrizations` leaves `tau w / |w|`. Make a model to be
-    loaded in the same way. `Plan.initialise_` comes first, since it derives a parameter's values from its name.
+    `torch.nn.utils.parametrize` renames parameters to `....parametrizations.weight.original`; `Plan.of` gives them the
+    role of the weight, `state_dict` holds w, and `remove_parametrizations` leaves `tau w / |w|`. To load a checkpoint,
+    make the model in the same way. Call `Plan.initialise_` first: it derives a parameter's values from its name.
 
-    Cost: a norm each forward pass, of a linear layer by an eigendecomposition of the smaller Gram matrix in float64,
-    exact to 1e-7: with its backward pass three msigns. `parametrize.cached()` takes it once for many passes.
+    Cost: one norm per forward pass. For a linear layer it is an eigendecomposition of the smaller Gram matrix in
+    float64, exact to 1e-7; with its backward pass, three msigns. `parametrize.cached()` shares it among passes.
 
     Args:
         model: written to.
         plan: of this model.
         radius: tau, in natural units, times the role's `radius_unit`: 1 for linear layers, log V for the LM head. With
             `plan.relative_to(model)` it is in units of the present norms.
-        names: parameters to normalise; default all matrices and tables. Zeros (LoRA's B) last until the first step.
+        names: parameters to normalise; default all matrices and tables. Zeros (LoRA's B) stay until the first step.
 
     Returns:
         The same plan under the new names.
 
     Raises:
-        ValueError: a name that the plan or the model lacks, a parameter that is normalised already, a radius that is
+        ValueError: a name that the plan or the model lacks, a parameter that is already normalised, a radius that is
             not positive.
 
     Source: "Beyond MuP 4", initial thoughts.

@@ -51,7 +51,7 @@ class _Moments(Smoothing):
         return {**{name: torch.zeros_like(w) for name in self.averages}, "step": count}
 
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor:
-        """Every parameter with a finite gradient: Adam does not normalise, so an absent row's step dies out."""
+        """Every parameter with a finite gradient: Adam does not normalise, so an absent row's steps die out."""
         return finite.to(g.dtype)
 
 
@@ -102,7 +102,7 @@ class RowAdam(_Moments):
     """Adam with one second moment for each row: `m_hat_i / sqrt(v_hat_i)`, v_i the running mean of `mean_j g_ij^2`.
 
     For tables, whose rows are words: a row moves by its gradient's signal over its noise. Combine with the geometry
-    `Identity`. State: 4 bytes a parameter and 4 a row. Its factors are cut over ranks with their rows.
+    `Identity`. State: 4 bytes per parameter and 4 per row, sharded with the rows.
 
     Args:
         beta1: kept fraction of the mean gradient.

@@ -17,8 +17,8 @@ from surefoot.linalg.bounds import max_abs
 def is_finite(g: Tensor, squares: bool = False) -> Tensor:
     """Whether no entry of each `(k, ...)` is NaN, or above a quarter of the largest float.
 
-    Averages then stay below that quarter, and differences below the half, whatever the gradients before were. For
-    squares: whether those of all entries are finite, and the sum of a million of these.
+    Averages then stay below that quarter, and differences below the half, whatever earlier gradients were. For squares:
+    whether the squares of all entries are finite, and the sum of a million of these.
 
     Args:
         g: k gradients, in the dtype that the step computes in, or a shorter one.
@@ -57,7 +57,7 @@ def refuse_overflowing(name: str, w: Tensor) -> None:
 
 
 class Smoothing(ABC):
-    """Base class of momentum: what a gradient is turned into before its direction is taken. State in, state out.
+    """Base class of momentum: smooths a gradient before its direction is taken. State in, state out.
 
     >>> import surefoot as sf
     >>> class Plain(sf.Smoothing):
@@ -72,23 +72,23 @@ class Smoothing(ABC):
     """The entries of the state that may be stored in half precision."""
 
     extent: ClassVar[Extent] = Extent.WHOLE
-    """What an entry's next state cannot be computed without: how a part of a table is smoothed as in the whole."""
+    """How much of a gradient an entry's next state depends on, for smoothing parts of a table."""
 
     by_problem: ClassVar[bool] = True
     """True if `active` says of each independent problem whether it takes a step, False if of each parameter."""
 
     squares: ClassVar[bool] = False
-    """True if squares of gradients are kept: one whose squares overflow counts as not finite."""
+    """True if squares of gradients are kept: gradients whose squares overflow count as not finite."""
 
     owned: ClassVar[tuple[str, ...]] = ()
-    """Entries of the state that only the process which steps a matrix keeps, where several hold it."""
+    """Entries of the state that only the process stepping a matrix keeps, where several hold it."""
 
     @abstractmethod
     def init_state(self, w: Tensor) -> State:
         """The state before the first step, for a weight `w` in the dtype that the step computes in."""
 
     def init_memory(self, block: Tensor) -> State:
-        """More of the state, for a block `(n, out, in)` or `(n, size)`: what is not of the parameter's shape.
+        """State that is not of the parameter's shape, for a block `(n, out, in)` or `(n, size)`.
 
         Each tensor's shape starts with the block's n.
         """
@@ -108,8 +108,8 @@ class Smoothing(ABC):
             couples: the dimensions of one problem, see `Geometry.couples`.
 
         Returns:
-            A tensor that broadcasts to g; the number 1 where the host can tell that all are active, since masks cost as
-            much as the step.
+            A tensor that broadcasts to g; the number 1 where the host can tell that all are active: masks cost as much
+            as the step.
         """
 
     @abstractmethod

@@ -22,28 +22,28 @@ class SOAP(Smoothing):
     """`Q_L ((Q_L^T m Q_R) / sqrt(V)) Q_R^T`: the momentum over the root of a second moment, in another basis.
 
     Q_L and Q_R follow the eigenvectors of L and R, the running means of `g g^T` and `g^T g`; V is the running mean of
-    the squares of `Q_L^T g Q_R`. At the first step and every so many later ones of a matrix
-    `Q <- orthonormal((L + shift) Q)`, one power step and a QR; V stays as it is, as SOAP has it. For a direction that
-    follows, whose scale does not matter: neither V nor the means are corrected for their start at 0. Entries of V below
-    `floor` of the largest count as that: directions that no gradient had are not blown up.
+    the squares of `Q_L^T g Q_R`. At a matrix's first step, and then every `every` steps,
+    `Q <- orthonormal((L + shift) Q)`: one power step and a QR; V stays as it is, as in SOAP. The direction taken next
+    must ignore scale: neither V nor the means are corrected for their start at 0. Entries of V count as at least
+    `floor` of the largest, so directions without gradients are not blown up.
 
-    A side longer than `largest`, or than the other one if only the "shorter" has a factor, keeps its own basis: SOAP is
-    one-sided there, Adam where both sides are too long.
+    A side longer than `largest`, or than the other one with `sides="shorter"`, has no factor and keeps its own basis.
+    SOAP is then one-sided; it is Adam where both sides are too long.
 
     Cost of a step, for each side with a factor: its Gram matrix, the product of that with Q, a QR, three products with
-    Q. On an accelerator a QR is taken at every step, since only the device knows which matrices' turn it is. Squares of
+    Q. On an accelerator a QR is taken at every step, since only the device knows which matrices are due. Squares of
     float32 gradients below 1e-19 are 0, and whiten nothing.
 
-    State: that of `of`, 4 bytes a parameter for V, and `8 d^2` bytes for each side d that has a factor: with the
-    momentum 24 a parameter of a square matrix. What is not momentum belongs to the rank that owns the matrix.
+    State: that of `of`, 4 bytes per parameter for V, and `8 d^2` bytes for each side d with a factor: with the momentum
+    24 per parameter of a square matrix. All but the momentum belongs to the rank that owns the matrix.
 
     Args:
-        of: what the gradient is smoothed by.
+        of: smoothing of the gradient.
         memory: kept fraction of L, R and V.
         every: steps from one turn of the bases to the next.
         largest: longest side that has a factor.
         floor: smallest entry of V over the largest.
-        sides: "both", or the "shorter" alone; both of a square matrix.
+        sides: which sides have a factor: "both", or "shorter" (a square matrix: both).
 
     Raises:
         ValueError: a fraction outside [0, 1), a floor that is not between 0 and 1, fewer than one step between turns,

@@ -4,22 +4,22 @@ For a module f with weights w, its inputs x on a batch, and its weights w_0 from
 
 - forward: `rms(f(x; w))`, over vectors (along the last dimension; over whole images).
 - dependency: `rms(f(x1) - f(x2)) / rms(x1 - x2)`, over all pairs: of vectors for layers that act on each one alone,
-  else of samples, entries of the first dimension; for discrete inputs `rms(f(x1) - f(x2))`. Of more than
-  `maxima.PAIRED` of them as many are taken, evenly spaced. What rounding may have added is subtracted, so that inputs
-  which are nearly the same do not measure it (`maxima.largest_ratio`): that of the coarsest dtype among the module's
-  inputs, outputs, parameters and autocast, and of the modules inside. That takes about 1e-5 of the number in float32,
-  1 to 6 % in bfloat16, where inputs are far apart. Not known, and not subtracted, is what several layers in half
-  precision add to one another's rounding, and a cast that a module does by itself: measure such blocks in float32.
+  else of samples, entries of the first dimension; for discrete inputs `rms(f(x1) - f(x2))`. At most `maxima.PAIRED` of
+  them are compared, evenly spaced. Possible rounding is subtracted, so that nearly equal inputs do not measure it
+  (`maxima.largest_ratio`): that of the coarsest dtype among the inputs, outputs, parameters and autocast of the module
+  and of the modules inside. Where inputs are far apart, this takes about 1e-5 of the number in float32, 1 to 6 % in
+  bfloat16. Not known, and not subtracted, are rounding that builds up over several layers in half precision, and casts
+  inside a module: measure such blocks in float32.
 - update: `rms(f(x; w) - f(x; w_0))`, over vectors, both at the present x, so that only the module's own steps count.
 
 Each should be Theta(1) in the width. For a linear layer, forward is at most its norm times `input`, the largest
 `rms(x)`, dependency at most its norm, update at most the norm of the increment times `input`. The smallest `rms(x)` is
-`input_smallest`: behind a norm both are 1, and how far they are apart says how constant `rms(x)` is over vectors.
+`input_smallest`: behind a norm both are 1, and their gap shows how constant `rms(x)` is over vectors.
 
 Upper bounds from the weights, for inputs of RMS at most 1:
 
-- forward_bound, dependency_bound, update_bound: of linear layers, sequences, MLPs, gated ones, attention, as far as
-  `surefoot.monitor.block_bounds` knows them.
+- forward_bound, dependency_bound, update_bound: of linear layers, sequences, MLPs, gated MLPs and attention known to
+  `surefoot.monitor.block_bounds`.
 - loss_forward_bound `log V + 2 s`, loss_dependency_bound `4 s` and loss_update_bound `2 s'`: of the cross entropy over
   V classes behind an LM head without bias; s is the spread of the head's rows, at most its norm, and s' that of its
   increment, both times the model's `output_multiplier` if it has one.
@@ -62,11 +62,11 @@ def measure(
 ) -> Numbers:
     """Measure forward, dependency and update of a model's modules; `surefoot.monitor.activations` defines them.
 
-    The model runs once, in eval mode without gradients. Training flags, gradients and random states are restored, also
+    The model runs once, in eval mode without gradients. Training flags, gradients and random states are restored, even
     after an exception.
 
     Args:
-        model: any module that is not tensor parallel, whose layers see parts of their inputs.
+        model: any module, unless tensor parallel, where layers see parts of their inputs.
         batch: its input: a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments.
         before: `copy.deepcopy(model)` from before the steps; adds "update".
         plan: the model's plan; adds the bounds.
@@ -74,10 +74,9 @@ def measure(
 
     Returns:
         Module name -> "input" and "input_smallest" (of floating-point inputs), "forward", "dependency" (if the batch
-        has two different samples), "update" and bounds, as floats: the largest over the calls of a module, of
-        "input_smallest" the smallest, of the first tensor among its inputs and the first floating-point one among its
-        outputs. Modules that are not called, or have no such
-        output, are absent.
+        has two different samples), "update" and bounds, as floats. Each is the largest over a module's calls
+        ("input_smallest" the smallest), for its first input tensor and its first floating-point output. Modules that
+        are not called, or have no such output, are absent.
 
     Raises:
         ValueError: an unknown module name, or a `before` that lacks a module or shares parameters with the model.
@@ -161,7 +160,7 @@ def forward_hooks(model: nn.Module, names: Iterable[str], observe: Observer) -> 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context in which all modules of a model are in eval mode; on exit each has its own again."""
+    """Context in which all modules of a model are in eval mode; on exit each has its mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

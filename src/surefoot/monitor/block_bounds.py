@@ -1,23 +1,23 @@
 """Upper bounds on the stability numbers of whole blocks, from their weights: MLPs, gated ones, attention, sequences.
 
-A sequence is recognised by its layers, an MLP by the code of its `forward`, which `torch.fx` follows without data: it
-must consist of linear layers and of activations that are known, by their class or function, else it has no bound. No
-batch can show an activation's slope. Hooks that change what a layer returns are not seen, nor is rounding in half
-precision. With `|W|` the norm of a matrix and `|W|_max` its largest output entry, both for inputs of RMS 1, and L the
-activation's largest slope, over inputs of RMS at most 1:
+A sequence is recognised by its layers, an MLP by the code of its `forward`, which `torch.fx` follows without data. An
+MLP must consist of linear layers and activations known by their class or function, else it has no bound: no batch can
+show an activation's slope. Hooks that change what a layer returns are not seen, nor is rounding in half precision. With
+`|W|` the norm of a matrix and `|W|_max` its largest output entry, both for inputs of RMS 1, and L the activation's
+largest slope, over inputs of RMS at most 1:
 
 - `f = W x + b`: forward `|W| + rms(b)`, dependency `|W|`, update `|dW| + rms(db)`.
 - `down act(up x)`: the products. The update adds one term for each layer's change, the other at its norm.
 - `down (act(gate x) * up x)`: the RMS of a product of two vectors is at most that of one times the largest entry of the
   other: `forward = L |down| min(|gate| |up|_max, |gate|_max |up|)`, dependency twice that. They grow as the root of the
   width, and so does the maximum itself: an input may be aligned with a row of both. Measured numbers are Theta(1).
-- attention: each head's output is a mean of values, so that forward is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` a
-  head's rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. The largest dependency at matrices of norm 1
-  grows as the largest logit, and as the root of the number of positions that look at one: it has no bound here.
+- attention: each head's output is a mean of values, so forward is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` a head's
+  rows, at most `sqrt(heads) |W_o| |W_v|`, whatever the logits. The largest dependency at matrices of norm 1 grows as
+  the largest logit, and as the root of the number of positions that attend to one: it has no bound here.
 - RMSNorm, LayerNorm over one dimension: forward `max |gain| + rms(b)`, update `max |dgain| + rms(db)`, whatever the
   input; no dependency.
 - `surefoot.layers`: In Norm is a norm without a gain and a linear layer; Out Norm and Post Norm have forward 1; the
-  residual blocks that of the block, plus 1 of the skip connection.
+  residual blocks have that of the block, plus 1 for the skip connection.
 
 Source: "Beyond MuP" 1 to 3, whose bounds of linear layers these are, composed.
 """
@@ -80,19 +80,19 @@ class Bounds(NamedTuple):
     gate: _Gate | None = None
 
     def then(self, new: Linear, old: Linear) -> Bounds:
-        """With a linear layer behind."""
+        """Followed by a linear layer."""
         update = _times(new.slope(), self.update) + (new - old).rms(self.before)
         gate = (1.0, new, old) if self is _INPUT else None
         dependency = _times(new.slope(), self.dependency)
         return Bounds(new.rms(self.forward), old.rms(self.before), dependency, update, gate)
 
     def times(self, slope: float) -> Bounds:
-        """With a function behind that is 0 at 0 and has this slope at most."""
+        """Followed by a function that is 0 at 0, with at most this slope."""
         gate = self.gate and (slope * self.gate[0], *self.gate[1:])
         return Bounds._make([*(_times(slope, bound) for bound in self[:4]), gate])
 
     def normed(self, forward: float, before: float, change: float) -> Bounds:
-        """With a norm behind, whose output has these RMS at most and changes by so much for one input."""
+        """Followed by a norm whose output has at most these RMS and changes by so much for one input."""
         return Bounds(forward, before, math.inf, math.inf if self.update else change)
 
     def added(self, other: Bounds) -> Bounds:
@@ -116,8 +116,8 @@ def block_bounds(module: nn.Module, old: nn.Module | None = None) -> dict[str, f
         old: a copy from before some steps; adds the bound on the update.
 
     Returns:
-        "forward_bound", "dependency_bound" and "update_bound", as far as they are known. None if a weight is not
-        finite, or if the `forward` of a module inside is not that of its class.
+        "forward_bound", "dependency_bound" and "update_bound", as far as they are known; empty if a weight is not
+        finite, or if the `forward` of a module inside is not its class's.
 
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> _ = block[0].weight.data.copy_(torch.eye(2) * 3), block[0].bias.data.fill_(1.0)

@@ -1,7 +1,7 @@
 """Bounds of single layers from their weights: linear layers, attention, and the cross entropy behind an LM head.
 
 One vector added to all rows of a head adds one number to all logits of an input, which the cross entropy does not see.
-All its bounds are therefore of differences of rows, and `spread` is the norm of which they are multiples.
+All its bounds are therefore on differences of rows, as multiples of `spread`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def linear(layer: nn.Module) -> Linear | None:
 def forward_bound(module: nn.Module) -> float | None:
     """Bound on the RMS of an attention module's output, over inputs of RMS at most 1; None if it is not known.
 
-    Each head's output is a mean of its values, so that `|W_o| sqrt(mean_h |W_v,h|^2)` is one, with `W_v,h` the rows of
-    head h, at most `sqrt(heads) |W_o| |W_v|`; the RMS of the biases come on top.
+    Each head's output is a mean of its values, so a bound is `|W_o| sqrt(mean_h |W_v,h|^2)` with `W_v,h` the rows of
+    head h, at most `sqrt(heads) |W_o| |W_v|`; the biases' RMS are added.
 
     Args:
         module: an `nn.MultiheadAttention`, or a module of `transformers` or of the reference models.

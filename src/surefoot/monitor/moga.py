@@ -29,9 +29,9 @@ from surefoot.recipes import beyond_mup
 def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -> float:
     """The block norm of a model's weights.
 
-    Which matrix is which follows from the plan: embeddings and positions are `W_1`, LM heads and routers `W_K`, all
-    other matrices are hidden, and vectors are biases. In a plain `nn.Sequential` whose plan has neither embedding nor
-    head, the first matrix is `W_1` and the last `W_K`. Of fused and stacked matrices the largest block counts.
+    The plan says which matrix is which: embeddings and positions are `W_1`, LM heads and routers `W_K`, all other
+    matrices are hidden, and vectors are biases. In a plain `nn.Sequential` whose plan has neither embedding nor head,
+    the first matrix is `W_1` and the last `W_K`. For fused and stacked matrices the largest block counts.
 
     Args:
         model: any module; the theorem is about MLPs.
@@ -61,8 +61,8 @@ def block_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -
 def block_dual_norm(model: nn.Module, p: float, q: float, plan: Plan | None = None) -> float:
     """The dual of the block norm, of a model's gradients: the sum of the blocks' dual norms.
 
-    It is the rate at which the loss can change where parameters move by block norm 1, so the loss's Lipschitz constant
-    under that norm is the largest value of it. A parameter without a gradient adds nothing.
+    It is the rate at which the loss can change when parameters move by block norm 1, so its largest value is the loss's
+    Lipschitz constant under that norm. A parameter without a gradient adds nothing.
 
     Args:
         model: after `loss.backward()`.

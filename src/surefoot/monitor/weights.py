@@ -41,11 +41,11 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
     `max rms(f(x1) - f(x2)) / rms(x1 - x2)`, the norm again for a linear layer and 0 for a bias; of a table, whose
     inputs are discrete, the largest difference of two rows, up to twice the norm. update: the norm of the next step's
     change of the weight, stabiliser included, whatever its gradient, see `Stabiliser.largest_change`; 0 for a gradient
-    of zero. of_bound: the norm over the bound that the stabiliser keeps it to or decay brings it to; 0 without one.
+    of zero. of_bound: the norm over the bound to which the stabiliser keeps it or decay brings it; 0 without one.
 
-    Of an LM head also loss_forward, bounds on the largest loss (`layer_bounds.loss_bound`); loss_dependency, at most 4
-    times the `layer_bounds.spread` of its rows, which a vector added to all of them does not change; loss_update, at
-    most twice the update, and under weight decay twice the step and what decay takes of the spread.
+    An LM head also has loss_forward, bounds on the largest loss (`layer_bounds.loss_bound`); loss_dependency, at most 4
+    times the `layer_bounds.spread` of its rows, which a vector added to all rows leaves alone; loss_update, at most
+    twice the update, and under weight decay twice the step and what decay takes of the spread.
 
     Cost: norms with a closed form are computed. For a matrix under the spectral norm, two thin products with the
     cache's vectors give the lower bounds, and one Cholesky factor proves that the upper ones are 2 % above them; where
@@ -56,12 +56,12 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
         placement: its place in a plan.
         lr: the present learning rate of its group.
         cache: what this function returned for the parameter before.
-        state: what the stabiliser keeps of it: a running bound "upper", "vectors".
+        state: what the stabiliser keeps for it: a running bound "upper", "vectors".
 
     Returns:
         `(numbers, cache)`; numbers has `forward_`, `dependency_` and `update_`, each `lower` and `upper`, and
-        `of_bound`: plain numbers in natural units, lower bounds to rounding (1e-6). Steps of a norm of your own have
-        no bound on their update: inf. Of a weight that is not finite every number is inf.
+        `of_bound`: plain numbers in natural units, lower bounds to rounding (1e-6). Steps of your own norm have no
+        bound on their update: inf. For a weight that is not finite every number is inf.
     """
     blocks = placement.role.view.split(device.widened(weight.detach()))
     if not all(bool(w.isfinite().all()) for w in blocks):  # eigenvalues are not to be had
@@ -73,7 +73,7 @@ def stability(weight: Tensor, placement: Placement, lr: float, cache: Cache = No
 
 
 def by_name(name: str, numbers: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The largest of a parameter's blocks by its name, and of several each as `name[0]`, ..."""
+    """The largest over a parameter's blocks by its name; several blocks also as `name[0]`, ..."""
     largest = {key: max(block[key] for block in numbers) for key in numbers[0]} if numbers else {}
     return {name: largest} | {f"{name}[{i}]": block for i, block in enumerate(numbers) if len(numbers) > 1}
 

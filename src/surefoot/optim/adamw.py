@@ -31,7 +31,7 @@ _KEPT = ("exp_avg", "exp_avg_sq", "step")
 _log = logging.getLogger("surefoot")
 
 Histories = Mapping[str, tuple[State, dict[str, Any]]]
-"""By a parameter's name AdamW's state and group of it."""
+"""Parameter name -> AdamW's state and group of it."""
 
 
 @singledispatch
@@ -40,31 +40,31 @@ def from_adamw(
 ) -> SteepestDescent:
     """Continue a run that `torch.optim.AdamW`, or Adam, began: at any step, with the weights as they are.
 
-    Momentum is AdamW's mean gradient without its bias; tables keep the history of their rows, the mean of AdamW's
-    squares over each, and parts that stay with Adam all of it. What else a role keeps starts anew.
+    Momentum starts as AdamW's mean gradient, bias-corrected. Tables take the mean of AdamW's squares over each row as
+    its history. Parts that stay with Adam keep all their state. Other state of a role starts anew.
 
-    Each role has a rate of its own, at which its steps lead as far as AdamW's do at its present rate: the geometric
-    mean, over the role's parameters, of the Frobenius norms' ratio of AdamW's last update to the plan's step of rate 1
-    along the same mean gradient, each times how far such steps lead together. Steps along an average with memory b and
-    look-ahead c, of gradients that are independent, lead `(c^2 (1 - b)/(1 + b) + (1 - c)^2)^(-1/2)` for each root of
-    their number: 4.4 for AdamW's .9, 1.9 for .9 with .5. One rate for all, which serves a run from its start, would
-    tear tables that began small, as GPT-2's do.
+    Each role gets its own rate, at which its steps go as far as AdamW's do at their present rate. It is the geometric
+    mean, over the role's parameters, of a ratio: AdamW's last update over the plan's step of rate 1 along the same mean
+    gradient, each as its Frobenius norm times its reach. Reach is how far steps of length 1 go, per root of their
+    number, if gradients are independent: `(c^2 (1 - b)/(1 + b) + (1 - c)^2)^(-1/2)` along an average with memory b and
+    look-ahead c, which is 4.4 for AdamW's .9, 1.9 for .9 with .5. One rate for all roles, as for a run from its start,
+    would tear tables that began small, as GPT-2's do.
 
-    Call it between two steps, after the scheduler's; from there the same schedule goes on, as a factor. Decay and
-    bounds are the plan's; what a bound would cut at once is logged.
+    Call it between two steps, after the scheduler's; the same schedule then goes on, as a factor. Decay and bounds are
+    the plan's; weights that a bound would cut at once are logged.
 
     Args:
         model: the model that AdamW trains, sharded or not.
-        optimizer: AdamW: its parameters are the trainable ones of the model. It is read only, and may be deleted.
+        optimizer: AdamW over the model's trainable parameters. It is only read, and may be deleted afterwards.
         plan: roles of the parameters; default: `Plan.of(model, run=run)`.
-        **options: of `SteepestDescent`: lr, one for all in place of these, run, precision, and so on.
+        **options: of `SteepestDescent`: run, precision, lr (one rate for all roles), and so on.
 
     Returns:
         The optimizer for the rest of the run.
 
     Raises:
         ValueError: parameters of other models, trainable ones that AdamW lacks, a state that is not AdamW's, groups of
-            which only some maximize; or no lr, and AdamW has taken no step, or has a rate of 0 for a part of a role.
+            which only some maximize; or no lr while AdamW has taken no step, or has rate 0 for part of a role.
 
     >>> model = nn.Linear(4, 4, bias=False)
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -89,7 +89,7 @@ def from_adamw(
 
 @from_adamw.register(Real)
 def _(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:  # type: ignore[misc]
-    """What this name was before."""
+    """This name's former meaning."""
     warn('from_adamw of numbers is convert(Setting(lr, wd), "adamw", "natural", ...)', DeprecationWarning, stacklevel=3)
     return convert(Setting(lr, weight_decay), "adamw", "natural", d_in, d_out)
 

@@ -1,4 +1,4 @@
-"""An optimizer by the name of its recipe."""
+"""Optimizers by the names of recipes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 
 
 def named(name: str) -> Recipe:
-    """The recipe of a name, with its defaults; ValueError if there is none."""
+    """The recipe of this name, with its defaults; ValueError if there is none."""
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; choose one of {', '.join(RECIPES)}")
     return RECIPES[name]()
@@ -33,20 +33,20 @@ def create_optimizer(
     lr: float | None = None,
     **options: Any,
 ) -> SteepestDescent:
-    """The optimizer of a model by the name of a recipe: for trainers and configurations that select one by name.
+    """Make a model's optimizer from a recipe's name: for trainers and configurations that select optimizers by name.
 
     Args:
         model: any module.
-        recipe: a name of `surefoot.recipes` or `surefoot.contrib`, whose defaults are taken; or a `Recipe`.
-        run: the length of the run, which decay follows, and the rate if the recipe has a law.
+        recipe: a name in `surefoot.recipes` or `surefoot.contrib`, used with its defaults; or a `Recipe`.
+        run: length of the training run; sets the decay, and the rate if the recipe has a rate law.
         lr: learning rate; default: that of the run.
-        **options: of `SteepestDescent`: `precision`, `step`, `maximize`, `replicas`.
+        **options: passed to `SteepestDescent`: `precision`, `step`, `maximize`, `replicas`.
 
     Returns:
         The optimizer, with the recipe's plan.
 
     Raises:
-        ValueError: an unknown name; what `Plan.of` and `SteepestDescent` refuse.
+        ValueError: an unknown name; what `Plan.of` or `SteepestDescent` refuses.
 
     >>> create_optimizer(nn.Linear(4, 2), "muon", lr=0.02).param_groups[0]["lr"]
     0.02

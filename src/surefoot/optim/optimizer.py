@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 class SteepestDescent(Optimizer):
     """Steepest descent under the norm of each parameter's role.
 
-    For a role with norm `|.|`, gradient `g`, `m` its momentum and `eta = lr * lr_scale`:
+    For a role with norm `|.|`, a gradient with momentum `m`, and `eta = lr * lr_scale`:
     `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
 
-    State: 4 bytes a parameter (float32 momentum; bfloat16 2, int8 1), 4 a row of a table; AdamW parts have twice that.
-    Half precision is stepped in float32. A parameter without gradient is untouched; one whose gradient is not finite
-    keeps weight and momentum, and is counted (`skipped()`), without a synchronisation.
+    State: float32 momentum, 4 bytes per parameter (bfloat16 2, int8 1), 4 per row of a table; AdamW parts twice that.
+    Half precision is stepped in float32. A parameter without gradient is untouched. If a gradient is not finite, its
+    parameter keeps weight and momentum and is counted (`skipped()`), without a synchronisation.
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
-            `{"params": [...], "role": "linear"}` (a role's name, with natural scale and no bound, or a `Role`).
+            `{"params": [...], "role": "linear"}` (a role's name: natural scale, no bound; or a `Role`).
         plan: roles of the parameters; default for a model: `Plan.of(model, run=run)`.
         lr: learning rate in natural units, one number for every layer and width. Schedulers act on it. Default: that of
             the plan's run, `plan.rate`.
-        run: the length of the run, `Run(steps, tokens)`, for a model without a plan: decay and rate follow from it.
-        precision: in which numbers momentum and half-precision weights are stored; default: float32, to nearest.
-        step: what takes the step of a batch of like parameters; `surefoot.compiled()` fuses its passes.
+        run: length of the run, `Run(steps, tokens)`, for a model without a plan: sets decay and rate.
+        precision: how momentum and half-precision weights are stored; default: float32, rounded to nearest.
+        step: function that steps a batch of like parameters; `surefoot.compiled()` fuses its passes.
         maximize: climb instead of descending.
-        replicas: copies, as under DDP, that share the matrix signs by an all-gather a bucket; default: each steps all.
-        **others: none; a TypeError says where what other optimizers take (`weight_decay`, `betas`) belongs.
+        replicas: group of copies (DDP) that divide the matrix signs, an all-gather a bucket; default: each does all.
+        **others: none; a TypeError says where other optimizers' settings (`weight_decay`, `betas`) belong.
 
     Raises:
         ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
-            plan lacks, a `DTensor` that is neither copied nor cut, a negative lr, or neither lr nor a run with a law.
+            plan lacks, a `DTensor` neither replicated nor sharded, a negative lr, or no lr and no run with a rate law.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> optimizer = SteepestDescent(model, run=Run(steps=100, tokens=1024))
@@ -136,7 +136,7 @@ class SteepestDescent(Optimizer):
     @torch.no_grad()
     @device.uncompiled
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, as it is where `torch.compile` meets it: `surefoot.compiled()` compiles what pays.
+        """Take one step; `torch.compile` leaves it as it is, `surefoot.compiled()` compiles what pays.
 
         Args:
             closure: re-evaluates the model and returns the loss, as torch's optimizers take it.
@@ -145,7 +145,7 @@ class SteepestDescent(Optimizer):
             The closure's loss, else None.
 
         Raises:
-            ValueError: a rate, a shape or a dtype that no step takes.
+            ValueError: a rate, shape or dtype that no step can take.
             TypeError: a setting of other optimizers in a group; RuntimeError: a sparse gradient.
         """
         loss = torch.enable_grad()(closure)() if closure is not None else None
@@ -192,7 +192,7 @@ class SteepestDescent(Optimizer):
             self.state[p] = self._precision.convert(p, place, self.state[p], name, partial(init_state, place, p))
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, live: deepcopy it to go back to it. Tensors in memory of several parameters are copied."""
+        """As torch's, with live tensors: deepcopy it to go back later. Parts of larger tensors are copied."""
         self._adopt()
         if self._sharding:
             self._sharding.gather_owned()
@@ -205,12 +205,12 @@ class SteepestDescent(Optimizer):
         """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
 
         Args:
-            state_dict: what `state_dict` returned, of parameters in the same order: `torch.distributed.checkpoint`'s
-                `set_optimizer_state_dict` goes by names. A group entry that it lacks has its default.
+            state_dict: what `state_dict` returned, for parameters in the same order (`torch.distributed.checkpoint`'s
+                `set_optimizer_state_dict` matches names). Missing group entries get their defaults.
 
         Raises:
-            ValueError: the checkpoint is of another plan, optimizer or version of the format, or an entry is missing or
-                does not fit. After this error, and any other, nothing is changed.
+            ValueError: the checkpoint is of another plan, optimizer or format version, or an entry is missing or does
+                not fit. After this or any other error nothing has changed.
         """
         self._adopt()
         loaded: dict[str, Any] = {}
@@ -254,7 +254,7 @@ class SteepestDescent(Optimizer):
     def scale_(self, factors: Mapping[Tensor, Tensor]) -> None:
         """Multiply parameters by factors in [0, 1] between two steps; momentum stays as it is.
 
-        For control that couples parameters. Factors constant along rows or columns raise no norm.
+        For controls that couple parameters. Factors constant along rows or columns raise no norm.
 
         Args:
             factors: `{parameter: factors of its shape}`.
@@ -268,7 +268,7 @@ class SteepestDescent(Optimizer):
             (self._sharding.scale_ if self._sharding else Tensor.mul_)(p, factor)
 
     def skipped(self) -> dict[str, int]:
-        """How many steps each parameter sat out because its gradient was not finite; those with none are left out."""
+        """How many steps each parameter skipped because its gradient was not finite; those without any are omitted."""
         return {n: k for p, (n, _) in self._known.items() if (k := int(self.state.get(p, {}).get("skipped", 0)))}
 
     @torch.no_grad()
@@ -276,11 +276,11 @@ class SteepestDescent(Optimizer):
         """Bounds on every parameter's forward, dependency and update numbers in natural units; see `monitor.weights`.
 
         Args:
-            before: name -> weights before the last step; adds "update_measured", what it changed, of whole ones.
+            before: name -> weights before the last step; adds "update_measured", the change's norm, not per block.
 
         Returns:
             `{name: {"forward_lower": ..., "forward_upper": ..., "dependency_lower": ..., ...}}`, the largest of the
-            parameter's blocks; one of several blocks (experts, groups of a convolution) has each as `name[0]`, ... too.
+            parameter's blocks; several blocks (experts, groups of a convolution) are also listed as `name[0]`, ...
         """
         self._adopt()
         rates = ((*self._known[p], p, float(g["lr"])) for g in self.param_groups for p in g["params"])

@@ -1,4 +1,4 @@
-"""`Precision`: in which numbers momentum and half-precision weights are stored; steps are taken in float32."""
+"""`Precision`: how momentum and half-precision weights are stored; steps are taken in float32."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Agreed:
     """What all processes that hold a parameter have agreed on about its gradient.
 
     Args:
-        there: whether there is one, on any process.
+        there: whether any process has one.
         finite: whether it is there, and finite on all.
         moves: whether any entry takes a step.
         masks: of each block, which independent problems take a step, bool: `(n, 1, 1)` of matrices; where that is not
@@ -94,7 +94,7 @@ class RoundToNearest(Rounding):
 
 @dataclass(frozen=True)
 class StochasticRounding(Rounding):
-    """Rounded up or down at random, see `stochastic`: right on average, at no memory. bfloat16 only.
+    """Rounded up or down at random, see `stochastic`: unbiased, without extra memory; bfloat16 only.
 
     >>> StochasticRounding().dtypes
     (torch.bfloat16,)
@@ -133,16 +133,16 @@ class MasterWeights(Rounding):
 
 @dataclass(frozen=True)
 class Precision:
-    """In which numbers momentum and half-precision weights are stored.
+    """How momentum and half-precision weights are stored.
 
     Args:
-        momentum: float32, 4 bytes per parameter; bfloat16, 2 bytes; or int8, 1.03 bytes, 32 entries with a scale in
-            common, but bfloat16 for vectors and Adam's two means. Both by stochastic rounding: rounding to nearest
-            would lose what a gradient adds to a much larger average. float64 parameters have theirs in float64.
+        momentum: float32, 4 bytes per parameter; bfloat16, 2 bytes; or int8, 1.03 bytes: 32 entries share a scale, but
+            vectors and Adam's two means use bfloat16. The short formats round stochastically: rounding to nearest would
+            lose what a gradient adds to a much larger average. float64 parameters have float64 momentum.
         weights: how bfloat16 and float16 parameters are rounded; others never are.
 
     Raises:
-        ValueError: another dtype for the momentum, or no `Rounding` for the weights.
+        ValueError: another dtype for the momentum, or weights that are no `Rounding`.
 
     >>> from surefoot.optim.optimizer import SteepestDescent
     >>> p = torch.nn.Parameter(torch.ones(4, 4))
@@ -167,7 +167,7 @@ class Precision:
         return self.weights if p.dtype in HALF else RoundToNearest()
 
     def check(self, p: Tensor, name: str) -> None:
-        """Raise ValueError for a parameter that cannot be stepped, or not be stored so."""
+        """Raise ValueError for a parameter that cannot be stepped or stored this way."""
         if p.dtype.is_complex:
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
         if p.dtype not in (torch.float32, torch.float64, *HALF):
@@ -206,7 +206,7 @@ class Precision:
     def packs(self, p: Tensor, place: Placement) -> bool:
         """Whether a parameter's average is kept in 8 bits, with a scale: not one that each entry's own history divides.
 
-        An entry far below others that share its scale is rounded to 0 or far above its history: no step had a bound.
+        An entry far below others of its scale is rounded to 0 or far above its history: steps would have no bound.
         """
         apart = "exp_avg_sq" in place.role.momentum.averages
         return self.momentum == torch.int8 and p.ndim > 1 and p.dtype != torch.float64 and not apart

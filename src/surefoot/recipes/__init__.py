@@ -1,4 +1,4 @@
-"""Named recipes: a role table each. Known optimizers as points of one space."""
+"""Named recipes, each a role table: known optimizers as points of one space."""
 
 import warnings
 from importlib import import_module

@@ -9,9 +9,9 @@ from surefoot.scaling import Constant
 
 
 def beyond_mup() -> Recipe:
-    """The role table itself: spectral, row RMS, head, sign and RMS, each under its own norm.
+    """The natural role table: every role under its own norm (spectral, row RMS, head, sign, RMS).
 
-    Momentum pair and the factors of head, gain and bias are tuned numbers in natural units, the same at every width.
+    The momentum pair and the factors of head, gain and bias are tuned in natural units, the same at every width.
 
     Source: "Beyond MuP 2" and "3"; the tuned numbers from studies/defaults, see docs/transfer.md.
 
@@ -28,10 +28,10 @@ def moga_row(p: float = 2.0, head_p: float = 2.0, bias_q: float = math.inf) -> R
     Args:
         p: exponent of the input's mean, at least 1.
         head_p: the same for the LM head, whose rule is (head_p, inf).
-        bias_q: exponent of the mean that biases are steepest under; inf is the sign.
+        bias_q: exponent of the mean that is the norm of biases; inf gives signs.
 
     Returns:
-        The recipe `moga_row(<p>)`, with the arguments that are not the default.
+        The recipe `moga_row(<p>)`, named with arguments that are not the default.
 
     Source: MOGA, Algorithm 1 with its look-ahead pair.
 
@@ -50,7 +50,7 @@ def moga_column(q: float = 2.0, head_p: float = 2.0, bias_q: float = math.inf) -
         bias_q: as in `moga_row`; q is Algorithm 1's alternative to the sign.
 
     Returns:
-        The recipe `moga_column(<q>)`, with the arguments that are not the default.
+        The recipe `moga_column(<q>)`, named with arguments that are not the default.
 
     >>> moga_column().role("embedding").geometry
     RowMean(q=2.0)

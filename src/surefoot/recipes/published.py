@@ -23,7 +23,7 @@ NESTEROV = Momentum(0.95, 0.95**2)
 def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # noqa: B008
     """Muon as published: spectral on hidden matrices, Nesterov .95, decay `lr * 0.1`; AdamW on all the rest.
 
-    The matrix sign is close to exact where the published one is five Newton-Schulz steps.
+    The matrix sign is close to exact here; the published one is five Newton-Schulz steps.
 
     Args:
         scale: `Keller()`, `Moonlight()` or `Natural()`.
@@ -51,7 +51,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
 def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
     """Scion as published: `(1 - lr) w - lr * radius * d` keeps each norm below max(initial, radius) for lr <= 1.
 
-    Except that a row without gradient rests, as everywhere here, where the published one decays it.
+    The published one decays a row without gradient; here it rests.
 
     Spectral on hidden matrices, row RMS on the embedding, sign on the head, RMS on vectors; average .9.
 
@@ -77,7 +77,7 @@ def scion(radius: float = 50.0, head_radius: float = 3000.0) -> Recipe:
 def lion() -> Recipe:
     """Lion as published: the sign of the look-ahead, (0.99, 0.9), decay `lr * 0.1` on matrices; no width factor.
 
-    Except that an entry whose gradient is exactly zero rests, where the published one moves by its momentum's sign.
+    The published one moves an entry whose gradient is exactly zero by its momentum's sign; here it rests.
 
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", 2023.
 
@@ -127,9 +127,9 @@ def moonlight() -> Recipe:
 
 
 def scale() -> Recipe:
-    """SCALE: every output's weights divided by their RMS, momentum on the LM head alone, no state elsewhere.
+    """SCALE: every output's gradient divided by its RMS, momentum on the LM head alone, matrices otherwise stateless.
 
-    The paper's columns are rows here, its matrices being `(d_in, d_out)`; an embedding's are its features. Vectors by
+    The paper's columns are rows here, its matrices being `(d_in, d_out)`; an embedding's are its features. Vectors use
     AdamW (.9, .999).
 
     Source: A. Glentis et al., "A minimalist optimizer design for LLM pretraining", 2025, arXiv:2506.16659; its
@@ -202,13 +202,13 @@ def normalised_sgd(beta: float = 0.9) -> Recipe:
 
 
 def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
-    """`beyond_mup` with the leading singular value of each hidden matrix clipped after every step; near radius.
+    """`beyond_mup` with the leading singular value of each hidden matrix clipped to about radius after every step.
 
     Embeddings, heads and vectors are clipped whole, to radius in their units.
 
     Args:
         radius: in natural units; 5 is the article's example.
-        vectors: how many singular values of a matrix are looked at.
+        vectors: how many singular values of a matrix are tracked.
 
     Returns:
         The recipe `wion(<radius>)`.
@@ -224,9 +224,9 @@ def wion(radius: float = 5.0, vectors: int = 1) -> Recipe:
 
 
 def normuon(weight_decay: float = 0.1) -> Recipe:
-    """NorMuon: the rows of Muon's step divided by their own history, entries of RMS 0.2 lr; AdamW on the rest.
+    """NorMuon: rows of Muon's step divided by their own history, entries of RMS 0.2 lr; AdamW on the rest.
 
-    The published step has RMS 0.2 lr exactly; this one where the momentum has full rank.
+    The published step has RMS 0.2 lr exactly; this one only where the momentum has full rank.
 
     Args:
         weight_decay: a step takes `lr * weight_decay` of every matrix.

@@ -13,13 +13,13 @@ from surefoot.scaling import LAWS, Run
 
 @dataclass(frozen=True)
 class Recipe:
-    """A role for each kind of parameter. Initial values are the natural ones, whatever the increment's norm.
+    """A role for each kind of parameter. Initial values are the natural ones, whatever the step's norm.
 
     Args:
         name: for tables and records.
-        table: kind -> Role; kinds that are missing derive from these (conv and experts from linear).
-        depth: rate and initial values of what writes into a residual stream; None: those of its role.
-        horizon: decay by the length of the run, for `over`; None: the same for all.
+        table: kind -> Role; missing kinds derive from these (conv and experts from linear).
+        depth: changes rates and initial values of weights that write into a residual stream; None: no change.
+        horizon: changes decay by the run's length, in `over`; None: no change.
 
     >>> Recipe("mine", {"linear": NATURAL["linear"]}).role("experts").name
     'experts'
@@ -37,10 +37,10 @@ class Recipe:
             steps: the run, or its number of optimizer steps.
 
         Returns:
-            A recipe that `over` changes no more; this one where it has no rule.
+            A recipe that `over` changes no more; this one if `horizon` is None.
 
         Raises:
-            ValueError: there is a rule, and the steps are no positive whole number.
+            ValueError: `horizon` is a rule, and steps is no positive whole number.
 
         >>> from surefoot.recipes import steady
         >>> steady().over(4000).role("linear").stabiliser.rate
@@ -62,7 +62,7 @@ class Recipe:
             The rate, in natural units.
 
         Raises:
-            ValueError: no law is known for this recipe.
+            ValueError: this recipe has no rate law.
 
         >>> from surefoot.recipes import steady
         >>> round(steady().rate(Run(steps=600, tokens=4096)), 3)
@@ -81,7 +81,7 @@ class Recipe:
 def build(name: str, momentum: Smoothing, **changes: Mapping[str, object]) -> Recipe:
     """The natural role table with one momentum, and fields of some roles replaced.
 
-    A role whose step's norm is replaced keeps its natural norm as the weight's.
+    A role whose geometry is replaced keeps its natural norm as the weight's.
 
     Args:
         name: of the recipe.

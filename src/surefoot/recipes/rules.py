@@ -1,4 +1,4 @@
-"""`DepthRule`: what writes into a residual stream by its number of branches; `HorizonRule`: decay by a run's length."""
+"""`DepthRule`: rates and initial values by a residual stream's depth; `HorizonRule`: decay by a run's length."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from surefoot.stabilise import Decay, DecoupledWeightDecay
 
 @dataclass(frozen=True)
 class DepthRule:
-    """With L branches in a stream: initial values times `sqrt(base/L)`, rate and decay times `base/L`, both at most 1.
+    """With L branches in a stream: initial values times `sqrt(base/L)`, rate and decay times `base/L`; factors <= 1.
 
-    In `x_L = x_0 + W_1 h_1 + ... + W_L h_L`, with inputs `h_l` of RMS about 1, three numbers are to be the same at
-    every depth. The stream's size: initial values of norm s are independent of one another, so that L branches add
-    `s^2 L` to its mean square; hence `s = sqrt(base/L)`. How far a step moves it: the changes of all branches come of
-    one loss, and may add in one direction, by up to L times the norm of one; hence `eta base/L`. How much larger a
-    difference at its start is at its end: with independent initial values by `exp(s^2 L / 2)` in the mean, the same
-    again. Decay has the rate's factor, so that the norm it leads to does not depend on the depth.
+    In `x_L = x_0 + W_1 h_1 + ... + W_L h_L`, with inputs `h_l` of RMS about 1, it keeps three numbers the same at every
+    depth:
+
+    - The stream's size: independent initial values of norm s in L branches add `s^2 L` to its mean square, hence
+      `s = sqrt(base/L)`.
+    - How far a step moves the stream: all branches follow one loss, so their changes may add up to L times the norm of
+      one, hence `eta base/L`.
+    - How much the stream amplifies a difference at its start: with independent initial values by `exp(s^2 L / 2)` in
+      the mean, which the same s keeps constant.
+
+    Decay has the rate's factor, so the norm it leads to does not depend on the depth.
 
     Args:
         base: number of branches up to which nothing changes: two blocks of attention and MLP.
         rate: power of `base/L` in the rate's factor.
-        initial: power of `base/L` in the factor of initial values; those that are as built stay so.
+        initial: power of `base/L` in the factor of initial values, except those as built.
 
     Raises:
         ValueError: a base below 1, or a power that is negative.
@@ -46,7 +51,7 @@ class DepthRule:
             raise ValueError(f"DepthRule needs a base of at least 1 and powers of at least 0, not {self}")
 
     def factors(self, branches: int) -> tuple[float, float]:
-        """Factors on the rate and on initial values of what writes into a stream of so many branches."""
+        """Factors on rate and initial values for weights that write into a stream of so many branches."""
         part = min(1.0, self.base / branches)
         return math.pow(part, self.rate), math.pow(part, self.initial)
 
@@ -54,7 +59,7 @@ class DepthRule:
         """Change for the `overrides` of `Plan.of`: this parameter writes into a stream of so many branches.
 
         Args:
-            branches: number of branches that add up in the stream, whatever number was found.
+            branches: number of branches that add up in the stream, whatever discovery found.
 
         Returns:
             A function from a role to the same role with its rate, decay and initial values times the factors.
@@ -73,7 +78,7 @@ class DepthRule:
 
 @dataclass(frozen=True)
 class Branches:
-    """A change of a role by the factors of a `DepthRule`; in an override it stands for the rule, not behind it.
+    """A change of a role by the factors of a `DepthRule`; in an override it replaces the recipe's rule.
 
     Args:
         rate: factor on rate and decay.
@@ -97,10 +102,10 @@ class Branches:
 
 @dataclass(frozen=True)
 class HorizonRule:
-    """Decay times `base / steps`, at most 1: in longer runs weights remember the same part of the run.
+    """Decay times `base / steps`, at most 1: in longer runs weights remember the same fraction of the run.
 
-    Under decay at a rate r in units of lr, a weight is a mean of its steps over the last `1 / (lr r)`. The memory that
-    is best is a part of the run, as long as the run is long; in a short one decay hardly matters.
+    Under decay at a rate r in units of lr, a weight is a mean over its last `1 / (lr r)` steps. In long runs the best
+    memory is a fixed fraction of the run; in short ones decay hardly matters.
 
     Args:
         base: steps up to which nothing changes.

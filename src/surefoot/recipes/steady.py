@@ -35,19 +35,19 @@ def steady(per_head: bool = True) -> Recipe:
     | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
     | bias | `eta / 10` times the direction of RMS 1 | eta / 10 | 4 |
 
-    Momentum is .9 with look-ahead .5. A table's row is `h_i = m_i / sqrt(v_i)`, Adam's two means with one second moment
-    a row: the signal of its gradients over their noise, where a normalised row would step as far however noisy it is.
-    By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1, b2) = (.9,
-    .98) and with the bias correction: a direction of the role's norm times a bounded length, see `RMSScaled`. Matrices
-    and tables lose `0.08 lr` of themselves a step, queries and keys `0.2 lr`; `print(plan)` says what bounds follow.
+    Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one
+    second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
+    noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
+    (b1, b2) = (.9, .98), bias correction included, see `RMSScaled`. Decay takes `0.08 lr` of matrices and tables per
+    step, `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
 
-    Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of the whole
-    matrix, of norm eta, may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as
-    heads are added. Where discovery finds no head size, they are hidden matrices like others.
+    Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of norm eta on
+    the whole matrix may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads
+    are added. Where discovery finds no head size, they are treated as hidden matrices.
 
-    What writes into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) has 4/L of its rate and
-    its decay, and sqrt(4/L) of its initial values, see `DepthRule`: the changes of all branches add up. A run of more
-    than 400 steps wants less decay: `steady().over(steps)`, see `HorizonRule`.
+    Weights that write into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) get 4/L of their
+    rate and decay, and sqrt(4/L) of their initial values: the changes of all branches add up, see `DepthRule`. Runs of
+    more than 400 steps want less decay: `steady().over(steps)`, see `HorizonRule`.
 
     Args:
         per_head: False gives queries and keys one norm for all heads.
@@ -75,16 +75,16 @@ def steady(per_head: bool = True) -> Recipe:
 
 
 def steady_soap(every: int = 1) -> Recipe:
-    """The default, its hidden matrices' momentum divided by SOAP before the matrix sign: a lower loss a step.
+    """`steady` with SOAP on the momentum of hidden matrices before the matrix sign: a lower loss per step.
 
     `msign(Q (Q^T m / sqrt(V)))` for a wide matrix, Q the basis of its rows, V the running mean of `(Q^T g)^2`; the same
     from the right for a tall one, from both sides for a square one, see `SOAP`. Only the shorter side has a basis, so
-    the factors of a head of queries are `d_head^2`, those of an MLP `d^2`. The length of a step, and with it every
-    bound, is that of `steady`; so are all other parameters.
+    the factors of a head of queries are `d_head^2`, those of an MLP `d^2`. Step lengths, and so all bounds, are those
+    of `steady`, and so are all other parameters.
 
-    State: 8 bytes a parameter of a hidden matrix, and `8 d^2` for its shorter side d, `16 d^2` of a square one; of
-    GPT-2 Small 9.5 a parameter. Cost: a Gram matrix, a QR and four products for each side with a basis, beside the step
-    of `steady`; docs/transfer.md has it measured, with what it gains.
+    State: 8 bytes per parameter of a hidden matrix, and `8 d^2` for its shorter side d (`16 d^2` if square): 9.5 per
+    parameter of GPT-2 Small. Cost beside the step of `steady`: a Gram matrix, a QR and four products for each side with
+    a basis. docs/transfer.md has the measured cost and gain.
 
     Args:
         every: steps from one turn of the bases to the next.
@@ -106,11 +106,11 @@ def steady_soap(every: int = 1) -> Recipe:
 
 
 def steady_bounded() -> Recipe:
-    """The default under a tight bound: `PostClip` beside its decay, of hidden matrices in units of their step's factor.
+    """`steady` under a tight bound: `PostClip` beside its decay, for hidden matrices in units of their step's factor.
 
-    Norms are at most 2 in the unit of the role (`print(plan)` shows it): of a hidden matrix `2 r sqrt(d_out/d_in)`,
-    with the r of `steady`, since steps r times as long lead to weights r times as large. All else is that of `steady`.
-    docs/transfer.md has measured what the bound costs.
+    Norms are at most 2 in the unit of the role (`print(plan)` shows it). For a hidden matrix that is
+    `2 r sqrt(d_out/d_in)` with the r of `steady`, since steps r times as long lead to weights r times as large. All
+    else is as in `steady`. docs/transfer.md has the measured cost.
 
     Returns:
         The recipe.

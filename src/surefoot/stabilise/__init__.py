@@ -1,4 +1,4 @@
-"""Stabilisers: from weight and smoothed gradient to the next weight, with a promise on its norm; a family a file."""
+"""Stabilisers: from weight and smoothed gradient to the next weight, with a promise on its norm."""
 
 from surefoot.stabilise.base import Ball, Decay, Free, Stabiliser
 from surefoot.stabilise.clip import DecayedPostClip, PostClip, Rescale, StreamingPostClip

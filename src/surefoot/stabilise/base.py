@@ -43,10 +43,10 @@ class Known:
 
 
 class Stabiliser(ABC):
-    """A scheme for moving a weight; `promise` states in words what holds of its norm afterwards.
+    """A scheme for moving a weight; `promise` states in words what holds for its norm afterwards.
 
-    `direct` finds the direction of a step, `move` takes it: schemes that project or rescale differ in the second,
-    those that step along a sphere or a manifold in the `constraint` of the first, too.
+    `direct` finds the direction of a step, `move` takes it. Schemes that project or rescale differ in `move`; those
+    that step along a sphere or a manifold also have a `constraint` for `direct`.
 
     >>> from surefoot.geometry import RMS
     >>> d, _ = Free().direct(torch.zeros(2), torch.tensor([3.0, -3.0]), RMS(), RMS())
@@ -55,10 +55,10 @@ class Stabiliser(ABC):
     """
 
     told: ClassVar[str] = "nothing is known of the {norm}"
-    """`promise`, with the norm's name, `bound` and the scheme's fields to be filled in."""
+    """Template of `promise`, with places for the norm's name, `bound` and the scheme's fields."""
 
     extent: ClassVar[Extent] = Extent.WHOLE
-    """What `move`, and `direct` beside the geometry's own direction, cannot be computed without."""
+    """How much of a weight `move`, and the scheme's part of `direct`, sees."""
 
     def init_state(self, w: Tensor, geometry: Geometry, ball: Geometry) -> State:
         """What the scheme keeps from step to step for weights w; each tensor's shape starts with w's batch."""
@@ -66,7 +66,7 @@ class Stabiliser(ABC):
         return {} if keeps is None else Tangents.of(geometry).init_tangent(w, keeps)
 
     def constraint(self, geometry: Geometry, ball: Geometry, shape: torch.Size) -> Constraint | None:
-        """What a step under geometry keeps to first order of a weight of this shape; None: any step will do."""
+        """What a step under geometry keeps to first order, for weights of this shape; None: any step will do."""
         return None
 
     def direct(
@@ -94,13 +94,13 @@ class Stabiliser(ABC):
     def move(self, w: Tensor, d: Tensor, eta: Eta, ball: Geometry, cache: Cache = None, longest: Limit = None) -> Moved:
         """The next weight, for a step along `-d`.
 
-        Where eta is 0 the result is of no consequence: `step` puts the old weight there.
+        Where eta is 0 the result does not matter: `step` puts the old weight there.
 
         Args:
             w: weights `(..., out, in)` or `(..., n)`. Donated: their memory may be reused for the result.
             d: what `direct` returned, w's shape.
             eta: step size in natural units, `lr * lr_scale`: a number, or a tensor that broadcasts against w.
-            ball: the norm of the weight, which a radius and a promise are of.
+            ball: the norm of the weight, which radius and promise refer to.
             cache: what the last step returned, at first `init_state`.
             longest: from a norm to an upper bound on `norm(d)`, whatever d is; None if unknown.
 
@@ -109,7 +109,7 @@ class Stabiliser(ABC):
         """
 
     def by(self, scale: float) -> Stabiliser:
-        """The same, told by the lr of a role with this scale."""
+        """The same, described by lr for a role of this scale."""
         return self
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Stabiliser:
@@ -117,7 +117,7 @@ class Stabiliser(ABC):
         return self
 
     def describe(self, norm: str, longest: float = 1.0) -> str:
-        """`promise`, of a norm of this name in which steps of rate 1 are at most `longest`."""
+        """`promise` for a norm of this name, in which steps of rate 1 are at most `longest`."""
         return self.told.format(norm=norm, bound=self.bound, **vars(self))
 
     @abstractmethod
@@ -152,12 +152,12 @@ class Stabiliser(ABC):
 NORM: dict[str, int] = {"power": 1}
 INVERSE: dict[str, int] = {"power": -1}
 NUMBER: dict[str, int] = {"power": 0}
-"""Of a field that is a positive number: which power of it is a norm, 0 if none is."""
+"""Metadata of a positive field: which power of it is a norm, 0 if none is."""
 
 
 @dataclass(frozen=True)
 class Checked(Stabiliser):
-    """Schemes with numbers that must be positive and finite, or None: fields with the metadata of a power."""
+    """Schemes with numbers that must be positive and finite, or None: fields whose metadata has a power."""
 
     def _numbers(self) -> dict[str, tuple[float, int]]:
         """Name of such a field -> its value, where it has one, and the power."""
@@ -176,7 +176,7 @@ class Checked(Stabiliser):
 
 @dataclass(frozen=True)
 class Ball(Checked):
-    """Schemes with a radius: the weight's norm is kept at it or below it.
+    """Schemes with a radius: the weight's norm is kept at or below it.
 
     Args:
         radius: in the unit of the role.
@@ -195,7 +195,7 @@ class Ball(Checked):
 
 @dataclass(frozen=True)
 class Decay(Checked):
-    """Schemes with a rate: the weight's norm is brought down to its inverse or below.
+    """Schemes with a rate: the weight's norm is brought to `1/rate` or below.
 
     Args:
         rate: decay per unit of eta; `eta * rate` is capped at 1.

@@ -21,17 +21,17 @@ class PostClip(Ball):
     """`clip(w - eta d, radius)`, clip being the nearest point of the ball: `norm(w) <= radius`, whatever d is.
 
     Where a clip is costly (`Geometry.costly`: an eigendecomposition under the spectral norm), an upper bound on the
-    norm is kept from step to step, and only weights whose bound exceeds the radius are clipped, `(period - 1) * eta`
-    further in, half the radius at most: the norm is bounded at every step at 1/period of the cost.
+    norm, `upper`, is kept from step to step. Only weights with `upper` above the radius are clipped, further in by
+    `(period - 1) * eta`, half the radius at most: the norm is bounded at every step at 1/period of the cost.
 
-    On an accelerator a step waits for nothing, so such a matrix is not clipped but multiplied by
-    `min(1, radius / upper)`, as by `Rescale`. `RunningBound` says when upper is certified anew.
+    On an accelerator a step must not wait, so such a matrix is not clipped but multiplied by
+    `min(1, radius / upper)`, as by `Rescale`. `RunningBound` says when `upper` is certified anew.
 
     Args:
         radius: in the unit of the role.
-        period: least number of steps between two costly clips of a matrix; None chooses (16, or as many as move the
-            matrix by a quarter of the radius), and a clip then moves the weight by as many steps at once. 1 is the
-            scheme as published, whose steps move it by at most 1.62 eta. On an accelerator: between two certificates.
+        period: least number of steps between two costly clips of a matrix, or two certificates on an accelerator. None
+            chooses 16, or as many as move the matrix by a quarter of the radius; a clip then moves the weight by as
+            many steps at once. 1 is the scheme as published, whose steps move it by at most 1.62 eta.
 
     Raises:
         ValueError: a radius that is not positive and finite, a period below 1.
@@ -87,7 +87,7 @@ class PostClip(Ball):
 class DecayedPostClip(PostClip, DecoupledWeightDecay):
     """`clip((1 - lr rate) w - eta d, radius)`: `DecoupledWeightDecay`, then `PostClip`.
 
-    Decay only lowers a norm, so that all that `PostClip` proves of it holds.
+    Decay only lowers a norm, so all that `PostClip` proves still holds.
 
     Args:
         rate: the weight decay as published.
@@ -122,7 +122,7 @@ class DecayedPostClip(PostClip, DecoupledWeightDecay):
 class Rescale(Ball):
     """`w min(1, radius / upper(w))` after the step: `norm(w) <= radius` without singular vectors.
 
-    On an accelerator upper is proven by products, 1.3 % above the norm at 768 rows, and the step waits for nothing.
+    On an accelerator matrix products prove `upper`, 1.3 % above the norm at 768 rows, and the step never waits.
 
     Args:
         radius: in the unit of the role.
@@ -152,15 +152,15 @@ class Rescale(Ball):
 
 @dataclass(frozen=True)
 class StreamingPostClip(Ball):
-    """Post Clip of the leading singular values only, by vectors that are improved once a step. No guarantee.
+    """`PostClip` of the leading singular values only, by vectors that are improved once per step. No guarantee.
 
-    With k at least the rank of a persistent pull it holds the radius to 1 %; one vector against a pull of rank 8
+    With k at least the rank of a persistent pull it holds the radius to 1 %. One vector against a pull of rank 8
     settles 28 % above (radius 5, eta .05), and a full-rank step raises every singular value at once. `PostClip` has
-    the bound. With one vector this is Wion. For norms that are cheap it equals Post Clip.
+    the bound. With one vector this is Wion. For cheap norms it equals `PostClip`.
 
     Args:
         radius: in the unit of the role.
-        vectors: k, the number of vectors of a matrix.
+        vectors: k, the number of singular vectors tracked per matrix.
 
     Raises:
         ValueError: a radius that is not positive and finite, no vectors.

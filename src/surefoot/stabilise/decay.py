@@ -1,4 +1,4 @@
-"""Decay: of everything, or of the largest singular values (rows) only; with a bound in both cases."""
+"""Decay of everything, or of the largest singular values (rows) only; with a bound in both cases."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class WeightDecay(Decay):
 class DecoupledWeightDecay(WeightDecay):
     """`(1 - lr rate) w - eta d`: decay by lr, the convention of published optimizers, and not by `eta = lr * lr_scale`.
 
-    It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape. Where the
-    role's own scale is another, the decay is by `lr * scale / lr_scale`.
+    It is `WeightDecay(rate / lr_scale)`, so the bound is `lr_scale / rate` and depends on the shape. Under a role with
+    another scale, the decay is by `lr * scale / lr_scale`.
 
     Args:
         rate: the weight decay as published.
@@ -91,7 +91,7 @@ class DecoupledWeightDecay(WeightDecay):
 
     @property
     def bound(self) -> float:
-        """inf: what it keeps is `lr_scale / rate` steps, by a weight's shape."""
+        """inf: the bound, `lr_scale / rate` steps, depends on the weight's shape."""
         return inf
 
     def scaled(self, unit: float, shape: tuple[int, ...]) -> Self:
@@ -99,7 +99,7 @@ class DecoupledWeightDecay(WeightDecay):
         return replace(super().scaled(unit, shape), lr_scale=Constant(self.lr_scale(shape)))
 
     def by(self, scale: float) -> WeightDecay:
-        """The same decay, its rate by the lr of a role with this scale; of a shape, as `scaled` gives it."""
+        """The same decay, its rate by lr for a role of this scale; after `scaled` has given it a shape."""
         assert isinstance(self.lr_scale, Constant)
         return replace(self, rate=self.rate * scale / self.lr_scale.value, lr_scale=Constant(scale))
 
@@ -162,11 +162,11 @@ class PreDecay(Decay):
 
 @dataclass(frozen=True)
 class StreamingPreDecay(Decay):
-    """Pre Decay of the leading singular values only: spectral weight decay, as `StreamingPostClip` clips. No guarantee.
+    """`PreDecay` of the leading singular values only, as in `StreamingPostClip`: spectral weight decay. No guarantee.
 
     Args:
         rate: decay per unit of eta; `eta * rate` is capped at 1.
-        vectors: k, the number of vectors of a matrix.
+        vectors: k, the number of singular vectors tracked per matrix.
 
     Raises:
         ValueError: a rate that is not positive and finite, no vectors.

@@ -80,17 +80,20 @@ class _Lengths(Checked):
 class RowSphere(_Lengths):
     """Each row keeps its Euclidean length: the best step with `<w_i, d_i> = 0` for every row i, then a rescaling.
 
-    The step maximises `<m, d>` over `norm(d) <= 1`. Under norms of rows (row RMS, LM head, MOGA's rows, signs) each row
-    has a closed form or one equation; under the spectral norm the multipliers are found by `linalg.tangent.rows_msign`,
-    within 3 % of the best, which it proves as it goes (on an accelerator, where it cannot take longer, hard data may
-    get less), with one number a row kept from step to step: 4 `d_out` bytes a matrix. Under MOGA's column norms with
-    q = 2 it is near the best likewise, without such a proof; under others it is the tangent part of the plain
-    direction, scaled to norm 1. A vector (a gain, a bias) is one row, under its own norm: `Normalise`.
+    The step maximises `<m, d>` over `norm(d) <= 1`:
+
+    - Under norms of rows (row RMS, LM head, MOGA's rows, signs) each row has a closed form or one equation.
+    - Under the spectral norm `linalg.tangent.rows_msign` finds the multipliers within 3 % of the best, and proves it as
+      it goes (on an accelerator, where it cannot take longer, hard data may get less). It keeps one number per row from
+      step to step: 4 `d_out` bytes per matrix.
+    - Under MOGA's column norms with q = 2 it is near the best likewise, without proof.
+    - Under others it is the tangent part of the plain direction, scaled to norm 1.
+
+    A vector (a gain, a bias) is one row, under its own norm: `Normalise`.
 
     Args:
         radius: the length in the unit of the role: a row's RMS output on isotropic inputs of RMS 1 for a linear layer,
-            its RMS for an embedding, `d` times that for a head. None keeps the length that the row has. A zero row
-            stays zero.
+            its RMS for an embedding, `d` times that for a head. None keeps each row's length. A zero row stays zero.
 
     Raises:
         ValueError: a radius that is not positive and finite.
@@ -115,8 +118,8 @@ class ColumnSphere(_Lengths):
     """Each column keeps its Euclidean length: as `RowSphere`, with one number a column under the spectral norm.
 
     Args:
-        radius: the length in the unit of the role, such that the whole is as large as one of `RowSphere(radius)`; None
-            keeps the length that the column has. A zero column stays zero.
+        radius: the length in the unit of the role, such that the matrix is as large as under `RowSphere(radius)`; None
+            keeps each column's length. A zero column stays zero.
 
     Raises:
         ValueError: a radius that is not positive and finite.
@@ -136,10 +139,10 @@ class Stiefel(Ball):
     """Orthogonal matrices: the best step along them, then the nearest one; every singular value is radius.
 
     The step maximises `<m, d>` over `norm(d) <= 1` with `wᵀ d` skew, or `w dᵀ` for a wide w. Under the spectral norm it
-    is `msign(m wᵀ - w mᵀ) w`, for rectangular w too (`linalg.tangent.stiefel_msign`); under others the tangent part of
-    the plain direction, which is not the best. The rows of a table have norm radius instead; a vector is one row, under
-    its own norm: `Normalise`. A singular value of 0 stays 0 under spectral steps, and becomes radius at once under
-    those of other norms: start from full rank, as `Plan.initialise_` does.
+    is `msign(m wᵀ - w mᵀ) w`, for rectangular w too (`linalg.tangent.stiefel_msign`). Under other norms it is the
+    tangent part of the plain direction, which is not the best. In a table each row has norm radius instead; a vector is
+    one row, under its own norm: `Normalise`. A singular value of 0 stays 0 under spectral steps but becomes radius at
+    once under others: start from full rank, as `Plan.initialise_` does.
 
     Cost: about 3 directions a step: an msign of the skew matrix, at most twice the smaller side, and one of the result.
 

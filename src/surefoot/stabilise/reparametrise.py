@@ -14,8 +14,8 @@ from surefoot.views import View
 class Reparametrised(nn.Module):
     """The parametrization `w -> tau w / |w|`, for each of a parameter's independent matrices or vectors.
 
-    The norm is exact, and differentiated. A zero matrix stays zero, with the gradient of `tau w` there, so that it can
-    leave zero; behind its first step it has norm tau.
+    The norm is exact, and differentiated. A zero matrix stays zero, with the gradient of `tau w` there, so it can leave
+    zero; after its first step it has norm tau.
 
     Args:
         geometry: the norm, in natural units.

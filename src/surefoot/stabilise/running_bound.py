@@ -91,9 +91,9 @@ class RunningBound:
     steps, after a write that the parameter's version shows, and at every step of a captured CUDA graph.
 
     What an outside write does: on a CPU the old bound is kept where one Cholesky factor proves it, else the weight is
-    projected. On an accelerator the fingerprint is compared on the device; a write that the host cannot see
-    (`p.data.mul_`) leaves the Frobenius norm as the bound until the next certificate, which may scale the weight down
-    further than needed, never less.
+    projected. On an accelerator the fingerprint is compared on the device; after a write that the host cannot see
+    (`p.data.mul_`) the Frobenius norm is the bound until the next certificate. That may scale the weight down further
+    than needed, never less.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class Normalise(Checked):
 
     Args:
         radius: in the unit of the role; None keeps the norm that the weight has.
-        norm: whose sphere; None is the weight's own norm, `Frobenius()` gives Hyperball.
+        norm: the sphere's norm; None is the weight's own, `Frobenius()` gives Hyperball.
 
     Raises:
         ValueError: a radius that is not positive and finite.
@@ -92,9 +92,9 @@ class Normalise(Checked):
 class Hyperball(Stabiliser):
     """`w <- R n(w - eta R n(d))` with `n(x) = x / |x|_F` and `R = |w|_F`: a step turns the weight by about eta radians.
 
-    R is the initial length, since every step keeps it. The direction d may be any optimizer's; its length is of no
-    consequence, and eta is relative to the weight. A zero weight stays zero. A role of matrices with `Identity()`, of
-    whose norm each row is a vector, needs `weight_norm=Frobenius()` beside it.
+    R is the initial length, since every step keeps it. The direction d may be any optimizer's; its length does not
+    matter, and eta is relative to the weight. A zero weight stays zero. A role of matrices with `Identity()`, whose
+    norm takes each row as a vector, also needs `weight_norm=Frobenius()`.
 
     Source: K. Wen et al., "Fantastic pretraining optimizers and where to find them II: Hyperball", arXiv 2606.16899.
 
@@ -125,9 +125,9 @@ class Hyperball(Stabiliser):
 class SpectralSphere(Normalise):
     """Steepest descent on the sphere `norm(w) = radius`: the best direction that keeps the norm, then a rescaling.
 
-    The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being the leading singular pair
-    of w as two vectors kept from step to step estimate it; see `linalg.tangent`. Where the step's norm is
-    another than the weight's, and under norms other than the spectral one, it equals `Normalise(radius)`.
+    The direction maximises `<m, d>` over `norm(d) <= 1` and `|uᵀ d v| <= 0.01`, u and v being w's leading singular
+    pair, estimated with two vectors kept from step to step; see `linalg.tangent`. If the step's norm is not the
+    weight's, or not the spectral one, it equals `Normalise(radius)`.
 
     Cost: about 2 directions a step (on an accelerator 10, without waiting for the host) and an exact norm.
 

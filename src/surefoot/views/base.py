@@ -39,7 +39,7 @@ class View(ABC):
                 raise TypeError(f"{cls.__name__} overrides {name} alone: split and join are inverses, define both")
 
     stacked: bool = False
-    """Whether the parameter's first dimension numbers experts: a part of it has a part of the one block."""
+    """Whether the parameter's first dimension numbers experts: slices of it are slices of the one block."""
 
     @property
     def whole(self) -> View:

@@ -13,7 +13,7 @@ from surefoot.views.base import OneBlock, Shape, Transposed, View, require_fit
 class Fused(OneBlock):
     """Equal projections fused along dimension 0, as q, k, v of `nn.MultiheadAttention`: one norm per projection.
 
-    With as many parts as heads it is one norm per head.
+    With one part per head it is one norm per head.
 
     Args:
         parts: number of projections.
@@ -164,7 +164,7 @@ class PerHead(View):
     Args:
         head_dim: number of rows of a head.
         inner: layout of the projections.
-        values: False leaves the last one of several projections whole, the values of queries, keys and values.
+        values: False leaves the last of several projections whole: the values, beside queries and keys.
 
     >>> from surefoot.views import Fused, Matrix, Projections, Transposed
     >>> PerHead(4, Matrix()).blocks((16, 8)), PerHead(4, Transposed(Projections((16, 4, 4)))).blocks((8, 24))
@@ -205,7 +205,7 @@ class PerHead(View):
 
 
 def apart(view: View, shape: Shape) -> View:
-    """The same layout, of a parameter of this shape, with a block for each projection that is fused in it.
+    """The same layout for a parameter of this shape, with a block for each projection fused in it.
 
     >>> apart(PerHead(2, Fused(3)), (12, 4)), apart(Interleaved(2, 3), (12, 4))
     (PerHead(head_dim=2, inner=Projections(sizes=(4, 4, 4)), values=True), Grouped(groups=2, sizes=(2, 2, 2)))

@@ -1,4 +1,4 @@
-"""How what an optimizer keeps of a parameter is laid out by block."""
+"""How an optimizer's state of a parameter is laid out by block."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -29,7 +29,7 @@ def join_blocks(states: Sequence[Mapping[str, Tensor]], apart: Collection[str] =
 
     Args:
         states: of the blocks, in their order.
-        apart: names that are not padded; of unequal sizes each block's has its own entry, `name:0`, `name:1`, ...
+        apart: names that are not padded; where sizes differ, each block has its own entry, `name:0`, `name:1`, ...
 
     Returns:
         The parameter's tensors by name.
