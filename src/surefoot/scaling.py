@@ -125,10 +125,10 @@ class FanIn(Scale):
 
 @dataclass(frozen=True)
 class FanRatio(Scale):
-    """`max(1, d_in/d_out)`, at most 4: the factor of matrices that narrow, such as an MLP's projection down.
+    """`max(1, d_in/d_out)`, at most `most`: the factor of matrices that narrow, such as an MLP's projection down.
 
     Entries of a spectral step then have RMS `1/sqrt(min(d_in, d_out))`, the same up and down. The limit is for matrices
-    with a side of constant size (classes, a low rank): beyond a ratio of 4 their factor is constant.
+    with a side of constant size (classes, a low rank): beyond it their factor is constant.
 
     Args:
         most: the limit.

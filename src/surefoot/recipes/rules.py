@@ -30,7 +30,7 @@ class DepthRule:
     Args:
         base: number of branches up to which nothing changes: two blocks of attention and MLP.
         rate: power of `base/L` in the rate's factor.
-        initial: power of `base/L` in the factor of initial values, except those as built.
+        initial: power of `base/L` in the factor of initial values that are drawn.
 
     Raises:
         ValueError: a base below 1, or a power that is negative.
