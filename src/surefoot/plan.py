@@ -171,10 +171,10 @@ class Plan:
     def relative_to(self, model: nn.Module) -> Plan:
         """The same plan with every radius in units of the parameter's present norm: for pretrained weights.
 
-        `PostClip(1.2)` then lets no weight grow by more than a fifth; `WeightDecay`'s rate is divided by that norm. Each
-        fused projection has its own unit, heads and experts share the largest; zeros (a bias, LoRA's B) keep the
-        natural unit. Do not initialise under such a plan. Its hash includes the norms, to four digits: to resume, make
-        it from the same weights.
+        `PostClip(1.2)` then lets no weight grow by more than a fifth; `WeightDecay`'s rate is divided by that norm.
+        Each fused projection has its own unit, heads and experts share the largest; zeros (a bias, LoRA's B) keep the
+        natural unit. Do not initialise under such a plan. Its hash includes the norms, to four digits: to resume,
+        make it from the same weights.
 
         Args:
             model: with the pretrained weights, not on the meta device.

@@ -32,19 +32,16 @@ if TYPE_CHECKING:
 class SteepestDescent(Optimizer):
     """Steepest descent under the norm of each parameter's role.
 
-    For a role with norm `|.|`, a gradient with momentum `m`, and `eta = lr * lr_scale`:
-    `w <- stabilise(w - eta * argmax_{|d| <= 1} <m, d>)`.
+    For momentum m, a role's norm `|.|`, `eta = lr * lr_scale`: `w <- stabilise(w - eta argmax_{|d| <= 1} <m, d>)`.
 
     State: float32 momentum, 4 bytes per parameter (bfloat16 2, int8 1), 4 per row of a table; AdamW parts twice that.
-    Half precision is stepped in float32. A parameter without gradient is untouched. If a gradient is not finite, its
-    parameter keeps weight and momentum and is counted (`skipped()`), without a synchronisation.
+    Half precision is stepped in float32. A missing gradient moves nothing, nor does one not finite (see `skipped`).
 
     Args:
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
             `{"params": [...], "role": "linear"}` (a role's name: natural scale, no bound; or a `Role`).
         plan: roles of the parameters; default for a model: `Plan.of(model, run=run)`.
-        lr: learning rate in natural units, one number for every layer and width. Schedulers act on it. Default: that of
-            the plan's run, `plan.rate`.
+        lr: learning rate in natural units, for every layer and width; schedulers act on it. Default: `plan.rate`.
         run: length of the run, `Run(steps, tokens)`, for a model without a plan: sets decay and rate.
         precision: how momentum and half-precision weights are stored; default: float32, rounded to nearest.
         step: function that steps a batch of like parameters; `surefoot.compiled()` fuses its passes.
@@ -53,8 +50,7 @@ class SteepestDescent(Optimizer):
         **others: none; a TypeError says where other optimizers' settings (`weight_decay`, `betas`) belong.
 
     Raises:
-        ValueError: a group without a role, a shape that its role cannot take, complex parameters, a parameter that the
-            plan lacks, a `DTensor` neither replicated nor sharded, a negative lr, or no lr and no run with a rate law.
+        ValueError: parameters without a role that fits shape and dtype, or placed as partial sums; lr below 0, or no law for it.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> optimizer = SteepestDescent(model, run=Run(steps=100, tokens=1024))
@@ -85,8 +81,12 @@ class SteepestDescent(Optimizer):
         self._sharding: Sharding | None = None  # of parameters that other processes hold, too, if any is
         self._frozen: list[Tensor] = []  # whose state waits until they are trained
         groups, self._unplaced, plan = grouped(params, plan, run, others)
+        self._lr_reason = plan.lr_reason if plan and lr is None else "lr as given"
         defaults = {"lr": rate_of(plan, lr), "maximize": maximize}
         super().__init__(groups, defaults | ({"run": str(plan.run)} if plan and plan.run else {}))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}{self._lr_reason}\n)"
 
     zero_grad: Callable[..., None] = device.unguarded(Optimizer.zero_grad)
 
@@ -290,7 +290,7 @@ class SteepestDescent(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         pickled = super().__getstate__()
         pickled["state"] = type(self.state)(dict, {p: own_memory(state) for p, state in self.state.items()})
-        names = ("_known", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced")
+        names = ("_known", "_dtypes", "_roles", "_precision", "_step", "_frozen", "_unplaced", "_lr_reason")
         own = {name: vars(self)[name] for name in names}
         return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_replicas": None}
 

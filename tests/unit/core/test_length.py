@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import re
 from dataclasses import replace
 
@@ -72,7 +73,11 @@ def test_the_optimizer_takes_rate_and_decay_of_the_run():
 def test_print_says_where_the_rate_comes_from():
     plan = sf.Plan.of(model(), run=RUN)
     assert f"lr {plan.rate:.4g}, 2^{math.log2(plan.rate):.2f}, by the law of steady, for 1,000 steps" in str(plan)
-    assert "run: Run(steps=1000, tokens=4096)" in repr(sf.SteepestDescent(model(), plan))
+    shown = repr(optimizer := sf.SteepestDescent(model(), plan))
+    assert "run: Run(steps=1000, tokens=4096)" in shown
+    assert shown.endswith(f"\n{plan.lr_reason}\n)")
+    assert repr(pickle.loads(pickle.dumps(optimizer))) == shown
+    assert repr(sf.SteepestDescent(model(), plan, lr=0.5)).endswith("\nlr as given\n)")
     assert "law" not in str(sf.Plan.of(model()))
     assert "no law, for 1,000 steps" in str(sf.Plan.of(model(), recipes.muon(), run=RUN))
 
