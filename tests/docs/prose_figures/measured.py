@@ -72,7 +72,7 @@ FIGURES = [
                 for value in ends(column("stabilisers", rows, "against free"))
             ],
             "Pre Decay's {} alone": lambda: [at("stabilisers", "Pre Decay", "against free")],
-            "the time is {} to {} % against {} to {} %": lambda: percent(
+            "the added time is {} to {} % against {} to {} %": lambda: percent(
                 column(
                     "stabilisers",
                     [f"{roles}Post Clip{period}" for period in ("", ", every step") for roles in ("", "all roles: ")],
@@ -84,7 +84,7 @@ FIGURES = [
             "not better than Post Clip ({} and {} on": lambda: column(
                 "stabilisers", ["Pre Decay", "Post Clip"], "against free"
             ),
-            "do not (up to {}), the": lambda: [at("coordinates", "beyond_mup | llama", "of the change")],
+            "do not (up to {}): the": lambda: [at("coordinates", "beyond_mup | llama", "of the change")],
             "each, up to {}; `tied`": lambda: [
                 most(column("coordinates", [f"steady | {m}" for m in ("llama", "qwen", "moe")], "of the change"))
             ],
