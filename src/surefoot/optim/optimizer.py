@@ -50,7 +50,7 @@ class SteepestDescent(Optimizer):
         **others: none; a TypeError says where other optimizers' settings (`weight_decay`, `betas`) belong.
 
     Raises:
-        ValueError: parameters without a role that fits shape and dtype, or that are partial sums; lr negative or unknown.
+        ValueError: parameters without a role that fits shape and dtype, or that are partial sums; a negative or no lr.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> optimizer = SteepestDescent(model, run=Run(steps=100, tokens=1024))
