@@ -66,17 +66,15 @@ class Role:
         return norm.plain if isinstance(norm, Adaptive) else norm
 
     def step_norm_bound(self, shape: tuple[int, ...], norm: Geometry | None = None) -> float:
-        """Upper bound on the norm of a step of rate 1.
-
-        Args:
-            shape: of a block, `(n, out, in)` or `(n, size)`.
-            norm: default the weight's.
-
-        Returns:
-            The bound; inf if there is none.
-        """
+        """Upper bound, or inf, on the norm (default: the weight's) of a step of rate 1 of a block of this shape."""
         sizes = self.momentum.sizes(shape[1:])
         return ChangeBounds.of(self.geometry).direction_norm_bound(norm or self.weight_geometry, shape[1:], sizes)
+
+    @cached_property
+    def shaped(self) -> frozenset[str]:
+        """Names of momentum's entries that have the parameter's shape."""
+        like = self.momentum.init_state(torch.zeros(2, 3))
+        return frozenset(name for name, x in like.items() if x.shape == (2, 3))
 
     @cached_property
     def smoothed(self) -> frozenset[str]:

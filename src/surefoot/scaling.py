@@ -107,7 +107,7 @@ class Moonlight(Scale):
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`0.2 sqrt(max(d_out, d_in) d_in / d_out)`."""
         d_out, d_in = shape[-2:]
-        return 0.2 * math.sqrt(max(d_out, d_in) * max(1, d_in) / max(1, d_out))
+        return 0.2 * math.sqrt(max(1, d_out, d_in) * max(1, d_in) / max(1, d_out))
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class LongerSide(Scale):
 
     def __call__(self, shape: tuple[int, ...]) -> float:
         """`sqrt(max(d_out, d_in))`."""
-        return math.sqrt(max(shape[-2:]))
+        return math.sqrt(max(1, *shape[-2:]))
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,10 @@ class Whitened(Momentum):
         *batch, d_out, d_in = block.shape
         return {"left": block.new_zeros(*batch, d_out, d_out), "right": block.new_zeros(*batch, d_in, d_in)}
 
+    def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
+        """Of the whole matrix: its factors couple what a norm of rows does not."""
+        return super().active(g, finite, couples | {-2, -1})
+
     def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
         """Momentum, then both roots of the new factors."""
         kept, m = super().__call__(state, g, active)

@@ -109,7 +109,7 @@ def tangent_across(g: Tensor, unit: Tensor, dim: int, across: int) -> Tensor:
         x = (g * weighted).sum(across, keepdim=True) / (unit * weighted).sum(across, keepdim=True).clamp_min(tiny)
         moved = g - x * unit
     d = moved * weight
-    return d / length(d, 2, dim).clamp_min(1)
+    return d / max_abs(length(d, 2, dim), (-2, -1)).clamp_min(1)  # one number: the rows together are tangent
 
 
 def project(w: Tensor, radius: Tensor, s: float, dim: int) -> Tensor:

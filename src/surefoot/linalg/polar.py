@@ -42,7 +42,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `newton_schulz` | 1.22 | 0.4 of 1 | 5 steps of 3 products |
     | `polar_express` | 1 + 5e-4 | 1e-3 of 1 | 8 steps of 3 products |
     | `gram` | 1 + 5e-4 | 1e-3 of 1 | as above on the Gram matrix: for matrices twice as wide as tall |
-    | `polar_express_fp16` | 1 + 5e-4 | 0.1 of 1 | 5 steps of at most 3 products in float16, on every device |
+    | `polar_express_fp16` | 1 + 5e-4 | 0.13 of 1 | 5 steps of at most 3 products in float16, on every device |
     | `qdwh` | 1 + 1e-4 | 1e-3 of 1 | 3 weighted Halley steps, a Cholesky inverse each |
     | `qdwh_2` | 1 + 5e-4 | 0.05 of 1 | 2 of them |
     | `qdwh_2_bf16` | 1 + 5e-4 | 0.06 of 1 | as above, 2 of 4 products with x in bfloat16 |

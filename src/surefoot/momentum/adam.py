@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.geometry.base import Extent, State
 from surefoot.geometry.change_bounds import Sizes
+from surefoot.linalg.bounds import divisor
 from surefoot.momentum.base import Smoothing
 
 
@@ -93,7 +94,7 @@ class Adam(_Moments):
         second = torch.lerp(state["exp_avg_sq"], g * g, (1 - self.beta2) * active)
         count_or_one = count.clamp_min(1)
         root = (second / (1 - self.beta2**count_or_one)).sqrt() + self.eps
-        smoothed = first / (1 - self.beta1**count_or_one) / root
+        smoothed = first / (1 - self.beta1**count_or_one) / divisor(root)
         return {"exp_avg": first, "exp_avg_sq": second, "step": count.reshape(state["step"].shape)}, smoothed
 
 

@@ -101,8 +101,8 @@ class SOAP(Smoothing):
         return found
 
     def active(self, g: Tensor, finite: Tensor, couples: frozenset[int]) -> Tensor | float:
-        """That of `of`."""
-        return self.of.active(g, finite, couples)
+        """That of `of`, of the whole matrix: its factors couple what a norm of rows does not."""
+        return self.of.active(g, finite, couples | {-2, -1})
 
     def __call__(self, state: State, g: Tensor, active: Tensor | float) -> tuple[State, Tensor]:
         """Smoothed, then turned into the new bases, divided, and turned back."""

@@ -186,8 +186,7 @@ def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
     else:
         finite = torch.stack([is_finite(g, placement.role.momentum.squares) for g in gradients]).all(0)
     masks = [finite.reshape(-1, *(1,) * len(block)) for block in placement.blocks]
-    names = placement.role.smoothed & first.state.keys()
-    shaped = {n: _stacked(leaves, n, dtype) for n in names if first.state[n].shape == placement.shape}
+    shaped = {n: _stacked(leaves, n, dtype) for n in placement.role.shaped & first.state.keys()}
     states = by_block([leaf.state for leaf in leaves], placement, shaped)
     keys = [leaf.value for leaf in leaves]
     return Batch(placement, first.group, keys, weights, gradients, states, masks, frozenset(shaped))

@@ -128,7 +128,7 @@ class Exchange:
         leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
         w, g = self._precision.read(leaf), leaf.grad.to(dtype)
         x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
-        x |= {name: average(leaf.state, name, dtype) for name in shard.shaped}
+        x |= {name: average(leaf.state, name, dtype) for name in role.shaped}
         if "m" in shard.sent:
             before = {name: x.get(name, y)[None] for name, y in leaf.state.items() if name in role.smoothed}
             finite = shard.agreed.finite.reshape((1,) * (w.ndim + 1))
@@ -159,10 +159,10 @@ class Exchange:
         if "m" in x:  # these are active masks, those of gradients only say which are finite
             masks = [1.0 if device.on_cpu(mask) and bool(mask.all()) else mask.to(x["m"][0].dtype) for mask in masks]
         kept = [job.entries([*job.shard.small, *job.shard.owned]) for job in jobs]
-        states = by_block(kept, placement, {name: x[name] for name in shard.shaped if name in x})
+        states = by_block(kept, placement, {name: x[name] for name in placement.role.shaped if name in x})
         m = x.get("m") or x["g"]
         w = x.get("w") or m  # it is not read where it is not sent
-        batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, frozenset(shard.shaped))
+        batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, placement.role.shaped)
         with named(shard.cut.name):
             stepped = batch.step(shard.way.take, self._bounds, foreign=True)
         for job, places, (out, new) in zip(jobs, kept, stepped, strict=True):

@@ -168,30 +168,24 @@ class Shard:
         mask = torch.cat([x.flatten() for x in self.agreed.masks])[self.problems[1]][None].to(dtype)
         return 1.0 if device.may_branch(mask) and bool((mask == 1).all()) else mask
 
-    @cached_property
-    def shaped(self) -> list[str]:
-        """Names of the momentum's entries of the parameter's shape."""
-        like = self.placement.role.momentum.init_state(torch.zeros(2, 3))
-        return sorted(name for name, x in like.items() if x.shape == (2, 3))
-
     @property
     def sent(self) -> list[str]:
         """What an owner is sent: with the mask where entries rest one by one, and more is read of them than m."""
         role, way = self.placement.role, self.way
         reads = way is WEIGHT or (way is DIRECTION and isinstance(role.geometry, Adaptive))
         masked = reads and role.momentum.by_problem and not role.geometry.couples
-        return [*way.sent, *(self.shaped if way is ALL else ()), *["active"] * masked]
+        return [*way.sent, *(sorted(role.shaped) if way is ALL else ()), *["active"] * masked]
 
     @property
     def back(self) -> list[str]:
         """What it returns."""
-        return [*self.way.back, *(self.shaped if self.way is ALL else ())]
+        return [*self.way.back, *(sorted(self.placement.role.shaped) if self.way is ALL else ())]
 
     @property
     def small(self) -> list[str]:
         """Names of the other entries that an owner of the whole changes, and sends to everybody."""
         role = self.placement.role
-        others = {"skipped", *ADDED, *self.shaped, *role.owned, *(() if self.way is ALL else role.smoothed)}
+        others = {"skipped", *ADDED, *role.shaped, *role.owned, *(() if self.way is ALL else role.smoothed)}
         return sorted(name for name in self.state if entry(name) not in others)
 
     @property

@@ -269,7 +269,7 @@ def _wrapped(shard: Shard, name: str, x: Tensor) -> Tensor:
     p, block = shard.p, shard.placement.blocks[0]
     if not isinstance(p, DTensor):
         return x
-    if x.shape == shard.local.shape and name in (*shard.shaped, "master"):
+    if x.shape == shard.local.shape and name in (*shard.placement.role.shaped, "master"):
         return as_dtensor(x, p.device_mesh, p.placements, tuple(p.shape))
     if name in SCALES.values():
         return as_dtensor(x, p.device_mesh, p.placements, (*p.shape[:-1], blocks_of(p.shape[-1])))

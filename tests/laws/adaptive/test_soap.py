@@ -124,6 +124,20 @@ def test_a_matrix_at_rest_keeps_its_state_and_others_do_not_see_it():
     assert state["turns"].tolist() == [[6.0, 3.0]]
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (4, 4)], ids=str)
+@pytest.mark.parametrize("momentum", [sf.SOAP(sf.Momentum(0.9)), sf.contrib.Whitened(0.9)], ids=repr)
+def test_under_a_norm_of_rows_a_row_without_gradient_is_one_of_the_matrix(momentum, shape):
+    table = torch.nn.Parameter(torch.randn(shape, generator=seeded(1)))
+    role = sf.Role("embedding", sf.RowRMS(), momentum=momentum)
+    optimizer = sf.SteepestDescent([{"params": [table], "role": role}], lr=0.1)
+    for t in range(3):
+        table.grad = torch.randn(shape, generator=seeded(2 + t))
+        table.grad[1] *= t == 0
+        optimizer.step()
+    left = optimizer.state[table]["left"][0]
+    torch.testing.assert_close(left, left.mT)
+
+
 @pytest.mark.parametrize("shape", [(2, 128, 512), (2, 512, 128), (0, 128, 512)], ids=str)
 def test_large_matrices_by_onednn_are_those_of_float64(shape, monkeypatch):
     """Of the shorter side, whose factor has full rank from the first step on: in another, rounding chooses vectors."""

@@ -113,6 +113,21 @@ def test_lengths_are_kept_under_every_recipe(recipe, scheme, kind):
             torch.testing.assert_close(w.norm(dim=dim), start, rtol=1e-5, atol=0)
 
 
+def test_rows_across_columns_of_fixed_length_are_tangent_together():
+    """Of gradients near rank one: each row shortened by itself left the tangent, and the step was longer than told."""
+    for seed in range(100):
+        shapes = (24, 2), (24, 1), (1, 2), (24, 2)
+        first, *factors, noise = (gaussian(shape, seed=5 * seed + i) for i, shape in enumerate(shapes))
+        w = nn.Parameter(first * torch.logspace(0, -4, 24)[:, None])
+        role = sf.Role("head", HeadRMS(), momentum=sf.Momentum(0.0), stabiliser=sf.ColumnSphere())
+        group = {"params": [w], "role": role, "lr": 1e-4 * float(HeadRMS().norm(w.detach()))}
+        optimizer, before = sf.SteepestDescent([group], lr=1.0), w.detach().clone()
+        (numbers,) = optimizer.stability().values()
+        w.grad = factors[0] @ factors[1] + 0.03 * noise
+        optimizer.step()
+        assert float(HeadRMS().norm(w.detach() - before)) <= 1.001 * numbers["update_upper"]
+
+
 def test_hyperball_turns_each_matrix_by_the_rate():
     for kind in KINDS:
         run = Run(recipes.beyond_mup(), sf.Hyperball(), kind, "random")

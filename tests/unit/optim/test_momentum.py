@@ -31,6 +31,14 @@ def test_momentum_is_the_average_of_the_gradients(role, lookahead, dtype):
         assert torch.allclose(optimizer.state[w]["momentum"].double(), average, atol=1e-6)
 
 
+def test_an_entry_without_gradients_rests_under_adam_without_an_epsilon():
+    rule = sf.Role("own", sf.geometry.Identity(), view=NATURAL["bias"].view, momentum=sf.Adam(eps=0.0))
+    w, optimizer = one(rule, torch.ones(3))
+    w.grad = torch.tensor([1.0, 0.0, -2.0])
+    optimizer.step()
+    torch.testing.assert_close(w.detach(), torch.tensor([0.9, 1.0, 1.1]))
+
+
 def test_lookahead_uses_the_old_momentum():
     rule = sf.Role("own", sf.RMS(), view=NATURAL["bias"].view, momentum=sf.Momentum(0.9, 0.5))
     w, optimizer = one(rule, torch.zeros(4), lr=1.0)
