@@ -1,11 +1,15 @@
 """Numbers in fewer bits: rounding at random, right on average, to bfloat16 or to 8 bits with a scale for 32 of them."""
 
 import hashlib
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from surefoot.identity import plain_name
+from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs
 
 Index = int | Tensor
@@ -13,6 +17,31 @@ Index = int | Tensor
 
 BLOCK = 32
 """Entries, side by side along the last dimension, that have a scale in common."""
+
+PIECE = 1 << 17
+"""Entries that are rounded at once on a CPU: every pass over them is in its cache, and takes little memory."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_pieces(round_: F) -> F:
+    """The rounding of a large tensor on a CPU, some of its rows at a time, to the same bits."""
+
+    @wraps(round_)
+    def run(x: Tensor, seed: Tensor | None = None, index: Index = 0) -> Any:
+        if x.ndim < 2 or x.numel() <= PIECE or isinstance(index, Tensor) or not device.on_cpu(x):
+            return round_(x, seed, index)
+        width, whole = x[0].numel(), list[Tensor]()
+        rows = max(1, PIECE // width)
+        for start in range(0, len(x), rows):
+            part = round_(x[start : start + rows], seed, index + start * width)
+            parts = part if isinstance(part, tuple) else (part,)
+            whole = whole or [y.new_empty(len(x), *y.shape[1:]) for y in parts]
+            for place, y in zip(whole, parts, strict=True):
+                place[start : start + rows] = y
+        return tuple(whole) if len(whole) > 1 else whole[0]
+
+    return cast(F, run)
 
 
 def noise_key(name: str) -> int:
@@ -34,6 +63,7 @@ def noise_seed(rounds: Tensor) -> Tensor:
     return _hash(high.to(torch.int32)).bitwise_xor_(_hash(low.to(torch.int32)))
 
 
+@in_pieces
 def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
     """x in bfloat16, rounded up or down at random so that the mean over seeds is x.
 
@@ -61,6 +91,7 @@ def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
     return torch.where(x.isnan(), x, rounded).to(torch.bfloat16)
 
 
+@in_pieces
 def to_int8(x: Tensor, seed: Tensor | None = None, index: Index = 0) -> tuple[Tensor, Tensor]:
     """x as integers below 128 times a power of two that `BLOCK` entries have in common: 1.03 bytes an entry.
 

@@ -39,6 +39,14 @@ def test_an_entry_without_gradients_rests_under_adam_without_an_epsilon():
     torch.testing.assert_close(w.detach(), torch.tensor([0.9, 1.0, 1.1]))
 
 
+@pytest.mark.parametrize("shape", [(3000, 99), (2, 300, 300), (3, 1 << 18)], ids=str)
+def test_a_large_tensor_is_rounded_in_pieces_as_it_is_whole(shape):
+    x, seed = noise(*shape), torch.tensor(5, dtype=torch.int32)
+    assert torch.equal(stochastic(x, seed, 7), stochastic.__wrapped__(x, seed, 7))
+    for ours, whole in zip(to_int8(x, seed, 7), to_int8.__wrapped__(x, seed, 7), strict=True):
+        assert torch.equal(ours, whole)
+
+
 def test_lookahead_uses_the_old_momentum():
     rule = sf.Role("own", sf.RMS(), view=NATURAL["bias"].view, momentum=sf.Momentum(0.9, 0.5))
     w, optimizer = one(rule, torch.zeros(4), lr=1.0)
