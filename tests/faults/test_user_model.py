@@ -80,6 +80,23 @@ def test_what_a_model_prints_is_no_part_of_the_result(module, capsys):
     assert told.err.split()[:2] == ["imported", "made"]
 
 
+@pytest.mark.parametrize("command", ["train", "transfer --rates -3 -2 --workers 1 --recipes steady"])
+def test_nor_is_what_it_prints_when_it_is_run(module, tmp_path, capfd, command):
+    module(
+        "from torch import nn\nclass M(nn.Module):\n    def __init__(self, d):\n        super().__init__()\n"
+        "        self.e, self.o = nn.Embedding(256, d), nn.Linear(d, 256)\n"
+        "    def forward(self, t):\n        print('seen')\n        return self.o(self.e(t))\n"
+        "def build(d):\n    return M(d)\n"
+    )
+    (tmp_path / "text").write_text("some words, " * 500)
+    width = ["--width", "8"] if command == "train" else ["--widths", "8"]
+    words = ["--model", "broken:build", "--data", "text", "--context", "16", "--steps", "2", "--out", "run", "--json"]
+    assert main([*command.split(), *width, *words]) == 0
+    told = capfd.readouterr()
+    assert json.loads(told.out)
+    assert "seen" in told.err
+
+
 def test_what_is_drawn_is_of_the_key_alone_and_other_for_every_step():
     def drawn(*key):
         with drawn_by(torch.device("cpu"), *key):

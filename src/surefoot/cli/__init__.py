@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -89,8 +89,11 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
     """Run a command; errors are said in a line, followed by the one to type next."""
+    arguments.stdout = sys.stdout
     try:
-        code: int = arguments.run(arguments)
+        # With --json whatever a model prints goes to stderr.
+        with redirect_stdout(sys.stderr if getattr(arguments, "json", False) else sys.stdout):
+            code: int = arguments.run(arguments)
         sys.stdout.flush()  # a full disk raises here rather than at exit, where nothing can report it
         if code == exit_codes.DIVERGED:
             _try(argv, None, arguments)

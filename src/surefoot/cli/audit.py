@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     cautions = warnings(model, plan)
     if arguments.json:
         facts = {"recipe": plan.recipe, "hash": plan.hash, "smoothness": plan.smoothness()}
-        print(json.dumps({**facts, "parameters": plan.rows(), "warnings": cautions}, indent=2))
+        shown = {**facts, "parameters": plan.rows(), "warnings": cautions}
+        print(json.dumps(shown, indent=2), file=arguments.stdout)
     else:
         print("\n".join([str(plan), *(f"warning: {line}" for line in cautions)]))
     return 0

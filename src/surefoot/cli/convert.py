@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     tables = {(d_out, d_in): table(setting, arguments.source, d_in, d_out, base) for d_out, d_in in _shapes(arguments)}
     if arguments.json:
         facts = {f"{d_out}x{d_in}": {name: asdict(s) for name, s in of.items()} for (d_out, d_in), of in tables.items()}
-        print(json.dumps(facts if arguments.model else next(iter(facts.values())), indent=2))
+        print(json.dumps(facts if arguments.model else next(iter(facts.values())), indent=2), file=arguments.stdout)
     else:
         print("\n\n".join(_text(d_out, d_in, settings) for (d_out, d_in), settings in tables.items()))
     return 0

@@ -20,7 +20,7 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 TABLE = """
 exit codes:
   0    done
-  1    an error of the program or the machine (a full disk, memory), or a check that does not pass (coordcheck)
+  1    an error of the program or the machine (a full disk, memory), or a check that does not pass (coordcheck, audit)
   2    wrong usage: options, a configuration that cannot be run
   3    the run has diverged
   4    data: missing, damaged, too short, of another kind

@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         alone = directories[0] if len(directories) == 1 else Path()
         path = str(report.write(directories, arguments.out or alone / report.FILE))
-        print(json.dumps(path) if arguments.json else path)
+        print(json.dumps(path) if arguments.json else path, file=arguments.stdout)
         return 0
     if len(directories) > 1 or arguments.out:
         raise ValueError("several runs, and --out, are for a page: add --html")
-    show(directories[0], arguments.json)
+    show(directories[0], arguments)
     return 0
 
 
@@ -94,22 +94,23 @@ def reported(arguments: argparse.Namespace, data: str) -> Iterator[None]:
 
     print(f"surefoot: writing to {arguments.out}/, data: {data}", file=sys.stderr)
     yield
-    show(arguments.out, arguments.json)
+    show(arguments.out, arguments)
     write_page(arguments.out)
 
 
-def show(directory: Path, as_json: bool) -> None:
+def show(directory: Path, arguments: argparse.Namespace) -> None:
     """Print a run's table, or its summary as JSON, and draw its picture, if there is anything to draw and where to."""
     from surefoot.experiment.reports import report
 
     kind = report.kind(directory)
     summary = kind.load(directory)
-    print(json.dumps(summary, indent=2, allow_nan=False) if as_json else kind.statement(summary), flush=True)
+    said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else kind.statement(summary)
+    print(said, file=arguments.stdout, flush=True)
     if not os.access(directory, os.W_OK):
         no = "no picture: it may only be read; --html --out PATH writes a page elsewhere"
         print(f"surefoot: {directory}: {no}", file=sys.stderr)
     elif picture := report.draw(directory):
-        print(f"\npicture: {picture}", file=sys.stderr if as_json else sys.stdout)
+        print(f"\npicture: {picture}")
 
 
 def write_page(directory: Path) -> None:

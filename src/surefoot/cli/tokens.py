@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if held in (0, manifest["tokens"]):
         side, one_in = "training" if held else "validation", f"one document in {arguments.validation_one_in} is for"
         print(f"surefoot: no tokens for {side}: {one_in} validation; runs split those that there are", file=sys.stderr)
-    print(json.dumps(manifest, allow_nan=False) if arguments.json else sentence)
+    print(json.dumps(manifest, allow_nan=False) if arguments.json else sentence, file=arguments.stdout)
     return 0
 
 

@@ -122,7 +122,8 @@ def _run_first(
         shown |= _measured_before(out / RESULT, shown)
         write_json(out / RESULT, shown)
         said = json.dumps(shown, allow_nan=False) if arguments.json else _sentence(result, corpus.unit)
-        print(said, flush=True)  # before what may end the process: pictures need gigabytes of addresses
+        # Before pictures, which need gigabytes of addresses and may end the process.
+        print(said, file=arguments.stdout, flush=True)
         _draw(out)
     return DIVERGED if result.diverged else 0
 

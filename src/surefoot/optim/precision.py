@@ -168,6 +168,8 @@ class Precision:
 
     def check(self, p: Tensor, name: str) -> None:
         """Raise ValueError for a parameter that cannot be stepped or stored this way."""
+        if torch.nn.parameter.is_lazy(p):
+            raise ValueError(f"{name} has no shape before the first forward pass: call the model on a batch first")
         if p.dtype.is_complex:
             raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
         if p.dtype not in (torch.float32, torch.float64, *HALF):

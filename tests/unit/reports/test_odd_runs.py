@@ -14,6 +14,7 @@ from surefoot.experiment import configs
 from surefoot.experiment.reports.page import html
 from surefoot.experiment.reports.report import KINDS, draw, page, write
 from surefoot.experiment.reports.server import Server
+from surefoot.experiment.sweep.sweep import load
 
 
 def rewritten(directory: Path, losses) -> Path:
@@ -61,6 +62,17 @@ def test_seeds_are_those_of_the_recipe_that_has_most(tmp_path, capsys):
     assert "\nUNFINISHED: a best rate is of a sweep that has finished" in said
 
 
+def test_a_sweep_that_has_lost_lines_since_its_summary_has_not_finished(tmp_path, capsys):
+    directory, law = made.sweep(tmp_path / "run"), made.horizons(tmp_path / "law")
+    for there in (directory, law / "horizon_100"):
+        assert load(there)[0]["finished"]
+        lines = (there / "results.jsonl").read_text().splitlines(keepends=True)
+        (there / "results.jsonl").write_text("".join(lines[:-1]))
+    assert main(["report", f"{directory}"]) == main(["report", f"{law}"]) == 0
+    assert "UNFINISHED" in (said := capsys.readouterr().out)
+    assert "no law (100 steps: unfinished)" in said
+
+
 @pytest.mark.slow  # a picture of 600 decades
 def test_an_interval_beyond_the_range_of_a_float(tmp_path, capsys):
     directory = rewritten(made.sweep(tmp_path / "run", recipes=("level",), widths=(32, 64)), flat)
@@ -73,7 +85,7 @@ def test_an_interval_beyond_the_range_of_a_float(tmp_path, capsys):
 def test_the_same_of_a_law(tmp_path, capsys):
     directory = made.horizons(tmp_path / "run")
     for there in directory.glob("horizon_*"):
-        made.write(rewritten(there, lambda recipe, x, seed: flat(recipe, x, seed)) / "summary.json", {})
+        made.write(rewritten(there, lambda recipe, x, seed: flat(recipe, x, seed)) / "summary.json", load(there)[0])
     assert main(["report", f"{directory}"]) == 0
     assert "level: lr = 0.134 at 1600 steps (9.33e-302 to 1.07e+301)" in capsys.readouterr().out
     assert html([page(directory)])

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -135,7 +135,8 @@ def guarded(function: Function, item: Any) -> Any:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     try:
-        return function(item)
+        with redirect_stdout(sys.stderr):  # what a model prints is no result
+            return function(item)
     except (Exception, SystemExit) as error:
         name = type(error).__name__
         return Killed(f"{name}: {error}") if name in ("MemoryError", "OutOfMemoryError") else Raised.of(error)

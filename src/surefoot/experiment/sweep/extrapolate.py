@@ -78,7 +78,10 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[int, Swept]]:
 
 def _swept(config: Record, directory: Path) -> dict[int, Swept]:
     folders = {value: directory / AXES[config["axis"]].folder(value) for value in config["values"]}
-    return {value: Swept(sweep.results(one), (one / SUMMARY).exists()) for value, one in folders.items()}
+    begun = {value: sweep.load(one) for value, one in folders.items() if (one / configs.CONFIG).exists()}
+    return {
+        value: Swept(begun[value][1], begun[value][0]["finished"]) if value in begun else Swept([]) for value in folders
+    }
 
 
 def _write(config: Record, target: int | None, directory: Path) -> Record:

@@ -73,7 +73,7 @@ def run(
                 for trial, end in outcomes(place, run_trial, search.missing):
                     show(search.add(_to_record(trial, end), place.workers))
             summary = summarise(config.to_json(), log.records, {**this_environment(), **(environment or {})})
-        return write_json(directory / SUMMARY, summary)
+        return write_json(directory / SUMMARY, {**summary, "finished": True})
 
 
 def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
@@ -95,9 +95,10 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
     for key, type_ in (("recipes", str), ("widths", int)):
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, type_) for value in values):
             raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")
-    stored = configs.read_if_there(directory / SUMMARY)
-    records = results(directory)
-    return summarise(config, records, stored.get("environment", {})) | ({} if stored else {"finished": False}), records
+    stored, records = configs.read_if_there(directory / SUMMARY), results(directory)
+    summary = summarise(config, records, stored.get("environment", {}))
+    then, now = ([entry.get("runs") for entry in each.get("recipes", ())] for each in (stored, summary))
+    return {**summary, "finished": then == now}, records  # else lines were taken out, or it has not ended
 
 
 def results(directory: Path) -> list[Record]:
