@@ -84,7 +84,7 @@ def steady_soap(every: int = 1) -> Recipe:
 
     State: 8 bytes a parameter of a hidden matrix, and `8 d^2` for its shorter side d, `16 d^2` of a square one; of
     GPT-2 Small 9.5 a parameter. Cost: a Gram matrix, a QR and four products for each side with a basis, beside the step
-    of `steady`; docs/transfer.md has it measured, with what it gains.
+    of `steady`; docs/other-recipes.md has it measured, with what it gains.
 
     Args:
         every: steps from one turn of the bases to the next.
@@ -110,7 +110,7 @@ def steady_bounded() -> Recipe:
 
     Norms are at most 2 in the unit of the role (`print(plan)` shows it): of a hidden matrix `2 r sqrt(d_out/d_in)`,
     with the r of `steady`, since steps r times as long lead to weights r times as large. All else is that of `steady`.
-    docs/transfer.md has measured what the bound costs.
+    docs/other-recipes.md has measured what the bound costs.
 
     Returns:
         The recipe.
