@@ -35,7 +35,6 @@ NO_TABLE = [
     (TRANSFER, r"At 1\.7 billion .*? 2\.2 % longer", "of an article"),
     (OTHER, r"entropy, 2\.359", "of the language, a property"),
     (OTHER, r"leaves 0\.08 x 400 .*? at three quarters|part of the 0\.087", "the course of one run, `--same-decay`"),
-    (TRANSFER, r"stood at 3\.1 nats", "of an earlier version"),
 ]
 """Pages, patterns of what is no table's figure there, and why."""
 

@@ -114,7 +114,7 @@ FIGURES = [
             "20 tokens: within {} of each": lambda: [
                 pretrained(0, "muon_tuned", 100) - pretrained(0, "moonlight_tuned", 100)
             ],
-            "at half of the run it is {} behind. Then come muP's AdamW ({}), Scion ({}) and AdamW ({});": lambda: [
+            "at half of the run it is {} behind. Then come muP's AdamW ({}), Scion ({}) and AdamW ({}).": lambda: [
                 pretrained(0, "moonlight", 50),
                 *(pretrained(0, each, 100) for each in ("mup_adamw", "scion", "adamw")),
             ],

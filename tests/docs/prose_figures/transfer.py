@@ -55,22 +55,26 @@ FIGURES = [
     *of(
         "docs/transfer.md",
         {
-            "but it costs {} nats against the default": lambda: [
+            "But it costs {} nats against the default": lambda: [
                 at("confirm_paired", f"steady, post_clip:2 | {OWN}", "loss")
                 - at("confirm_paired", f"steady | {OWN}", "loss")
             ],
             "ahead of tuned Muon by {} nats, and of tuned Moonlight by {}**, in": lambda: above(2, TUNED),
             "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: above(3, TUNED, LAW),
             "as published is behind by {}, AdamW by {} and Scion by {}": lambda: above(2, "moonlight adamw scion"),
-            "published by {}, of AdamW by {} and of Scion by {}": lambda: above(3, "moonlight adamw scion", LAW),
-            "from its 2^{} to the other text's 2^{}": lambda: column("rates", ["hf gpt2", "other text"], "best rate"),
+            "published by {}, of AdamW by {} and of Scion by {} (three": lambda: above(3, "moonlight adamw scion", LAW),
+            "from GPT-2's 2^{} to the other text's 2^{}": lambda: column(
+                "rates", ["hf gpt2", "other text"], "best rate"
+            ),
             "transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
-            "this one ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
+            "second ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
             ],
             "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
-            "searched**, AdamW {}. The vision": lambda: [at("one_rate", "adamw...", "minus steady")],
-            "It loses {} nats to the": lambda: [at("lengths_rule", "of its length", "mean of both above the lowest")],
+            "searched**, AdamW {}. In one": lambda: [at("one_rate", "adamw...", "minus steady")],
+            "The law loses {} nats to the": lambda: [
+                at("lengths_rule", "of its length", "mean of both above the lowest")
+            ],
             "at more rate and less decay, it ends {} higher": lambda: above(3, "steady", LAW),
             "ahead of tuned Muon by {} nats and of tuned Moonlight by {}**, in training by {} and {}": lambda: [
                 *above(4, TUNED),
@@ -84,12 +88,13 @@ FIGURES = [
             "best rates lie within {} octave": lambda: [stays()],
             "could see: {} octave": lambda: [at("confirm_curves", "steady", "drift by the line")],
             "1024 it moves by {} octave (`run": lambda: [at("confirm_sooner", "1024", "drift from 32")],
-            "Tuned Muon's falls by {} octaves": lambda: [at("confirm_curves", "moonlight_tuned", "drift by the line")],
+            "best rate of tuned Muon falls by {} octaves": lambda: [
+                at("confirm_curves", "moonlight_tuned", "drift by the line")
+            ],
             "the default is {} nats below the Muon that was tuned at this very width, and no worse than with "
-            "a rate of its own there; that Muon at width 32's rate is {} above": lambda: [
+            "a rate of its own there. With width 32's rate that Muon loses {}.": lambda: [
                 at("confirm_paired", f"{row} | {NARROW}", "minus tuned Muon") for row in ("steady", "moonlight_tuned")
             ],
-            "lost {} nats to the earlier tuned Muon": lambda: [below("muon_moonlight_tuned")],
             "each drifts by {} octave at most over 4x, and width 32's best rate costs at most {} nats": lambda: [
                 most(column("confirm_others", ["..."], head)) for head in ("drift over 4x", "regret")
             ],
@@ -108,7 +113,7 @@ FIGURES = [
             "{} nats below `beyond_mup`, which is {} below that Muon as published and {} below tuned AdamW": lambda: [
                 below(each) for each in ("muon_moonlight_tuned", "muon_moonlight", "adamw")
             ],
-            "keeps {}, that Muon falls to {} and AdamW to {}.": lambda: column(
+            "keeps {}, that Muon rises to {} and AdamW to {}.": lambda: column(
                 "losses", ["beyond_mup", "muon_moonlight_tuned", "adamw"], "at width 32's rate"
             ),
             "its step takes {} times as long": lambda: [at("losses", "beyond_mup", "step / adamw's")],
@@ -124,14 +129,14 @@ FIGURES = [
             "38 slopes, up to {}; Muon with AdamW's head: 9 of 38, up to {}),": lambda: column(
                 "coordinates", ["adamw", "muon"], "of the change"
             ),
-            "ahead of AdamW by {} to {} nats (BERT: {} and {}, after 400 steps {} and {}); against `steady_whole`, the "
+            "ahead of AdamW by {} to {} nats (BERT: {} and {}, after 400 steps {} and {}). Against `steady_whole`, the "
             "same with one norm for all heads, it gains 0 to {}.": lambda: [
                 *ends(wired(each, "adamw", w) for each in FAMILIES for w in (32, 128)),
                 *(wired(family, "adamw", w) for family in ("bert", "bert, 400 steps") for w in (32, 128)),
                 most(wired(each, "steady_whole", w) for each in FAMILIES[:-1] for w in (32, 128)),
             ],
-            "in Gemma by {}, where it moved with every recipe ({}) and a head of its own stops it; the narrow model's "
-            "rate costs {} there, {} at most in other families, and {} in BERT after": lambda: [
+            "in Gemma by {}, where it moved with every recipe ({}) and a head of its own stops it. * The narrow "
+            "model's rate costs {} in Gemma, {} at most in other families, and {} in BERT after": lambda: [
                 *column("wiring", ["gemma | steady", "gemma | beyond_mup"], "drift"),
                 at("wiring", "gemma | steady", "regret"),
                 most(column("wiring", [f"{each} | steady" for each in FAMILIES if each != "gemma"], "regret")),
@@ -146,7 +151,7 @@ FIGURES = [
             "ends at {} for Gemma, {} for Mixtral and {} for OPT": lambda: [
                 edge(at("wiring", f"{each} | beyond_mup", "drift")) for each in ("gemma", "mixtral", "opt")
             ],
-            "known for all: {} in GPT-2, {} at most, where AdamW's own costs {} to {}.": lambda: [
+            "rate costs {} in GPT-2 and {} at most in the others, where AdamW's own costs {} to {}.": lambda: [
                 at("wiring", "gpt2 | beyond_mup", "regret"),
                 most(column("wiring", [f"{each} | beyond_mup" for each in OTHERS], "regret")),
                 *ends(
