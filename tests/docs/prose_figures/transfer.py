@@ -142,7 +142,7 @@ FIGURES = [
                 most(column("wiring", [f"{each} | steady" for each in FAMILIES if each != "gemma"], "regret")),
                 at("wiring", "bert, 400 steps | steady", "regret"),
             ],
-            "widths by {} to {} nats but BERT, which is level with it at width 32 and {} ahead at 128; given 400 "
+            "widths by {} to {} nats but in BERT, where it is level at width 32 and {} ahead at 128; given 400 "
             "steps it is {} and {} ahead": lambda: [
                 *ends(gain for each in ("gpt2", "whisper", *FAMILIES) for gain in ahead(each)),
                 ahead("bert")[1],
