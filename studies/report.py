@@ -1,4 +1,4 @@
-"""The tables and figures of docs/transfer.md and docs/stability.md, from the committed results, in seconds.
+"""The tables and figures of docs/transfer.md, docs/other-recipes.md and others, from the committed results, in seconds.
 
 python studies/report.py            # rewrite the marked parts of the pages, and the figures
 python studies/report.py --check    # exit code 1 if a page differs from the results
@@ -35,7 +35,8 @@ from surefoot.experiment.sweep.sweep import load
 from transfer import run as transfer
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("transfer", "stability", "how-to/migrating", "how-to/fine-tuning")]
+MADE = ("transfer", "other-recipes", "stability", "how-to/migrating", "how-to/fine-tuning")
+PAGES = [ROOT / "docs" / f"{name}.md" for name in MADE]
 IMAGES = ROOT / "docs" / "images"
 MARK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 

@@ -27,7 +27,9 @@ MUTATIONS = (
     Mutation("keys taken for queries", "discovery/rows.py", "self.products[i][::-1]", "self.products[i]", PASSES),
     Mutation("a gate taken for a projection", "discovery/rows.py", "if name in _SCALES and", "if False and", PASSES),
     Mutation("heads that do not fit", "discovery/structure.py", "sum(sizes) != layer.out_features or ", "", COPIED),
-    Mutation("rows by the shorter side", "scaling.py", "sqrt(max(shape[-2:]))", "sqrt(min(shape[-2:]))", RELATED),
+    Mutation(
+        "rows by the shorter side", "scaling.py", "sqrt(max(1, *shape[-2:]))", "sqrt(max(1, min(shape[-2:])))", RELATED
+    ),
     Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
     Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant()), name=", "FanRatio()), name=", RECIPES),
     Mutation("rows before columns", "geometry/adaptive.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),

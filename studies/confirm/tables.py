@@ -1,4 +1,7 @@
-"""The tables of docs/transfer.md about the default: what the search found, and what the confirmation measured."""
+"""The tables about the default: what the search found and what the confirmation measured.
+
+The first is in docs/other-recipes.md, the others are in docs/transfer.md.
+"""
 
 from __future__ import annotations
 

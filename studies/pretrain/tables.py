@@ -1,4 +1,4 @@
-"""The tables of docs/transfer.md about long runs."""
+"""The tables of docs/other-recipes.md about long runs."""
 
 from __future__ import annotations
 

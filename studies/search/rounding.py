@@ -1,7 +1,7 @@
 """What rounding the search's numbers costs, and history by rows in place of entries, on fresh seeds.
 
     python studies/search/rounding.py            # what is missing; resumes, 8 minutes on 2 cores
-    python studies/search/rounding.py --table    # from the committed results, as docs/transfer.md has it
+    python studies/search/rounding.py --table    # from the committed results, as docs/other-recipes.md has it
 
 The winners of the searches `steady`, `steady_rows` and `steady_heads`, each beside its numbers as a person would write
 them, at rates a quarter of an octave apart.

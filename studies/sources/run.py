@@ -10,7 +10,7 @@ default's own curves (`studies/confirm`), at widths 32 to 256. `moonlight`: hidd
 scale, all else at its own rate in natural units, at widths 32 to 128. `graft`: the same with the length of Adam's step
 in place of the scale. `heads`: the default at width 64 with heads of 8 to 64. `wion`: by how much the norms of hidden
 matrices exceed the radius of `recipes.wion` as the rate rises and falls.
-The tables are in docs/transfer.md and docs/stability.md, made by `python studies/report.py`.
+The tables are in docs/other-recipes.md and docs/stability.md, made by `python studies/report.py`.
 """
 
 from __future__ import annotations

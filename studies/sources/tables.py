@@ -1,4 +1,4 @@
-"""The tables of docs/transfer.md and docs/stability.md about what the sources remark."""
+"""The tables of docs/other-recipes.md and docs/stability.md about what the sources remark."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
     python studies/transfer/run.py --list              # what is finished and what is not
 
 Every part has a directory of its own, in the format of `surefoot transfer`; `surefoot report` shows one, and
-`python studies/report.py` writes the tables and figures of docs/transfer.md from all of them. The second text is
-Debian's package wordnet-base.
+`python studies/report.py` writes tables and figures of docs/transfer.md and docs/other-recipes.md from all of them. The
+second text is Debian's package wordnet-base.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def beyond_mup() -> Recipe:
 
     The momentum pair and the factors of head, gain and bias are tuned in natural units, the same at every width.
 
-    Source: "Beyond MuP 2" and "3"; the tuned numbers from studies/defaults, see docs/transfer.md.
+    Source: "Beyond MuP 2" and "3"; the tuned numbers from studies/defaults, see docs/other-recipes.md.
 
     >>> beyond_mup().role("linear").geometry
     Spectral(method='auto')

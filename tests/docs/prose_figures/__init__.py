@@ -3,6 +3,6 @@
 CONTRIBUTING.md says how to add one.
 """
 
-from prose_figures import measured, overview, transfer
+from prose_figures import measured, other_recipes, overview, transfer
 
-FIGURES = [*overview.FIGURES, *measured.FIGURES, *transfer.FIGURES]
+FIGURES = [*overview.FIGURES, *measured.FIGURES, *transfer.FIGURES, *other_recipes.FIGURES]

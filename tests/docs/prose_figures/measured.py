@@ -102,7 +102,7 @@ FIGURES = [
                 for split in ("validation", "training")
             ],
             "from 64 to 256 the best rate falls by {} octave;": lambda: [later_drift()],
-            "Width 32's costs {} nats at 256, that of": lambda: [at("confirm_long", "256", "regret")],
+            "best rate of width 32 costs {} nats; that of": lambda: [at("confirm_long", "256", "regret")],
             "does not know the width, {} (half": lambda: [at("confirm_long", "256", "law")],
         },
     ),

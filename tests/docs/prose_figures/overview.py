@@ -3,7 +3,8 @@
 from figures import at, column, ends, least, most, of
 
 from prose_figures.measured import added, later_drift, on_a_gpu, stays, step
-from prose_figures.transfer import NARROW, OWN, pretrained
+from prose_figures.other_recipes import pretrained
+from prose_figures.transfer import NARROW, OWN
 
 FIGURES = [
     *of(

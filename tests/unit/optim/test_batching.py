@@ -37,19 +37,6 @@ def test_scales_of_the_longer_side_take_an_empty_matrix(recipe):
     SteepestDescent([{"params": [w], "role": getattr(sf.recipes, recipe)().role("linear")}], lr=0.1).step()
 
 
-@pytest.mark.parametrize("kind", ["embedding", "head"])
-def test_a_table_of_one_entry_steps_as_it_does_beside_others(kind):
-    """Its history, one number a row, has the shape of the table itself."""
-    role, tables = sf.recipes.steady().role(kind), [nn.Parameter(torch.ones(rows, 1)) for rows in (1, 2)]
-    optimizer = SteepestDescent([{"params": tables, "role": role}], lr=0.1)
-    for g in (0.5, -2.0, 3.0):
-        for p in tables:
-            p.grad = torch.full_like(p, g)
-        optimizer.step()
-    assert torch.equal(tables[0], tables[1][:1])
-    assert not torch.equal(tables[0], torch.ones(1, 1))
-
-
 def test_like_parameters_step_as_they_do_alone():
     shape, count = (512, 512), 6  # more than one stack on a CPU
     values = [noise(*shape, seed=s) for s in range(count)]

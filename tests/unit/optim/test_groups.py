@@ -198,11 +198,6 @@ def test_complex_parameters_raise(build):
         build()
 
 
-def test_a_parameter_without_a_shape_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"group0\.0 has no shape before the first forward pass"):
-        SteepestDescent([{"params": [nn.UninitializedParameter()], "role": "linear"}], lr=0.1)
-
-
 @pytest.mark.parametrize("lr", [-1.0, math.nan, math.inf])
 def test_impossible_learning_rate_raises(lr):
     with pytest.raises(ValueError, match="learning rate"):

@@ -250,3 +250,21 @@ def test_a_step_without_any_gradient_says_once_that_it_moves_nothing(caplog):
     backward(model, 0)
     optimizer.step()
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", ["embedding", "head"])
+def test_a_table_of_one_entry_steps_as_it_does_beside_others(kind):
+    """Its history, one number a row, has the shape of the table itself."""
+    role, tables = sf.recipes.steady().role(kind), [nn.Parameter(torch.ones(rows, 1)) for rows in (1, 2)]
+    optimizer = SteepestDescent([{"params": tables, "role": role}], lr=0.1)
+    for g in (0.5, -2.0, 3.0):
+        for p in tables:
+            p.grad = torch.full_like(p, g)
+        optimizer.step()
+    assert torch.equal(tables[0], tables[1][:1])
+    assert not torch.equal(tables[0], torch.ones(1, 1))
+
+
+def test_a_parameter_without_a_shape_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"group0\.0 has no shape before the first forward pass"):
+        SteepestDescent([{"params": [nn.UninitializedParameter()], "role": "linear"}], lr=0.1)
