@@ -1,4 +1,4 @@
-"""Whole steps of this tree beside those of another, alternating in one process: what did a change cost?
+"""What did a change cost? Whole steps of this tree and of another one, alternating in one process.
 
     git worktree add ../before COMMIT; python benchmarks/before_after.py ../before/src/surefoot
 

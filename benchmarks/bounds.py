@@ -1,10 +1,11 @@
-"""The cost of a bound: mean step time over one certificate period, beside the step without a bound, interleaved.
+"""What a bound costs: mean step time over one certificate period, interleaved with steps that have no bound.
 
     python benchmarks/bounds.py --fraction 0.08 0.25 --json benchmarks/results/bounds.json
     python benchmarks/bounds.py        # all layers of GPT-2 Small and 24 of d = 128; one thread, an hour
 
 Gradients are fixed, so norms grow by the learning rate at every step. Times are CPU times on one thread, wall times on
-several. The radius of "far" is never reached; without the bound every matrix would exceed that of "at" at every step.
+several. The radius of "far" is never reached. Without the bound every matrix would exceed the radius of "at" at every
+step.
 """
 
 from __future__ import annotations

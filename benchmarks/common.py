@@ -1,4 +1,4 @@
-"""What the benchmarks share: matrices, options, interleaved times, tables, and a description of the machine."""
+"""Shared by the benchmarks: matrices, options, interleaved times, tables, and a description of the machine."""
 
 from __future__ import annotations
 

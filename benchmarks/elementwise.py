@@ -1,11 +1,11 @@
-"""Row, column and sign steps on large matrices against the memory's bandwidth and torch's fused AdamW.
+"""Row, column and sign steps on large matrices, beside the memory's bandwidth and torch's fused AdamW.
 
     python benchmarks/elementwise.py --json benchmarks/results/elementwise.json
 
-A step has to read weight, gradient and momentum and to write weight and momentum: 20 bytes per float32 entry, and
-GB/s counts these (8 for a copy, 12 for a triad `c = a + s b`, 28 for AdamW). torch's fused SGD with momentum moves
-exactly those 20 bytes in one pass. The bandwidth is the largest rate that copy, triad, SGD or AdamW reach on as many
-entries in the same interleaved run.
+A step has to read weight, gradient and momentum and to write weight and momentum: 20 bytes per float32 entry. GB/s
+counts these (8 for a copy, 12 for a triad `c = a + s b`, 28 for AdamW). torch's fused SGD with momentum moves exactly
+20 bytes in one pass. The bandwidth is the highest rate that copy, triad, SGD or AdamW reach on as many entries in the
+same interleaved run.
 """
 
 from __future__ import annotations

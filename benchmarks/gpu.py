@@ -1,13 +1,13 @@
-"""Time, memory and accuracy of a step on a GPU, beside torch's optimizers and Gram Newton-Schulz. One command:
+"""Time, memory and accuracy of a step on a GPU, beside torch's optimizers and Gram Newton-Schulz.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json    # two and a half minutes on an H200
-    python benchmarks/gpu.py --minutes 1                          # what fits into the time; the rest is left out
+    python benchmarks/gpu.py --minutes 1                          # what fits into the time; leaves out the rest
     python benchmarks/gpu.py --smoke                              # toy sizes on a CPU, to test the command
 
-The tables come last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1 billion parameters (22 layers, d = 2048,
-FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings; fixed gradients; steps timed by events;
-ratios of medians to `torch.optim.Muon`. A bound is certified in one of the 16 rounds, so its cost is in the mean.
-Matrix signs: one chunk of each shape, as the optimizer stacks it.
+It prints the tables last. Steps: the matrices of GPT-2 Small, of a LLaMA of 1.1 billion parameters (22 layers, d =
+2048, FFN 5632, no grouped queries) and of 24 layers of d = 128, without embeddings, with fixed gradients. Steps are
+timed by events; ratios are of medians to `torch.optim.Muon`'s. A bound is certified in one of the 16 rounds, so its
+cost is in the mean. Matrix signs: one chunk of each shape, as the optimizer stacks it.
 `gram-newton-schulz` takes part where it is installed, with its own kernels and without.
 """
 

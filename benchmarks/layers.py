@@ -1,8 +1,8 @@
-"""An In-Norm layer beside `nn.RMSNorm` and `nn.Linear`, in one interleaved run: forward, and forward with backward.
+"""An In-Norm layer beside `nn.RMSNorm` and `nn.Linear`, interleaved: forward, and forward with backward.
 
     python benchmarks/layers.py --json benchmarks/results/layers.json
 
-All compute the same function; the linear layer alone is the least that they can take. The backward pass gives the
+Both compute the same function; the linear layer alone is the least that they can take. The backward pass gives the
 gradients of the input and of all parameters.
 """
 

@@ -1,11 +1,11 @@
-"""Tokens a second of the training loop, beside a plain AdamW loop around the same model in one interleaved run.
+"""Tokens a second of the training loop, interleaved with a plain AdamW loop around the same model.
 
     python benchmarks/loop.py --json benchmarks/results/loop.json
     python benchmarks/loop.py --compile        # compiled models, too
 
 The plain loop is written out here: batch, forward, backward, fused AdamW, and nothing else. Ours is the loop of
-`surefoot train` between two lines of its log: with AdamW, for the cost of the loop, and with the default recipe, for
-that of the optimizer.
+`surefoot train` between two lines of its log: with AdamW it shows the cost of the loop, with the default recipe that of
+the optimizer.
 """
 
 from __future__ import annotations

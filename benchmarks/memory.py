@@ -1,9 +1,9 @@
-"""Peak memory of a step beyond parameters, gradients and state, per optimizer.
+"""Peak memory of each optimizer's step, beyond parameters, gradients and state.
 
     python benchmarks/memory.py --fraction 0.25 --json benchmarks/results/memory.json
 
-The peak is that of a second step, after the state exists: on a CPU the largest sum of the tensors that torch's
-profiler reports as allocated and not yet freed (scratch memory of BLAS is not in it), on CUDA
+The peak is that of the second step, when the state exists. On a CPU it is the largest sum of the tensors that torch's
+profiler reports as allocated and not yet freed, without the scratch memory of BLAS; on CUDA it is
 `torch.cuda.max_memory_allocated` minus what was allocated before. It is exact, whatever else the machine does.
 """
 

@@ -1,4 +1,4 @@
-"""Time against accuracy of every method of `surefoot.msign`, per shape and spectrum, in one interleaved run.
+"""Time and accuracy of every method of `surefoot.msign`, by shape and spectrum, in one interleaved run.
 
     python benchmarks/msign.py --json benchmarks/results/msign.json
     python benchmarks/msign.py --methods qdwh_2 halley streaming streaming_2 --json benchmarks/results/streaming.json
@@ -8,7 +8,7 @@ singular values 1/i between random singular vectors. With `o = msign(x)` and `x 
 x> / (|o|_2 |x|_*)`, 1 being exact; the largest singular value of o; and the largest `|u_iᵀ o v_i - 1|` over singular
 values of x of at least 0.01 of its largest. Of a batch, the worst matrix.
 
-`streaming` (`streaming_2`: two iterations) starts from the vectors that ten iterations on the same matrix give: its
+`streaming` (`streaming_2`: two iterations) starts from the vectors that ten iterations on the same matrix give. So its
 time is that of any step, its accuracy that of a gradient that stays; studies/streaming has that of training.
 """
 

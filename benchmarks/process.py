@@ -1,9 +1,9 @@
-"""What a process pays: before its first step, beside `import torch`; in training, for memory that it does not keep.
+"""What a process pays before its first step, beside `import torch`, and in training for memory that it does not keep.
 
     python benchmarks/process.py --json benchmarks/results/start.json
     python benchmarks/process.py --pages    # does a user's training gain from memory that the process keeps?
 
-Every measurement is a process of its own, and the kinds alternate: what is imported is imported once, and what glibc
+Every measurement is a process of its own, and the kinds alternate: a process imports a module only once, and what glibc
 keeps depends on what the process has freed.
 """
 

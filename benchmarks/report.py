@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and docs/scaling.md, from the committed results: seconds.
+"""The tables of docs/performance.md and docs/scaling.md from the committed results, in seconds.
 
 python benchmarks/report.py            # rewrite the marked parts of the pages
 python benchmarks/report.py --check    # exit code 1 if a page differs from the results

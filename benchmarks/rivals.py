@@ -1,8 +1,8 @@
 """The optimizers that the benchmarks compare: torch's, ours, and those of PyPI where they are installed.
 
-Most rivals multiply in bfloat16. Where their code has an option, or its function can be replaced by one in float32,
-they run in float32 as well: without bfloat16 units that is the faster rival, and always the more accurate one. The
-function is replaced during a step only, which costs some microseconds.
+Most rivals multiply in bfloat16. If their code has an option for float32, or a function that can be replaced by one in
+float32, they run in float32 as well. That is always the more accurate rival, and without bfloat16 units the faster one.
+The function is replaced during a step only, which costs some microseconds.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/share.py --fraction 0.17 --json benchmarks/results/share.json
 
 Forward and backward take `--tokens` tokens, in sequences of `--length`. The share at 2^19 tokens (half a million, a
-usual batch of models of this size) is extrapolated: the measured forward and backward times 2^19 / tokens, and the
-optimizer's time unchanged. Every optimizer steps the whole model: Muon the hidden matrices, and AdamW the rest.
+usual batch for models of this size) is extrapolated: the time of forward and backward is multiplied by 2^19 / tokens,
+the optimizer's stays. Every optimizer steps the whole model: Muon the hidden matrices, and AdamW the rest.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@
 
 Beside torch's optimizers: `pytorch_optimizer`, `heavyball` and others of PyPI where they are installed; those that
 are not are listed with the reason. Every round steps all optimizers once, in turn, with new gradients, so that other
-load affects all of them alike; the fastest round is shown beside the median. Ratios are of median times: CPU time on
-one thread, which other processes hardly lengthen, and wall time on several. "/ best float32" is the time over that of
-the fastest rival that multiplies in float32. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular value (over
-the norm that the step should have) are those of the first step, averaged (maximised) over the distinct shapes. A second
-table has the cost of the guaranteed Post Clip; `bounds.py` has the other schemes.
+load affects all alike; the fastest round is shown beside the median. Ratios are of median times: CPU time on one
+thread, which other processes hardly lengthen, and wall time on several. "/ best float32" is the time over that of the
+fastest rival that multiplies in float32. Alignment `<G, D> / (|D|_2 |G|_*)` and the largest singular value (over the
+norm that the step should have) are those of the first step: the mean, and the maximum, over the distinct shapes. A
+second table has the cost of the guaranteed Post Clip; `bounds.py` has the other schemes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A small diffusion model: an MLP learns to take noise away from points in the plane, until they lie on two moons.
+"""A small diffusion model: an MLP learns to remove noise from points in the plane, until they lie on two moons.
 
-You should see: the squared error of the predicted noise falls to 0.3 (the rest cannot be known), and of samples
-that start as pure noise more than 8 in 10 end within 0.1 of a moon, where 1 in 8 of the noise is.
+You should see: the squared error of the predicted noise falls to 0.3 (the rest cannot be predicted). Samples start
+as pure noise, with 1 in 8 within 0.1 of a moon; more than 8 in 10 end there.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """A LLaMA of `transformers`, trained from its configuration, then fine-tuned with a limit on every weight's growth.
 
-You should see: queries and keys have a norm for each head, 4 and 2 of them; class and wiring say what is what. Then the
-same text in capitals: with the limit no norm grows by more than a tenth, without it one by half; the losses are close.
+You should see: each of the 4 heads of queries and 2 of keys has its own norm; class and wiring give each role. Then
+the same text in capitals: with the limit no norm grows by more than a tenth, without it one does by half. The losses
+are close.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""LoRA: a pretrained network stays as it is, and low-rank adapters beside its layers learn another task.
+"""LoRA: a pretrained network stays as it is, while low-rank adapters beside its layers learn another task.
 
 You should see: only A and B are trained, as linear layers. B starts at zero, so training starts from the pretrained
-network, at the same loss for both ranks, under one learning rate. No bit of the pretrained weights changes.
+network, at the same loss for both ranks. They share one learning rate. No bit of the pretrained weights changes.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""A mixture of experts: router and experts are found by the plan, and each expert's matrices have norms of their own.
+"""A mixture of experts: the plan finds router and experts, and each expert's matrices have their own norms.
 
-You should see: the reason for every role. The function to be learned is another map in each quarter of the plane, and
-eight experts end with a quarter of the loss that one has.
+You should see: the reason for every role. The function to learn is another map in each quarter of the plane. Eight
+experts end with a quarter of one expert's loss.
 """
 
 import torch

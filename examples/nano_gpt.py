@@ -1,7 +1,7 @@
-"""A GPT in the style of nanoGPT's model file: fused q, k, v, learned positions, a head that is tied to the embedding.
+"""A GPT in the style of nanoGPT's model file: fused q, k, v, learned positions, a head tied to the embedding.
 
-You should see: the tied table and its positions have the head's rule. That `c_attn` is three matrices is nothing that
-its shape says, so an override does; nanoGPT's own has `n_head` and needs none. One rate trains both widths.
+You should see: the tied table and its positions have the head's rule. The shape of `c_attn` does not say that it is
+three matrices, so an override does; nanoGPT's own has `n_head` and needs none. One rate trains both widths.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""A norm of one's own: the nuclear norm, whose steps have rank one, fills in a matrix of which two fifths are known.
+"""A norm of your own: the nuclear norm, whose steps have rank one, completes a matrix from two fifths of its entries.
 
-You should see: the norm keeps all laws of `sf.check`. All runs fit the known entries; on the unknown ones the nuclear
-norm's error is 1 % where the Frobenius norm's is 100 % and the spectral norm's 200 %: it looks for low rank.
+You should see: the norm keeps all laws of `sf.check`. All runs fit the known entries. On the unknown ones the nuclear
+norm, which looks for low rank, has an error of 1 %, the Frobenius norm 100 %, the spectral norm 200 %.
 """
 
 from dataclasses import dataclass

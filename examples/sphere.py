@@ -1,7 +1,7 @@
-"""Training on spheres: every row of the hidden matrix keeps its length at every step, and the loss falls all the same.
+"""Training on spheres: every row of the hidden matrix keeps its length at every step, and the loss still falls.
 
 You should see: with the constraint no row's length changes by a thousandth of a per cent. The same steps without it
-make some row ten times as long. Both runs tell the two spirals apart.
+make one row ten times as long. Both runs separate the two spirals.
 """
 
 from dataclasses import replace

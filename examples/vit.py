@@ -1,8 +1,8 @@
 """A vision transformer on scikit-learn's digits, with every weight inside a ball at every step.
 
 You should see: the roles of a ViT's own parameters (patches, class token, positions, fused q, k, v) with their reasons.
-9 of 10 digits that were held back are read correctly, with the bound or without. With it no norm is above 2, and the
-head's is not above 2 log 10 = 4.61; without it the largest are more than twice as large.
+9 of 10 held-out digits are read correctly, with the bound or without. With it no norm is above 2, and the head's is not
+above 2 log 10 = 4.61; without it the largest are more than twice as large.
 """
 
 import torch

@@ -23,19 +23,19 @@ PICTURES = ROOT / "docs" / "images" / "gallery"
 
 HEAD = """# Gallery
 
-Small runs that show what Surefoot is for, each a script of under 60 lines that runs in seconds on a CPU, after `make
+Small runs that show what Surefoot is for. Each is a script of under 60 lines that runs in seconds on a CPU, after `make
 setup` (for `transformers`: `make setup-all`). `--picture FILE.png` draws the picture; the lines with `picture` do
-nothing else. More: `examples/own_model.py`, which README shows, and `examples/own_width.py` for `surefoot transfer`.
+nothing else. Two more: `examples/own_model.py`, in the README, and `examples/own_width.py` for `surefoot transfer`.
 
 ```console
 $ source .venv/bin/activate
 $ python examples/cnn.py
 ```
 
-The outputs and pictures are the scripts' own ({cpu}, one thread, torch {torch}, {date}; seconds are of processor
+The scripts made these outputs and pictures ({cpu}, one thread, torch {torch}, {date}; seconds are CPU
 time); `python tools/gallery.py` writes this page. `tests/e2e/test_examples.py` runs every script again and
-compares: texts and whole numbers exactly; percentages and numbers with a point to one unit of the last digit and 5 % of
-the number, since processors round differently. One seed each: they illustrate, [studies](transfer.md) measure.
+compares texts and whole numbers exactly, percentages and decimal numbers to one unit of the last digit and 5 % of
+the number, since processors round differently. Each runs one seed: it illustrates; [studies](transfer.md) measure.
 
 {links}
 """

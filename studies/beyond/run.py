@@ -1,7 +1,7 @@
-"""Parts of the public records beyond Muon: each on tuned Muon and on the default; combinations at twice the width.
+"""Parts of the public records beyond Muon, each on tuned Muon and on the default; combinations at twice the width.
 
     python studies/beyond/run.py screen                          # every part; resumes, 17 minutes on 2 cores
-    python studies/beyond/run.py screen steady+rows muon+power   # these alone
+    python studies/beyond/run.py screen steady+rows muon+power   # only these
     python studies/beyond/run.py confirm steady steady+rows      # these against tuned Muon; 8 minutes each, Muon 4
     python studies/beyond/run.py widths steady+rows              # the best rate of these at four widths
     python studies/beyond/run.py --list                          # what is finished and what is not
@@ -9,13 +9,13 @@
 
 The demo's model and text, 400 steps. `screen`: width 64, two paired seeds, everything at its own best rate: three rates
 half an octave apart, then a quarter beside the best; a search goes on beyond an edge, and nothing else has more rates.
-Parts that are not expected to move the best rate are run at the base's two best. Beside every run averages of its
-weights are read, which no part of the training sees.
+Parts that are not expected to move the best rate are run at the base's two best. Averages of the weights are evaluated
+beside every run; training does not use them.
 
 `confirm`: width 128. The rate is found in the same way on two seeds, then eight fresh ones are run at it: tuned Muon at
-400 steps, the others at 280, 320, 360 and 400 (under `--last` at 400 alone), each with a whole schedule of its own.
-From the shorter ones follows at how many steps a recipe ends at tuned Muon's final loss (`tables.ratio`): the loss on
-the way says little, because a rate that falls to 0 gains most at the end.
+400 steps, the others at 280, 320, 360 and 400 (with `--last` only at 400), each with its own whole schedule. The
+shorter runs tell at how many steps a recipe ends at tuned Muon's final loss (`tables.ratio`). The loss during a run
+says little, because a rate that falls to 0 gains most at the end.
 
 `widths`: 32 to 256, 150 steps, three seeds, the search of `surefoot transfer`.
 """

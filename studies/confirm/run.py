@@ -1,17 +1,21 @@
-"""The default against the strongest rival that we know: curves on seeds that no choice saw, and paired final runs.
+"""The default against the strongest rival that we know: curves on fresh seeds, and paired final runs.
 
     python studies/confirm/run.py             # what is missing; resumes, some two hours on 2 cores
     python studies/confirm/run.py curves      # one of the parts named below
     python studies/confirm/run.py --list      # what is finished and what is not
 
-150 steps of the demo's model and text, as in the transfer study. `curves`: quarter octaves around the optimum of the
-default and of tuned Muon at widths 32 to 256; `wide`: of the default at 512 and 1024; `long`: of the default after
-1,600 steps; `sooner`: of today's default at widths 32 to 1024 (all else was run before queries and keys forgot sooner
-than others, decision 31). `paired`: at width 256 each at the best rate of its own curve there and at that of width 32,
-on eight other seeds. `bounded`, `paired_bounded`: curves and paired runs again for the default under `PostClip(2)`;
-`roles`: which matrices pay for it. `others`: a second text, a tied head, experts, LLaMA's shapes. `rivals`: the other
-families of `studies/search`, each with the settings that it found, at widths 64 and 256.
-The tables are in docs/transfer.md, made by `python studies/report.py`.
+150 steps of the demo's model and text, as in the transfer study. The parts:
+
+- `curves`: quarter octaves around the optimum of the default and of tuned Muon at widths 32 to 256; `wide`: of the
+  default at 512 and 1024; `long`: of the default after 1,600 steps; `sooner`: of today's default at widths 32 to 1024
+  (all else was run before decision 31, by which queries and keys forget sooner than others).
+- `paired`: both at width 256, at the best rate of their own curve there and at that of width 32, on eight other seeds.
+- `bounded`, `paired_bounded`: curves and paired runs again for the default under `PostClip(2)`; `roles`: which matrices
+  pay for it.
+- `others`: a second text, a tied head, experts, LLaMA's shapes.
+- `rivals`: the other families of `studies/search`, with the settings that it found, at widths 64 and 256.
+
+`python studies/report.py` makes the tables in docs/transfer.md.
 """
 
 from __future__ import annotations

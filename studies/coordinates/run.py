@@ -1,9 +1,9 @@
-"""The coordinate check of every method: under which do activations and their changes keep their size with width?
+"""The coordinate check of every method: do activations and their changes keep their size as the width grows?
 
     python studies/coordinates/run.py            # what is missing; resumes, 5 minutes on one core
     python studies/coordinates/run.py --table    # from the committed results, as in docs/stability.md
 
-The demo's model at widths 64 to 256, the natural recipes and AdamW to 512 (as in `surefoot coordcheck`), and the
+The demo's model at widths 64 to 256 (the natural recipes and AdamW to 512, as in `surefoot coordcheck`), and the
 default and `beyond_mup` on the other reference models; ten steps at each method's own rate, three seeds or ten.
 """
 

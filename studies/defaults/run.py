@@ -1,7 +1,7 @@
 """The search for the default settings: every variant at its own best learning rate, compared by loss.
 
-    python studies/defaults/run.py beyond_mup    # one setting at a time around beyond_mup, the default then
-    python studies/defaults/run.py adamw         # the same number of settings of AdamW
+    python studies/defaults/run.py beyond_mup    # one setting at a time around beyond_mup, the default at that time
+    python studies/defaults/run.py adamw         # as many settings of AdamW
     python studies/defaults/run.py moonlight     # and of Muon under Moonlight's scale; moonlight_2: its second round
     python studies/defaults/run.py --table       # every variant's gain, from the committed results
 

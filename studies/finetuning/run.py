@@ -1,13 +1,13 @@
-"""Fine-tuning what AdamW has trained: AdamW, Surefoot, and LoRA of both; the loss there, and the loss kept.
+"""Fine-tune a model that AdamW trained, by AdamW, Surefoot, and LoRA with each: the new loss, and the old one kept.
 
     python studies/finetuning/run.py            # what is missing; resumes, 15 minutes on one core
     python studies/finetuning/run.py --table    # from the committed results, as docs/how-to/fine-tuning.md has it
 
 The reference GPT of width 64 and two blocks, trained by AdamW for 300 steps on Python (the standard library's top-level
 files), then for 60 steps on English (Python's own manual, `pydoc_data/topics.py`), both as bytes, 16 sequences of 64 a
-step, a tenth of warm-up and linear decay. LoRA has rank 4 on every linear layer of the blocks, all else frozen. Every
-way has the same search: rates in octaves around a first guess until the best is interior, eight at most, by the loss
-on held-out English, the mean of the three seeds.
+step, a tenth of warm-up and linear decay. LoRA has rank 4 on every linear layer of the blocks, all else is frozen.
+Every method has the same search: rates in octaves around a first guess until the best is interior, eight at most, by
+the mean loss of the three seeds on held-out English.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rate and decay at each length of a run, searched equally often for every recipe, on documents that are read once.
+"""The best rate and decay at each length of run, searched equally often for every recipe, on documents read once.
 
     python studies/pretrain/text.py corpus.jsonl --cache packages
     surefoot tokens corpus.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
@@ -11,11 +11,11 @@ The reference GPT of depth 4, batches of 16 x 128 tokens of a BPE of 4,096, line
 linear cool-down to 0. At width 32 there are 20 and 80 tokens for each parameter that is in no table after 481 and 1,926
 steps; at width 64 after 1,926 and 7,702; at width 128 there are 20 after 7,680. Each search is `RUNS` runs of one seed
 by a Gaussian process (optuna) over log2 of the rate and log2 of the total decay `E = rate * decay * steps / 2`: over a
-run with a linear cool-down, decay alone would shrink a weight by about `exp(-E)`. Scion has no decay but a radius: its
-second number is log2 of a factor on its radii. All that is not searched here was found in runs of 150 steps
+run with a linear cool-down, decay alone would shrink a weight by about `exp(-E)`. Scion has a radius instead of decay:
+its second number is log2 of a factor on its radii. All that is not searched here was found in runs of 150 steps
 (`studies/search`), or is as published. `steady_law` is the default as its users have it, without a search: at the rate
-and decay that the length of the run gives. `rule` tests that law at 7,700 steps of width 32, which it was not made
-of, `widths` is the default at rates around it.
+and decay that the length of the run gives. `rule` tests that law at 7,700 steps of width 32, on which it was not based;
+`widths` is the default at rates around it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What does one choice cost in loss? The demo's model and text, one rate, and differences over the same seeds.
+"""What does one choice cost in loss? The demo's model and text at one rate, and differences on the same seeds.
 
     python studies/paired/run.py storage       # momentum, or the weights themselves, in bfloat16; 20 minutes on 2 cores
     python studies/paired/run.py momentum      # the default recipe's in 8 bits; 10 minutes
     python studies/paired/run.py directions    # how accurate a matrix sign has to be; 15 minutes
     python studies/paired/run.py storage --table    # from the committed results, as docs/performance.md has it
 
-`beyond_mup`, for "momentum" the default, at lr 2^-4. An interrupted run resumes; its results lie beside this file.
+`beyond_mup`, for "momentum" the default, at lr 2^-4. An interrupted run resumes; the results lie beside this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long runs: every recipe, published and tuned, at 20 and at 80 tokens for each parameter that is not in a table.
+"""Long runs: every recipe, published and tuned, at 20 and 80 tokens for each parameter that is not in a table.
 
     python studies/pretrain/text.py corpus.jsonl --cache packages
     surefoot tokens corpus.jsonl tokens --vocab 4096 --validation-one-in 50 --shard-tokens 20000000
@@ -10,11 +10,11 @@
 
 The reference GPT of depth 4, batches of 16 x 128 tokens, linear warm-up over a tenth of the steps and linear cool-down
 to 0. Every recipe gets the same tuning at 20 tokens a parameter: a search of five rates with one seed, and the vertex
-of the parabola around the best, as `surefoot compare` does. Then three fresh seeds at it, the same for all. At 80 all
-rates are half an octave lower, about what studies/sizes found of the default from 400 to 1600 steps: to tell two rates
-half an octave apart takes more seeds than a long run can have. What was tuned before, beside the rate, is that of
-`studies/search`, in runs of 150 steps; its decay falls with the length of the run, see `recipes.HorizonRule`. That
-rule, and the default's rates for what writes into a residual stream, came after the tuning of the rates.
+of the parabola around the best, as in `surefoot compare`. Then three fresh seeds run at it, the same for all. At 80 all
+rates are half an octave lower, about what studies/sizes found for the default from 400 to 1600 steps: to tell two rates
+half an octave apart takes more seeds than long runs can have. What was tuned before, other than the rate, is from
+`studies/search`, in runs of 150 steps; its decay falls with the length of the run (`recipes.HorizonRule`). That rule,
+and the default's rates for what writes into a residual stream, came after the tuning of the rates.
 """
 
 from __future__ import annotations

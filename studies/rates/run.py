@@ -1,4 +1,4 @@
-"""Is the rate that a run's length gives the best one? Settings that its law does not know, searched around it.
+"""Is the rate that a run's length gives the best one? A search around it on settings that its law does not know.
 
     python studies/rates/run.py                          # what is missing of all settings; resumes
     python studies/rates/run.py --workers 2 --group seen
@@ -8,10 +8,10 @@
     python studies/rates/run.py "hf gpt2" --recipes steady_fresh       # 18 other seeds: the given rate and the lowest
 
 Each setting is a model, its data and the length of a run. `steady` is `Plan.of(model, run=Run(steps, tokens))` with its
-initial values, the schedule is `run.schedule`; the search starts at the rate that the run gives, which is thereby one
-of those that are run, and goes on in octaves and half octaves until the best one is interior. Windows are drawn anew
-at every step. Settings are `seen` (a recipe may be mended after them) or `held` (named here before any of them was run;
-nothing was chosen after them). `python studies/report.py` makes docs/transfer.md's table from the results.
+initial values; the schedule is `run.schedule`. The search starts at the rate that the run gives, so that rate is run,
+and goes on in octaves and half octaves until the best rate is interior. Windows are drawn anew at every step. Settings
+are `seen` (a recipe may be mended after them) or `held` (named here before any of them was run; nothing was chosen
+after them). `python studies/report.py` makes docs/transfer.md's table from the results.
 """
 
 from __future__ import annotations

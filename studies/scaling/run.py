@@ -1,9 +1,9 @@
-"""What a step sends, computes and keeps on 8 to 4,096 processes, counted by the schedule that the optimizer runs by.
+"""What a step sends, computes and keeps on 8 to 4,096 processes, counted from the optimizer's own schedule.
 
     python studies/scaling/run.py            # a minute, no memory for weights; writes counts.json beside this file
     python studies/scaling/run.py --table    # from the committed counts, as docs/scaling.md has it
 
-Nothing is trained and nothing is timed: models on the meta device, their plans, each parameter's slabs on a mesh, and
+Nothing is trained or timed. It needs models on the meta device, their plans, each parameter's slabs on a mesh, and
 `surefoot.mesh.schedule.schedule` of the works that an exchange would have. tests/sharded/test_schedule.py compares
 counted collectives with the same schedule, to the byte.
 """

@@ -1,4 +1,4 @@
-"""The search for the default recipe, and for its rivals: every family with the same number of training runs.
+"""The search for the settings of the default recipe and of its rivals: as many training runs for every family.
 
     python studies/search/run.py steady moonlight    # what is missing of these families; 12 minutes each on one core
     python studies/search/run.py                     # of all
@@ -7,7 +7,7 @@
 The demo's model and text, 150 steps. All settings of a family are searched together (`families.py`): `TRIALS` points of
 a Gaussian process (Optuna's `GPSampler`) at width 64, the mean over two seeds; then the best `FINALISTS` and the start
 on four other seeds at width 64, and at width 32 with rates half an octave around their own. The winner has the lowest
-sum of its loss at 64 (of the four seeds) and at 32 (of its best rate). No other study uses these seeds. Resumes.
+sum of its losses at 64 (on the four seeds) and at 32 (at its best rate). No other study uses these seeds. Resumes.
 Needs the extra `search`.
 """
 

@@ -1,4 +1,4 @@
-"""Does the power law predict? Best rates at several depths, horizons and batches, and at four times the largest.
+"""Does the power law predict best rates? Several depths, horizons and batches, and four times the largest.
 
     python studies/sizes/run.py                             # what is missing of all parts; resumes, hours on 2 cores
     python studies/sizes/run.py horizon --recipes steady    # one of the parts named below, of some recipes
@@ -8,10 +8,10 @@
 The demo's model and text, 150 steps of 16 x 64 tokens where the part does not vary them, three seeds that no other
 study uses, eight for the horizon, whose curves are flat. `depth`: 2 to 16 blocks at width 64, 2 to 8 at width 128; the
 law alone. `flat` (of `steady_flat`): 8 and 16 blocks of the default without its rule for depth. `horizon`: 100 to 400
-steps, and `batch`: 4 to 16 sequences a step, at width 64; the law's rate at 1600 steps and at 64 sequences is then put
-to the test by a search there, with the same seeds. It starts at the predicted rate, which is thereby one of those that
-are run: its loss minus the lowest is the regret. Where there is no law there is no prediction, and no such search.
-`same_decay`: the horizon's test again, with the decay of short runs.
+steps, and `batch`: 4 to 16 sequences a step, at width 64. A search with the same seeds then tests the law's rate at
+1600 steps and at 64 sequences. It starts at the predicted rate, so that rate is run: its loss minus the lowest is the
+regret. Where there is no law there is no prediction, and no such search. `same_decay`: the horizon's test again, with
+the decay of short runs.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""What the sources remark, measured at a CPU's size.
+"""Remarks of the sources, tested at a size that a CPU can train.
 
     python studies/sources/run.py             # what is missing; resumes, an hour and a half on a core
     python studies/sources/run.py bounded     # one of the parts named below
     python studies/sources/run.py --list      # what is finished and what is not
 
-150 steps of the demo's model and text, as in the transfer study, every curve with fresh seeds. `bounded`: the default
-under `PostClip(2)` in units of each role's factor, in place of its decay and beside it, on the rates and seeds of the
-default's own curves (`studies/confirm`), at widths 32 to 256. `moonlight`: hidden matrices alone under Moonlight's
-scale, all else at its own rate in natural units, at widths 32 to 128. `graft`: the same with the length of Adam's step
-in place of the scale. `heads`: the default at width 64 with heads of 8 to 64. `wion`: by how much the norms of hidden
-matrices exceed the radius of `recipes.wion` as the rate rises and falls.
-The tables are in docs/other-recipes.md and docs/stability.md, made by `python studies/report.py`.
+150 steps of the demo's model and text, as in the transfer study, every curve with fresh seeds. The parts:
+
+- `bounded`: the default under `PostClip(2)` in units of each role's factor, in place of its decay and beside it, on the
+  rates and seeds of the default's own curves (`studies/confirm`), at widths 32 to 256.
+- `moonlight`: only hidden matrices under Moonlight's scale, all else at its own rate in natural units, at widths 32 to
+  128; `graft`: the same with the length of Adam's step in place of the scale.
+- `heads`: the default at width 64 with heads of 8 to 64.
+- `wion`: by how much the norms of hidden matrices exceed the radius of `recipes.wion` as the rate rises and falls.
+
+`python studies/report.py` makes the tables in docs/transfer.md and docs/stability.md.
 """
 
 from __future__ import annotations

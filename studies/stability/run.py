@@ -1,11 +1,11 @@
-"""The intervention study: the cost of a bound on the weights, and whether the norms stay below it.
+"""What a bound on the weights costs, and whether the norms stay below it.
 
     python studies/stability/run.py            # what is missing; resumes, 25 minutes on 2 cores
     python studies/stability/run.py --time     # milliseconds a step of every scheme; on an idle machine
     python studies/stability/run.py --table    # from the committed results, as in docs/stability.md
 
-The demo's model at width 64 under `beyond_mup`, 300 steps, radius 2 in natural units (weight decay and Pre Decay
-with the rate 1/2, which promises the same). Every norm is measured exactly after every step.
+The demo's model at width 64 under `beyond_mup`, 300 steps, radius 2 in natural units (weight decay and Pre Decay have
+the rate 1/2, which promises the same). Every norm is measured exactly after every step.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     python studies/streaming/run.py --figure   # docs/images/streaming.png, from the same
 
 The demo's model and text under `beyond_mup` at lr 2^-4, 400 steps; only the hidden matrices' direction d differs.
-Seed 0 of each way measures, every ten steps and in float64, `<d, m> / (|d|_2 |m|_*)` of the smoothed gradient m, which
-is 1 for the exact matrix sign, and the largest singular value of d in units of norm 1.
+With seed 0 each method measures, every ten steps and in float64, `<d, m> / (|d|_2 |m|_*)` of the smoothed gradient m,
+which is 1 for the exact matrix sign, and the largest singular value of d in units of norm 1.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What does a run lose, or gain, if `from_adamw` takes it over at its half?
+"""What does a run lose, or gain, if `from_adamw` takes it over halfway?
 
     python studies/takeover/run.py            # what is missing; resumes, 8 minutes on one core
     python studies/takeover/run.py --table    # from the committed results, as docs/how-to/migrating.md has it
 
 The reference GPT of width 64 and two blocks on the bytes of the standard library, 400 steps of 16 sequences of 64, a
 tenth of warm-up, then linear decay. AdamW has torch's initial values, decay .1 and the best of the rates 2^-7 to 2^-5
-in half octaves, by the validation loss of a seed that is used for nothing else. Of three more seeds AdamW trains the
-whole run, and its state after 200 steps is handed to `from_adamw(model, adamw)`, which trains on with the default plan
-on the same batches and under the same schedule. No rate was
-searched; how its rates follow from AdamW's was decided after shorter trials on seeds 0 and 1, not on 2.
+in half octaves, by the validation loss of a seed that is used for nothing else. On three more seeds AdamW trains the
+whole run, and `from_adamw(model, adamw)` takes its state after 200 steps and trains on with the default plan, on the
+same batches and under the same schedule. No rate of Surefoot's was searched; how its rates follow from AdamW's was
+decided after shorter trials on seeds 0 and 1, not on 2.
 """
 
 from __future__ import annotations

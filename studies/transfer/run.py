@@ -1,7 +1,7 @@
 """The transfer study: every recipe's best learning rate at widths 32 to 256, over seeds, horizons, models and texts.
 
     python studies/transfer/run.py                     # what is missing of all parts; resumes, hours on 2 cores
-    python studies/transfer/run.py beyond_mup adamw    # the parts of these recipes only
+    python studies/transfer/run.py beyond_mup adamw    # only the parts of these recipes
     python studies/transfer/run.py --time              # seconds a step of what is not timed yet; on an idle machine
     python studies/transfer/run.py --list              # what is finished and what is not
 

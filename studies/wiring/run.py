@@ -1,15 +1,15 @@
-"""Models as people wire them: the default plan beside AdamW on families of `transformers`, from scratch.
+"""Models as people wire them: families of `transformers` trained from scratch, by the default plan and by AdamW.
 
     python studies/wiring/run.py                 # what is missing of all families; resumes, 40 minutes on 2 cores
-    python studies/wiring/run.py gpt2 bert       # these families only
+    python studies/wiring/run.py gpt2 bert       # only these families
     python studies/wiring/run.py bert --steps 400    # longer, in a part of its own
     python studies/wiring/run.py --table         # from the committed results, as docs/transfer.md has it
 
 Two blocks, four heads, 64 positions, 16 sequences of bytes of the standard library's top-level files in name order (the
 last tenth for validation), 100 steps, a tenth of warm-up, then linear decay. `steady` is `SteepestDescent(model, lr)`
-after `plan.initialise_`, `steady_whole` the same with one norm for all heads of queries or keys, `beyond_mup` the
-default before, also with a head of its own (`untied`), `adamw` torch's with the model's own initial values. Seven rates
-each at most, chosen by the same search.
+after `plan.initialise_`; `steady_whole` is the same with one norm for all heads of queries or keys; `beyond_mup` is the
+earlier default, also with a head of its own (`untied`); `adamw` is torch's with the model's own initial values. Each
+has at most seven rates, chosen by the same search.
 """
 
 from __future__ import annotations

@@ -30,11 +30,38 @@ def added(of: str, *marks: str) -> list[Value]:
     return [value for mark in marks for value in column(mark, [f"Post Clip, {of}"], "on top of free")]
 
 
+def longest(of: str) -> list[Value]:
+    """The longest step under Post Clip over a mean free one."""
+    marks = ("post_clip", "post_clip_small")
+    steps = [each for mark in marks for each in column(mark, [f"Post Clip, {of}"], "longest ms")]
+    free = [each for mark in marks for each in column(mark, ["free"], "mean ms")]
+    return [a / b for a, b in zip(steps, free, strict=True)]
+
+
+def over_adamw(mark: str, *models: str, head: str = "CPU ms") -> list[Value]:
+    """Our step's time over a fused AdamW's, by model."""
+    ours = "surefoot" if mark == "gpu_steps" else "surefoot, linear"
+    return [at(mark, f"{m} | {ours}", head) / at(mark, f"{m} | torch AdamW, fused", head) for m in models]
+
+
+def on_a_cpu(units: str) -> list[Value]:
+    """Our step over Muon's, of matrices of 768 and of 128, and over AdamW's."""
+    muons = step(f"step_{units}_units")
+    large = over_adamw(f"step_{units}_units", *(each.removesuffix(" | surefoot, linear") for each in OURS))
+    small = at(f"small_{units}_units", SMALL.format(1), "/ torch Muon")
+    muons = ends(muons) if units == "with" else [most(muons)]
+    return [*muons, small, *ends(large), *over_adamw(f"small_{units}_units", "d = 128, 24 layers | 1")]
+
+
+def over_muon(model: str, kind: str = "") -> Value:
+    """A step on a GPU over torch's Muon."""
+    return at("gpu_steps", f"{model} | surefoot{kind}", "/ torch Muon")
+
+
 def on_a_gpu() -> list[Value]:
     """Steps on a GPU over torch's Muon: GPT-2 Small, LLaMA, that compiled, small matrices, those as a graph."""
-    models = ("GPT-2 Small, 12 layers", *["LLaMA 1.1B, 22 layers"] * 2, *["d = 128, 24 layers"] * 2)
-    kinds = ("", "", ", compiled", "", ", CUDA graph")
-    return [at("gpu_steps", f"{m} | surefoot{kind}", "/ torch Muon") for m, kind in zip(models, kinds, strict=True)]
+    small = over_muon(NARROW), over_muon(NARROW, ", CUDA graph")
+    return [over_muon(GPT), over_muon(LLAMA), over_muon(LLAMA, ", compiled"), *small]
 
 
 def stays() -> Value:
@@ -48,6 +75,48 @@ def later_drift() -> Value:
 
 
 FIVE, GRAM = "polar_express_fp16", "gram-newton-schulz, {}"
+GPT, LLAMA, NARROW = "GPT-2 Small, 12 layers", "LLaMA 1.1B, 22 layers", "d = 128, 24 layers"
+WIDE = "gpt, width 768, depth 2 | {}"
+
+IN_SHORT = {
+    "CPU without bfloat16 units, GPT-2 Small or LLaMA-130M | {} ({}) | {} to {} ({}) |": lambda: on_a_cpu("without"),
+    "CPU with bfloat16 units, the same | {} to {} ({}) | {} to {} ({}) |": lambda: on_a_cpu("with"),
+    "H200, GPT-2 Small | {} ({}) | {} ({}) |": lambda: [
+        *(over_muon(model) for model in (GPT, NARROW)),
+        *over_adamw("gpu_steps", GPT, NARROW, head="median ms"),
+    ],
+    "H200, LLaMA of a billion parameters | {} | {} |": lambda: [
+        over_muon(LLAMA),
+        *over_adamw("gpu_steps", LLAMA, head="median ms"),
+    ],
+    "8192 tokens and {} % with half a million (AdamW: {} % with": lambda: [
+        at("share", WIDE.format("surefoot, beyond_mup"), "share at 2^19"),
+        at("share", WIDE.format("torch AdamW, fused"), "share of the step"),
+    ],
+    "number of layers: {} MiB for GPT-2 Small (Muon: {})": lambda: [
+        at("memory", f"GPT-2 Small, 3 layers | {each}", "peak of the step MiB")
+        for each in ("surefoot, linear", "torch Muon")
+    ],
+    "256 MiB: {} MiB (Muon: {}), at a billion parameters {} (Muon: {})": lambda: [
+        at("gpu_steps", f"{model} | {each}", "peak MiB")
+        for model in (GPT, LLAMA)
+        for each in ("surefoot", "torch Muon")
+    ],
+    "{} of Muon's time in place of {} (a billion parameters)": lambda: [
+        over_muon(LLAMA, ", compiled"),
+        over_muon(LLAMA),
+    ],
+    "{} of Muon's time in place of {} (width 128)": lambda: [over_muon(NARROW, ", CUDA graph"), over_muon(NARROW)],
+    "state is {} MB in place of {}, at": lambda: column("momentum", ("int8", "float32"), "state, MB"),
+    "{} to {} % more time on a CPU, {} to {} times the mean time on the H200": lambda: [
+        *ends(value for of in ("far", "at") for value in added(of, "post_clip", "post_clip_small")),
+        *ends(beside("gpu_steps", "surefoot, Post Clip", "surefoot", "mean ms")),
+    ],
+    "with bfloat16 units: {} to {} times the tokens a second": lambda: ends(
+        beside("loop", "surefoot train, steady, --autocast bfloat16", "surefoot train, steady", "tokens a second")
+    ),
+}
+"""The summary of docs/performance.md."""
 
 FIGURES = [
     *of(
@@ -109,35 +178,32 @@ FIGURES = [
     *of(
         "docs/performance.md",
         {
-            "A step takes {} of the time of torch's Muon on GPT-2 Small, {} of it on a billion parameters (compiled "
-            "{}), and {} on small matrices, which Muon launches one by one (a graph {});": on_a_gpu,
-            "Five steps with an alignment of {} and": lambda: [least(column("gpu_signs", [FIVE], "alignment"))],
-            "value above 1 take {} to {} of the time of Muon's `newton_schulz`": lambda: ends(
+            **IN_SHORT,
+            "on an accelerator, has an alignment of {} and": lambda: [least(column("gpu_signs", [FIVE], "alignment"))],
+            "above 1. It takes {} to {} of the time of Muon's `newton_schulz`": lambda: ends(
                 beside("gpu_signs", FIVE, "newton_schulz, bfloat16", "median ms")
             ),
-            "Compiled, they take {} to {} of the time of Gram Newton-Schulz with its kernels for Hopper, whose "
-            "alignment is {} to {} and largest singular value {}, and {} to {} of its time by torch alone": lambda: [
+            "Compiled, it takes {} to {} of the time of Gram Newton-Schulz with its kernels for Hopper, and {} to {} "
+            "of its time by torch alone. Gram Newton-Schulz has an alignment of {} to {} and a largest singular value "
+            "of {}.": lambda: [
                 *ends(column("gpu_signs", [f"{FIVE}, compiled"], "/ gram")),
+                *ends(beside("gpu_signs", f"{FIVE}, compiled", GRAM.format("torch"), "median ms")),
                 *ends(column("gpu_signs", [GRAM.format("kernels")], "alignment")),
                 most(column("gpu_signs", [GRAM.format("kernels")], "largest")),
-                *ends(beside("gpu_signs", f"{FIVE}, compiled", GRAM.format("torch"), "median ms")),
             ],
-            "by {} to {} % with an alignment of {} to {}, the other coefficients by {} to {} % with {};": lambda: [
+            "by {} to {} % with an alignment of {} to {}, heavyball's coefficients by {} to {} % with {};": lambda: [
                 *ends(percent(rivals("largest s.v.", *TORCH))),
                 *ends(rivals("alignment", *TORCH)),
                 *ends(percent(rivals("largest s.v.", *EXACTER))),
                 least(rivals("alignment", *EXACTER)),
             ],
-            "{} of torch's Muon on matrices of 768 where bfloat16 is emulated, {} to {} where the CPU multiplies it "
-            "natively, and {} and {} of the best rival in float32. On matrices of 128: {}, {}, {} and {}": lambda: [
-                most(step("step_without_units")),
-                *ends(step("step_with_units")),
+            "Surefoot takes {} of the best float32 rival's time at width 768 without bfloat16 units and {} with them; "
+            "at 128, {} and {}.": lambda: [
                 most(step("step_without_units", "/ best float32")),
                 most(step("step_with_units", "/ best float32")),
-                *(at(f"small_{w}_units", SMALL.format(1), "/ torch Muon") for w in ("without", "with")),
                 *(at(f"small_{w}_units", SMALL.format(1), "/ best float32") for w in ("without", "with")),
             ],
-            "(without units {} at 768, {} at 128, there {} of the best rival in float32)": lambda: [
+            "without units to {} of torch's Muon at 768, {} at 128 and there {} of the best float32 rival": lambda: [
                 at("step_without_units", OURS[0].replace("| 1 |", "| 2 |"), "/ torch Muon"),
                 at("small_without_units", SMALL.format(2), "/ torch Muon"),
                 at("small_without_units", SMALL.format(2), "/ best float32"),
@@ -145,42 +211,44 @@ FIGURES = [
             "batches, with an alignment of {}, then": lambda: [
                 most(column("small_with_units", ["2 | pytorch_optimizer Muon"], "alignment"))
             ],
-            "{} to {} of Newton-Schulz's time and `qdwh`, exact to 3e-5, {} to {}; `halley`, the default for "
-            "those, {} there": lambda: [
+            "{} to {} of Newton-Schulz's time, `qdwh`, which is exact to 3e-5, {} to {}, and `halley` {} on": lambda: [
                 *(value for row in ("qdwh_2", "qdwh") for value in ends(column("msign", [row], "/ newton_schulz"))),
                 most(column("msign", ["24 x 128 x 512 | halley"], "/ newton_schulz")),
             ],
             "eight seeds can see, {} to {} nats": lambda: ends(halves("directions", "against qdwh")),
-            "alignment of {} to {} where the default has {} to {} (the worst matrix {}), two keep {}, at": lambda: [
-                *(value for row in ("streaming", "auto") for value in ends(column("streaming", [row], "alignment"))),
+            "is {} to {} with one iteration (the worst matrix: {}) and {} with two; the default has {} to {}": lambda: [
+                *ends(column("streaming", ["streaming"], "alignment")),
                 at("streaming", "64 | streaming", "alignment, attention", "\\("),
                 least(column("streaming", ["streaming, 2 iterations"], "alignment")),
+                *ends(column("streaming", ["auto"], "alignment")),
             ],
-            "its norm reaches {},": lambda: [at("streaming", "64 | as published", "largest singular value")],
-            "it loses**: {} to {} times the time of `qdwh_2` and {} to {} of `halley`, which `auto` takes; {} "
-            "to {} of": lambda: [
+            "s norm reaches {},": lambda: [at("streaming", "64 | as published", "largest singular value")],
+            "it is slower**: {} to {} times the time of `qdwh_2` and {} to {} times that of `halley`, the methods that "
+            "`auto` takes, and {} to {} times that of": lambda: [
                 value
                 for row in ("qdwh_2", "halley", "qdwh")
                 for value in ends(beside("msign_streaming", "streaming", row, "CPU ms"))
             ],
-            "(decision 7): {} to {} times a fused AdamW": lambda: ends(
+            "(decision 7): {} to {} times the time of a fused": lambda: ends(
                 column("elementwise", ["row step (RowRMS)", "sign step (MaxAbs)"], "/ AdamW, fused")
             ),
-            "Columns take {} to {} times:": lambda: ends(column("elementwise", ["column step..."], "/ AdamW, fused")),
-            "8192 tokens and {} % of one of half": lambda: [
-                at("share", "gpt, width 768, depth 2 | surefoot, beyond_mup", "share at 2^19")
-            ],
+            "Column steps take {} to {} times its": lambda: ends(
+                column("elementwise", ["column step..."], "/ AdamW, fused")
+            ),
             "The norm is {} to {} % of such a pair forward and {} to {} % with": lambda: [
                 end(column("layers", [f"2048 | {which} | nn.Linear alone"], "/ norm and linear")) * -100 + 100
                 for which in ("forward", "forward and backward")
                 for end in (most, least)
             ],
-            "for {} to {} % where none is near ({} to {} % on matrices of 128), and {} to {} % where all are "
-            "({} to {} %);": lambda: [
+            "It adds {} to {} % where no matrix is near the bound ({} to {} % on matrices of 128), and {} to {} % "
+            "where all are ({} to {} %).": lambda: [
                 value
                 for of in ("far", "at")
                 for mark in ("post_clip", "post_clip_small")
                 for value in ends(added(of, mark))
+            ],
+            "One step in 16 takes longer: {} to {} times a free one where no matrix is near, {} to {} times": lambda: [
+                value for of in ("far", "at") for value in ends(longest(of))
             ],
             "Pre Decay take {} to {} times the free step": lambda: [
                 end(column("bounds", ["Post Clip, at, period 1", "Pre Decay, at"], "on top of free")) / 100 + 1
