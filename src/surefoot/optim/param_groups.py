@@ -125,7 +125,7 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
 
 
 def refuse_rate(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a learning rate that is no number, negative or not finite; one on an accelerator is not read."""
+    """Raise ValueError for a learning rate that is no number, negative or not finite; an accelerator's is not read."""
     lr = learning_rate(group) if isinstance(group["lr"], Real | Tensor) else -1.0
     if isinstance(lr, float) and not -ROUNDING <= lr < math.inf:
         raise ValueError(f"Invalid learning rate: {group['lr']!r}; if a schedule gave it, has it run past its end?")

@@ -152,7 +152,7 @@ class Shard:
     def agree(self, flags: Tensor) -> None:
         """Set `agreed` from the combined flags, and count a skipped step if the gradient is not finite."""
         infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
-        copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # other ranks hold it, too
+        copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # others hold it
         there &= ~(missing & copied)
         finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
