@@ -17,7 +17,7 @@ Own = Mapping[str, tuple[str, nn.Parameter]]
 
 @torch.inference_mode(False)
 def fed(search: Search, kinds: Kinds) -> Kinds:
-    """Kinds of the weights that feed attention, and of bare matrices, by a forward pass on the inputs, if there are any."""
+    """Kinds of the weights that feed attention, and of bare matrices, by a forward pass on the inputs, if any."""
     if search.inputs is None:
         return {}
     owned = [(own, *each) for own in search.own.values() for each in own.items()]

@@ -35,8 +35,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     least two matrices that reads and writes one width d, the same for all blocks: the width that most of its children
     with two matrices or more read first and write last (in a tie, that of a norm), else the width of two norms or more
     among its children, else that of its first matrix's inputs. In each module of a block, the last matrix with d
-    outputs writes, unless it gives queries, keys or values, alone or in a wrapper; one named a gate or an input only if no
-    other writes. A branch is a child of a block in which a matrix writes; a child that alone in its block reads and
+    outputs writes, unless it gives queries, keys or values, alone or in a wrapper; one named a gate or an input only if
+    no other writes. A branch is a child of a block in which a matrix writes; a child that alone in its block reads and
     writes another width mixes tokens, or channels, of the same stream. A tree of modules shows no additions, so that an
     override, `DepthRule().of(branches)` or a role's name, has the last word.
     """

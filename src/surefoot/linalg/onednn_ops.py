@@ -93,7 +93,7 @@ def _timed() -> frozenset[str]:
     with torch.no_grad(), full_precision(torch.device("cpu")), _disable_current_modes():  # whatever surrounds the call
         x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # of several one may wait for another that has no core
+        torch.set_num_threads(1)  # with several, one may wait for another without a core
         try:
             times = _best(torch=(torch.bmm, x), onednn=(multiply, x), bfloat16=(torch.bmm, x.bfloat16()))
         finally:
@@ -102,7 +102,7 @@ def _timed() -> frozenset[str]:
 
 
 def _best(**products: tuple[Multiply, Tensor]) -> dict[str, float]:
-    """The least CPU time of `x xᵀ`, in six rounds after a first: of this thread, which others here hardly change.
+    """The least CPU time of `x xᵀ`, in six rounds after a first: this thread's, which other processes hardly change.
 
     Where that clock is too coarse (Windows) all are 0, and none is faster.
     """

@@ -29,7 +29,7 @@ NOISE = 32
 
 SMOOTHING, LEAST_SMOOTHING, SHARPENING, CONVERGED = 0.03, 1e-3, 4.0, 1.02
 """The smoothing s of `rows_msign`, relative to the root mean square singular value: first and least value, the factor
-by which it falls, and the step's norm below which it falls, since the smoothing then causes what the best still lacks."""
+by which it falls, and the step's norm below which it falls, since smoothing then causes what the best still lacks."""
 
 RELAXATION, SHARE, ITERATIONS, MOST = 1.35, 0.97, 12, 64
 """Factor on each change of the multipliers; share of the best at which they stay; iterations on an accelerator, and the

@@ -50,7 +50,7 @@ def slabs(shape: Shape, mesh: Shape, placements: Sequence[Any]) -> list[Slab]:
 
     A dimension of n entries over P processes is cut as `torch.chunk` cuts it: `ceil(n/P)` each, the last ones fewer or
     none. Where several mesh dimensions cut one dimension, they do so in the mesh's order; but a `_StridedShard` cuts
-    after those to its right, whose sizes multiply to its `split_factor`: FSDP2 so cuts what tensor parallelism has cut.
+    after those to its right, whose sizes multiply to its `split_factor`, as FSDP2 does after tensor parallelism.
 
     Args:
         shape: of the whole parameter.
