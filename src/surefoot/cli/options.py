@@ -28,7 +28,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         examples: one a line.
 
     Returns:
-        The command's parser. What it parses has in `given` the destinations of the options that were given.
+        The command's parser; its namespace has in `given` the destinations of the options that were given.
     """
     epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
     said = {"help": help, "description": f"{help[0].upper()}{help[1:]}.", "epilog": epilog}
@@ -134,7 +134,7 @@ def add_recipes(
 
 
 def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
-    """Add the choice of a model, and the given ones of its sizes "width", "depth" and "head_dim"."""
+    """Add the choice of a model, and those of its sizes ("width", "depth", "head_dim") that are named."""
     help = f"one of {', '.join(MODELS)}, or module:function that takes a width"
     add(parser, "model", type=_model, metavar="NAME", help=help)
     add(parser, *sizes)

@@ -244,7 +244,7 @@ def _called_head(search: Search) -> dict[nn.Module, str]:
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
-    """Whether a model has matrices or 1-D kernels besides tables; kernels of images do not show a language model."""
+    """Whether a model has matrices or 1-D convolution kernels besides tables; image kernels are no sign of words."""
     rows = {p for table in tables for p in table.parameters()}
     return any(1 < p.ndim < 4 and p not in rows for p in model.parameters())
 

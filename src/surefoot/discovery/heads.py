@@ -191,7 +191,7 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
         owner: any module.
 
     Returns:
-        Layer -> its heads, of 0 rows where that is not known; empty for a module that is no attention layer by its
+        Layer -> its heads, with 0 rows if unknown; empty for a module that is no attention layer by its
         attributes.
 
     >>> layer = nn.Module()

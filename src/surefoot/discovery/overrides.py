@@ -92,7 +92,7 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 
 
 def overrides(search: Search, kinds: Kinds) -> Kinds:
-    """Apply overrides to the kinds: the kind that one names, `given` for a Role, for a function its reason."""
+    """Apply overrides to the kinds: a named kind, `given` for a Role, for a function the found kind with its reason."""
     found = dict(kinds)
     tables = {tuple(p.shape) for name, p in search.parameters.items() if search.said(name) == "embedding"}
     tables |= {(m.num_embeddings, m.embedding_dim) for m in search.own if isinstance(m, nn.Embedding)}
@@ -165,7 +165,7 @@ def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, par
 
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
-    """The role of queries and keys, and that of values fused with them, which start and move as a linear layer."""
+    """The role of queries and keys, and one for values fused with them, which start and move as a linear layer."""
     role = replace(role, view=PerHead(dim, role.view, values=False))
     own = {name: getattr(linear, name) for name in ("lr_scale", "radius_unit", "initial", "stabiliser")}
     return [role, replace(role, **own)]

@@ -39,7 +39,7 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _listed(modules: nn.ModuleList) -> tuple[int, int]:
-    """The number of modules in a list, and the width that all of them read first, 0 if they differ or are one."""
+    """The number of modules in a list, and the width that all read first (0 if they differ, or of a single module)."""
     first = {next((m.in_features for m in x.modules() if isinstance(m, nn.Linear)), 0) for x in modules.children()}
     return len(modules), first.pop() if len(first) == 1 < len(modules) else 0
 

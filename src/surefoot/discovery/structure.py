@@ -25,7 +25,7 @@ IN_ORDER = ("c_attn", "Wqkv", "qkv", "qkv_proj", "to_qkv")
 def number(owner: nn.Module, names: tuple[str, ...]) -> int | None:
     """The first positive whole number of these names among the attributes of a module, or of its `config`."""
     for holder, name in product((owner, getattr(owner, "config", None)), names):
-        with suppress(RuntimeError):  # by a configuration whose layers differ in it
+        with suppress(RuntimeError):  # raised by a configuration whose layers differ
             if type(found := getattr(holder, name, None)) is int and found > 0:
                 return found
     return None

@@ -50,7 +50,7 @@ def tied(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
-    """The one kind of a parameter from those of all its names."""
+    """Resolve the kinds of all names of one parameter to a single kind."""
     names = ", ".join(uses)
     confident: list[Kind | None] = [kind for kind in uses.values() if kind and not isinstance(kind, Guess)]
     candidates = confident or [*uses.values()]

@@ -50,7 +50,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
 
     `auto` takes `qdwh` in float64, `polar_express_fp16` on an accelerator; on a CPU `halley` for 32 to 128 rows of at
     least twice that length and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast; where
-    gradients of the sign are asked for, `polar_express`, since the others write over what these need. The
+    gradients of the sign are asked for, `polar_express`, since the others overwrite what the backward pass needs. The
     alignment `<o, x> / (|o|_2 |x|_*)` is about .98 on gradients. Half precision is computed in float32 on a CPU, by
     `newton_schulz`, `polar_express` and `gram` in bfloat16 on an accelerator, where `gram` can diverge on 1/i. A result
     in half precision is rounded: .003 more in our tests, at most 2**-8 (float16: 2**-11) of its Frobenius norm.
@@ -247,7 +247,7 @@ def _halley_factor(gram: Tensor, step: Quintic, ops: Ops, below_one: bool = Fals
 def _qdwh_2_bf16(x: Tensor, ops: Ops) -> Tensor:
     """`qdwh_2`, whose second step, on values in [.25, 1] and with a factor of values in [1, 7], multiplies in bfloat16.
 
-    The rows of what the first step gives are scaled by numbers between 1 and 2, and the second step takes that back:
+    The rows of the first step's result are scaled by numbers between 1 and 2, which the second step takes back:
     entries that are alike are then rounded to either side, not all to the same (a constant matrix came out as 1.023).
     """
     first, second = coefficients.qdwh(lowest=1e-3, steps=2)

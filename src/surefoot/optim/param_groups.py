@@ -195,7 +195,7 @@ def place(group: Group, role: str | Role | None, known: Known) -> list[Placement
 def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[[Tensor], State]) -> None:
     """Raise ValueError, naming group or parameter, unless a state dictionary is that of an optimizer like this one.
 
-    Groups must have this format or 2 and the same run and plan, each state its entries; torch counts the groups.
+    Checks each group's format (this or 2), run and plan, and each state's entries; torch counts the groups.
 
     Args:
         saved: the state dictionary.

@@ -30,7 +30,7 @@ from surefoot.views.state import entry
 
 @dataclass(frozen=True)
 class Way:
-    """How a shard takes its step: what no owner rank runs of it, each process runs on its shard.
+    """How a shard takes its step; parts of the step that no owner rank takes run on the shard itself.
 
     Args:
         name: the way's name.

@@ -57,7 +57,7 @@ def require(source: str) -> None:
 
 
 def state_of(source: str) -> str:
-    """A digest of the names, sizes and times of a source's files; of a data set of the hub, that of nothing."""
+    """A digest of the names, sizes and times of a source's files; for a data set of the hub, the digest of nothing."""
     path, digest = Path(source), hashlib.sha256()
     for file in sorted(visible(path)) if path.is_dir() else [path] * path.exists():
         stat = file.stat()

@@ -100,7 +100,7 @@ def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[P
 
 
 def _agree_on_products(ranks: int) -> None:
-    """Have all processes use only products that are fast on each: copies of a weight on several then stay the same."""
+    """Have all processes use only products that are fast on each, so that copies of a weight stay the same."""
     fast: list[Any] = [None] * ranks
     dist.all_gather_object(fast, {name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)})
     os.environ[onednn_ops.VARIABLE] = ",".join(["torch", *sorted(set.intersection(*fast))])
@@ -174,7 +174,7 @@ class Mesh(Processes):
                     dist.all_reduce(local_of(p.grad), group=group)
 
     def release(self, model: nn.Module) -> None:
-        """Reshard weights; the outermost module's stay whole for a backward pass that does not come."""
+        """Reshard weights: after a forward pass alone, the outermost module's stay whole for a backward pass."""
         from torch.distributed.fsdp import FSDPModule
 
         if isinstance(model, FSDPModule):

@@ -143,7 +143,7 @@ def agree(processes: Processes, look: Callable[[], str | Exception | None]) -> N
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: what its outermost lists of modules hold, each once; a list in a list is opened, too.
+    """The blocks of a model: the members of its outermost lists of modules, each once; nested lists are opened, too.
 
     >>> [type(block).__name__ for block in blocks_of(nn.Sequential(nn.ModuleList([nn.Linear(1, 1)])))]
     ['Linear']

@@ -25,7 +25,7 @@ to 256."""
 def use_onednn(model: nn.Module) -> None:
     """Let a model's `nn.Linear` layers multiply by oneDNN where that is fast (decision 28); the same to rounding.
 
-    What does not fit goes to torch: another device or dtype, autocast, `torch.compile`, `torch.func`, a sharded
+    Torch computes what does not fit: another device or dtype, autocast, `torch.compile`, `torch.func`, a sharded
     or small weight. Gradients of gradients are refused.
 
     Args:

@@ -122,7 +122,7 @@ def scales(
     Args:
         first: "log" or "linear", the one that is shown at first.
         rates: the values drawn, if they are learning rates: the logarithmic axis then has powers of two.
-        domain: the range of both, if not that of the data; a logarithmic axis takes none from 0 or below.
+        domain: the range of both, if not that of the data; a logarithmic axis ignores one from 0 or below.
         **more: joins both scales.
 
     Returns:

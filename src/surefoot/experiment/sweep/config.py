@@ -25,7 +25,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SweepConfig(Configuration):
-    """What a sweep measures. A run directory belongs to one configuration.
+    """What a sweep measures; a run directory belongs to one configuration.
 
     Args:
         recipes: names of methods.
@@ -65,7 +65,7 @@ class Extrapolation(Configuration):
         axis: a name of `AXES`.
         values: of the axis, at least two, in any order.
         width: of all models.
-        settings: those of `SweepConfig`, and "steps", without the one that the axis gives.
+        settings: as in `SweepConfig`, and "steps", but without the setting that the axis gives.
 
     Raises:
         ValueError: fewer than two values, one twice, or what `SweepConfig` refuses.

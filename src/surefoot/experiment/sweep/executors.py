@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are run: what every executor has, and that of one machine, a pool of processes."""
+"""Where a sweep's runs are run: the interface of all executors, and the one for this machine, a pool of processes."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ class Killed(Exception):
 
 
 class NeverStarted(Killed):
-    """As `Killed`, of a process that ended before it could begin the run."""
+    """As `Killed`, for a process that ended before it could begin the run."""
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ def outcomes(
         wanted: gives the items without a result, the most urgent first; asked again whenever one has ended.
 
     Yields:
-        Each item that has ended, with its result, or `Killed` if that happened twice.
+        Each item that has ended, with its result, or `Killed` if its process was killed twice.
 
     Raises:
         SweepError: the function raised (`DataError` if it was one), or twice a process could not even begin.

@@ -151,7 +151,7 @@ class Floored:
 
 @dataclass(frozen=True)
 class Between:
-    """The middle of a power law with a fitted floor and of one without: few sizes do not tell which of them it is.
+    """The middle of two power laws, with a fitted floor and without: few sizes do not tell which of them holds.
 
     On held-out ladders (docs/log.md) the loss lay between the two where they differed, about as far from either.
 

@@ -135,7 +135,7 @@ def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit
         The optima, by value.
     """
     found = {value: fit.optimum(points(one.records, recipe, width)) for value, one in swept.items()}
-    # What is to come may move an unfinished one.
+    # Runs still to come may move an unfinished optimum.
     vague: dict[str, Any] = {"status": UNFINISHED, "log2_lr": None, "interval": None, "by_seed": {}}
     return {value: best if swept[value].finished else replace(best, **vague) for value, best in found.items()}
 

@@ -141,7 +141,7 @@ class _Search:
         return Progress(record, len(self.done), max(expected, len(self.done)), seconds_left / at_once)
 
     def missing(self) -> list[Trial]:
-        """Trials that can be run now: of the narrowest width, for whose rate the widest waits, then widest first."""
+        """Trials that can be run now: the narrowest width's, for whose rate the widest waits, then widest first."""
         config = self.config
         narrowest, *wider = config.widths
         return [

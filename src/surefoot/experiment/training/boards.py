@@ -20,8 +20,8 @@ class Board(ExitStack):
     Use as a context manager. Nothing is begun before the first record.
 
     Args:
-        begin: from a first step, and a stack with which writing ends, to the function that writes a step's numbers.
-            Steps never decrease.
+        begin: given the first step and the stack with which writing ends, returns the function that writes a step's
+            numbers; steps never decrease.
     """
 
     def __init__(self, begin: Callable[[int, ExitStack], Write]) -> None:

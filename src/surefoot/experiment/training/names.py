@@ -1,4 +1,4 @@
-"""What settings may be: names of methods, kinds of numbers, and the base class that checks them. Without torch."""
+"""What settings may be: names of methods, kinds of numbers, and the base class that checks them; without torch."""
 
 import math
 from collections.abc import Callable
