@@ -1,7 +1,7 @@
 """Equality of values by type and fields, and a digest of them that is the same in every process.
 
-Roles are compared so, and the digest of a plan is made so: by what a value is, never by how it prints. Tensors are
-compared by content; objects that are no dataclass by their attributes.
+Roles are compared, and plans digested, by what a value is, never by how it prints. Tensors are compared by content;
+objects that are not dataclasses by their attributes.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 
 Name = Callable[[Any], Hashable]
-"""A class or a function -> what stands for it."""
+"""Class or function -> a hashable value that stands for it."""
 
 _LEAVES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -37,7 +37,7 @@ def key(value: Any) -> Hashable:
 
 
 def digest(value: Any) -> str:
-    """16 hexadecimal digits of the names of types, and names and values of fields; private names do not count.
+    """A 16-digit hexadecimal hash of type names, field names and field values; private names do not count.
 
     >>> from surefoot.geometry import Spectral
     >>> digest(Spectral()) == digest(Spectral("auto")), digest(Spectral()) == digest(Spectral("qdwh"))
@@ -64,7 +64,7 @@ def label(value: object) -> str:
 
 
 def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Hashable:
-    """Nested tuples of strings, numbers and names; order arranges the names and trees of an object's fields."""
+    """A value as nested tuples of strings, numbers and names; order arranges an object's (field name, tree) pairs."""
     visit = partial(_tree, name=name, order=order)
     if isinstance(value, MethodType):
         return (name(value.__func__), visit(value.__self__))
@@ -86,7 +86,7 @@ def _tree(value: Any, name: Name, order: Callable[[Any], Any]) -> Hashable:
 
 
 def _leaf(value: Any) -> Hashable:
-    """A number, a string or a constant; numpy's scalars and arrays as Python's, and 2.0 as 2, to which it is equal."""
+    """Canonical form of a number, string or constant: numpy's as Python's, and 2.0 as the equal 2."""
     value = value.tolist() if type(value).__module__ == "numpy" else value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return int(value) if value == value // 1 else float(value)
@@ -94,7 +94,7 @@ def _leaf(value: Any) -> Hashable:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    """Names and values of a dataclass's fields; of another object the arguments and the state that pickle would use."""
+    """A dataclass's field names and values; for another object, the arguments and the state that pickle would use."""
     computed = {name for cls in type(value).__mro__ for name, x in vars(cls).items() if isinstance(x, cached_property)}
     if dataclasses.is_dataclass(value):
         declared = {field.name for field in dataclasses.fields(value)}
@@ -116,13 +116,13 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _public_fields(fields: Iterable[Any]) -> list[Any]:
-    """Public fields by name, then the values of private ones in their order."""
+    """Public fields sorted by name, then private ones in their order, without their names."""
     named = (("_" if name.startswith("_") else name, tree) for name, tree in fields)
     return sorted(named, key=lambda field: (field[0] == "_", field[0]))
 
 
 def _public_name(definition: Any) -> Hashable:
-    """The name of a class or function; of private ones what they derive from, define, close over and consist of."""
+    """A class's or function's name; for private ones, what they derive from, define, close over and consist of."""
     if isinstance(definition, type):
         public = next(cls for cls in definition.__mro__ if not cls.__name__.startswith("_"))
         own = () if public is definition else sorted(name for name in vars(definition) if not name.startswith("_"))
@@ -147,7 +147,7 @@ _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_checkpoint_wrapped_module
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what DDP, `torch.compile`, activation checkpointing and FSDP put into it.
+    """A parameter's name without what DDP, `torch.compile`, activation checkpointing and FSDP add.
 
     >>> plain_name("module.blocks.0._checkpoint_wrapped_module.up.weight")
     'blocks.0.up.weight'
@@ -156,7 +156,7 @@ def plain_name(name: str) -> str:
 
 
 def by_plain_name(among: Mapping[str, Item], name: str) -> Item | None:
-    """What is there under a name, or else under one that differs only by what wrappers add; None if nothing.
+    """The item of this name, or else of one that differs only by what wrappers add; None if there is none.
 
     >>> by_plain_name({"up.weight": 1}, "module.up.weight")
     1

@@ -1,4 +1,4 @@
-"""The command `surefoot`. Reads argv, prints, sets exit codes; the work is done elsewhere.
+"""The command `surefoot`: reads argv, prints, sets exit codes; the work is done elsewhere.
 
 Nothing here imports torch before a command runs: `--help` answers at once.
 """
@@ -23,7 +23,7 @@ from surefoot.experiment.errors import Install, with_remedy
 
 _COMMANDS = (transfer, ladder, compare, train, tokens, audit, convert, coordcheck, report)
 _EXTRAS = {"cli": ("numpy", "scipy", "tqdm", "filelock", "jinja2"), "plots": ("altair", "vl_convert")}
-"""What pyproject.toml has in the extras that commands need."""
+"""The packages in those extras of pyproject.toml that commands need."""
 _GUIDE = """\
 surefoot: three things to do with it, each with the line to type
 
@@ -88,7 +88,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
-    """Run a command; errors are said in a line, followed by the one to type next."""
+    """Run a command; an error is printed as one line, followed by the command to type next."""
     arguments.stdout = sys.stdout
     try:
         # With --json whatever a model prints goes to stderr.

@@ -22,7 +22,7 @@ from surefoot.experiment.training.config import TrainConfig
 from surefoot.experiment.training.methods import method
 
 OF_TRIALS = ("method", "width", "lr", "seed", "steps", "average")
-"""Settings that the trials of a sweep have of their own, and one that they do not have."""
+"""Settings that each trial of a sweep has of its own, and `average`, which trials do not have."""
 
 
 def executor(arguments: argparse.Namespace) -> Executor | None:
@@ -52,7 +52,7 @@ def executor(arguments: argparse.Namespace) -> Executor | None:
 
 
 def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
-    """The device of runs on Ray or slurm, which has to be what they are given; None for runs on this machine."""
+    """The device of runs on Ray or slurm, which must match the GPUs that they get; None for runs on this machine."""
     if getattr(arguments, "executor", None) not in ("ray", "slurm"):
         return None
     given = "cuda" if arguments.gpus_per_run else "cpu"
@@ -63,7 +63,7 @@ def _device_elsewhere(arguments: argparse.Namespace) -> str | None:
 
 
 def config(arguments: argparse.Namespace) -> TrainConfig:
-    """The configuration of a run; what the command has no option for is as it is by default.
+    """The configuration of a run; settings without an option keep their defaults.
 
     Args:
         arguments: as parsed.
@@ -149,11 +149,11 @@ def trial_settings(
 
 
 def sweep(arguments: argparse.Namespace, run: Callable[..., object], *what: Any, **further: Any) -> int:
-    """Run a sweep where the options ask for it, and show what came of it.
+    """Run a sweep on the executor that the options ask for, and show the results.
 
     Args:
         arguments: as parsed.
-        run: of a module of `surefoot.experiment.sweep`.
+        run: the `run` of a module of `surefoot.experiment.sweep`.
         *what: its first arguments, before the directory, of which the first has the settings of all runs.
         **further: others of it.
 

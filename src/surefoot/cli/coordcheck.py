@@ -1,4 +1,4 @@
-"""`surefoot coordcheck`: do activations, and what training changes of them, keep their size as the width grows?"""
+"""`surefoot coordcheck`: do activations, and their changes by training, keep their size as the width grows?"""
 
 import argparse
 import sys

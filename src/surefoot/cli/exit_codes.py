@@ -93,7 +93,7 @@ def next_line(argv: Sequence[str], error: Exception | None, arguments: argparse.
 
     Args:
         argv: the command line that was typed, without the program.
-        error: what came of it; None for a training run that has diverged.
+        error: what it raised; None for a training run that has diverged.
         arguments: as parsed; None if they could not be.
 
     Returns:
@@ -135,7 +135,7 @@ def _with(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 
 def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str]:
-    """The same into a directory that does not exist yet; at a quarter of the learning rate if it has diverged."""
+    """The command line with a directory that does not exist yet; with a quarter of the learning rate if it diverged."""
     from surefoot.cli.chosen import config
 
     out: Path = arguments.out
@@ -149,7 +149,7 @@ def _elsewhere(words: Sequence[str], arguments: Any, diverged: bool) -> list[str
 
 
 def _respelled(words: Sequence[str], remedy: Respell) -> list[str] | None:
-    """The same with the choice that is nearest to the word that is none."""
+    """The command line with the unknown word replaced by the nearest choice."""
     meant = get_close_matches(remedy.word, remedy.choices, 1)
     wrong = re.compile(rf"^{re.escape(remedy.word)}(?=$|[:@])")
     right = [wrong.sub(meant[0], word) for word in words] if meant and meant[0] not in words else None
@@ -157,7 +157,7 @@ def _respelled(words: Sequence[str], remedy: Respell) -> list[str] | None:
 
 
 def _located(words: Sequence[str], missing: Path) -> list[str] | None:
-    """The same with the file or folder whose name is nearest to that of one that is not there."""
+    """The command line with a missing path replaced by the file or folder of the nearest name."""
     for at, word in enumerate(words[1:], 1):  # the first is the command
         path = Path(word.rpartition(":")[2])
         if path.resolve() == missing.resolve() and not path.exists() and path.parent.is_dir():

@@ -83,6 +83,6 @@ def _read_config(name: str) -> tuple[Any, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, and the second one where that says what."""
+    """The first line of an error, and the second one where the first ends in a colon."""
     first, _, rest = str(error).partition("\n")
     return f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first

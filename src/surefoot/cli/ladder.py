@@ -1,4 +1,4 @@
-"""`surefoot ladder`: what loss will a larger model reach? Small ones, trained at the rate of the law, tell."""
+"""`surefoot ladder`: predict a larger model's loss from small ones, trained at the rate of the law."""
 
 import argparse
 import math

@@ -28,7 +28,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
         examples: one a line.
 
     Returns:
-        The command's parser. What it parses has in `given` the destinations of the options that were given.
+        The command's parser; its namespace has in `given` the destinations of the options that were given.
     """
     epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
     said = {"help": help, "description": f"{help[0].upper()}{help[1:]}.", "epilog": epilog}
@@ -39,7 +39,7 @@ def command(commands: Commands, name: str, run: Runner, help: str, examples: str
 
 
 class _Store(argparse.Action):
-    """Store a value as `argparse` does, and in `given` that the option was given, be it with the default's value."""
+    """Store a value as `argparse` does, and note in `given` that the option was given, even if with its default."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
@@ -76,7 +76,7 @@ exponent: Reader = _reader(LOG2)
 
 
 def path(text: str) -> Path:
-    """Read a path, which is not empty: that of a variable that is not set is not the working directory."""
+    """Read a path; an empty one, as from an unset variable, is refused: it does not mean the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
@@ -134,7 +134,7 @@ def add_recipes(
 
 
 def add_model(parser: argparse.ArgumentParser, *sizes: str) -> None:
-    """Add the choice of a model, and of those of "width", "depth" and "head_dim" that the command has one of."""
+    """Add the choice of a model, and those of its sizes ("width", "depth", "head_dim") that are named."""
     help = f"one of {', '.join(MODELS)}, or module:function that takes a width"
     add(parser, "model", type=_model, metavar="NAME", help=help)
     add(parser, *sizes)
@@ -148,7 +148,7 @@ def _model(text: str) -> str:
 
 
 def rate(text: str) -> float | str:
-    """Read a learning rate, which a run takes above 0 from the command line."""
+    """Read a learning rate: `auto`, or a number above 0."""
     return text if text == AUTO else positive(text)
 
 
@@ -204,8 +204,8 @@ def add_executor(parser: argparse.ArgumentParser, out: str, default: str | None 
 
     Args:
         parser: of a command.
-        out: the run directory without a choice.
-        default: the executor without a choice; None for the command's own process, one run after the other.
+        out: the default run directory.
+        default: the default executor; None for the command's own process, one run after the other.
     """
     add = parser.add_argument
     add("--out", type=path, default=Path(out), help="run directory, resumed if it exists")
@@ -226,8 +226,8 @@ def add_sweep(parser: argparse.ArgumentParser, out: str, *sizes: str) -> None:
 
     Args:
         parser: of a command.
-        out: the run directory without a choice.
-        *sizes: those that the command has one of, besides depth and head dimension.
+        out: the default run directory.
+        *sizes: the command's sizes besides depth and head dimension.
     """
     add_executor(parser, out)
     add_model(parser, "depth", "head_dim")

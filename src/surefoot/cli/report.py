@@ -88,7 +88,7 @@ def watch(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def reported(arguments: argparse.Namespace, data: str) -> Iterator[None]:
-    """Around the runs of a command: say where they are written and what to do if they stop; show what came of them."""
+    """Context for a command's runs: say where they are written and what to do if they stop; show the results."""
     arguments.resume = "what was finished is kept: the same command goes on from there"
     import surefoot.experiment.reports.report  # noqa: F401, what it lacks is said before the runs
 

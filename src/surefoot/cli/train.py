@@ -53,7 +53,7 @@ def add_to(commands: options.Commands) -> None:
 
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:
-    """Options of how a step is computed, under any of which a run goes on."""
+    """Add the options of how a step is computed, which may change when a run is resumed."""
     add = parser.add_argument
     help = "under torchrun: processes along replicate, fsdp and tp, fsdp=4,tp=2 for example (default: all along fsdp)"
     add("--mesh", metavar="AXIS=N,...", help=help)

@@ -39,7 +39,7 @@ from surefoot.scaling import LAWS
 
 LOG, RESULT, ENVIRONMENT, CHECKPOINTS = "log.jsonl", "result.json", "environment.json", "checkpoints"
 Training = Callable[..., TrainResult]
-"""`train`, with what all processes agree on."""
+"""`train`, with the arguments that all processes share."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _run_first(
     arguments: argparse.Namespace, config: TrainConfig, corpus: Corpus, identity: dict[str, Any], training: Training,
     compute: Compute,
 ) -> int:  # fmt: skip
-    """Train on the process that writes files and speaks."""
+    """Train on the process that writes files and prints."""
     out: Path = arguments.out
     boards: list[Board] = [tensorboard(out / "tensorboard")] if arguments.tensorboard else []
     boards += [wandb(out, identity)] if arguments.wandb else []
@@ -129,7 +129,7 @@ def _run_first(
 
 
 def _measured_before(path: Path, shown: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier result of the same steps has and this one, which took none, has not: the time of a step."""
+    """From an earlier result of the same steps, what this one, which took no steps, lacks: the time of a step."""
     with suppress(OSError, ValueError, KeyError):
         before = read(path)
         return {k: x for k, x in before.items() if before["steps"] == shown["steps"] and shown.get(k, x) is None}

@@ -1,4 +1,4 @@
-"""The kinds of what feeds attention, and of bare matrices, by the uses that a forward pass shows."""
+"""Kinds of the weights that feed attention, and of bare matrices, from how a forward pass uses them."""
 
 import math
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from surefoot.discovery.rows import Use, uses_of
 from surefoot.views import Fused, Grouped, Interleaved, Matrix, Projections, Stack, Transposed, View
 
 Own = Mapping[str, tuple[str, nn.Parameter]]
-"""What a module owns: attribute -> name and parameter."""
+"""A module's own parameters: attribute -> name and parameter."""
 
 
 @torch.inference_mode(False)
 def fed(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds of what feeds attention, and of bare matrices, by a forward pass on the inputs of a search, if any."""
+    """Kinds of the weights that feed attention, and of bare matrices, by a forward pass on the inputs, if any."""
     if search.inputs is None:
         return {}
     owned = [(own, *each) for own in search.own.values() for each in own.items()]
     tables = [own["weight"][1].shape for module, own in search.own.items() if isinstance(module, nn.Embedding)]
-    head = max(tables, default=None)  # what is bare and has the shape of the table with most rows may be the head
+    head = max(tables, default=None)  # a bare matrix of the shape of the table with most rows may be it
     matrices = [(name, p, kinds[name]) for *_, (name, p) in owned if p.ndim > 1]
     free = {p for name, p, kind in matrices if not kind and not search.said(name) and p.shape != head}
     weights = dict.fromkeys(p for _, p, kind in matrices if p in free or (kind and kind.name == "linear"))
@@ -36,7 +36,7 @@ def fed(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
-    """The kinds of a matrix by its use, and of its bias; none where no view has its rows and nothing else is known."""
+    """Kinds of a matrix, by its use, and of its bias; empty if no view has its rows and nothing else is known."""
     name, kind, what = own[attribute][0], kinds[own[attribute][0]], f"{', '.join(use.heads)} by the forward pass"
     if (layout := layout_of(use, kind.view if kind else None)) is None:
         known = Heads(0, (), what) if use.clear else None
@@ -63,15 +63,15 @@ def _kinds_of(own: Own, attribute: str, use: Use, kinds: Kinds) -> Kinds:
 
 
 def layout_of(use: Use, usual: View | None = None) -> tuple[View, tuple[str, ...], int] | None:
-    """The layout of a parameter by its use.
+    """Find the view of a parameter from its use.
 
     Args:
-        use: what a forward pass shows.
-        usual: the layout that was found otherwise, which is kept where it has the same rows.
+        use: how a forward pass uses the parameter.
+        usual: the view that other rules found; kept where it has the same rows.
 
     Returns:
-        The view; the names of its projections in order, "other" for what is no query, key or value; the number of rows
-        of a head of queries or keys, 0 where they have one norm for each projection. None where no view has the rows.
+        The view; the names of its projections in order, "other" for rows that are no query, key or value; the rows of a
+        head of queries or keys, 0 where each projection has one norm. None where no view has these rows.
 
     >>> layout_of(Use((8, 4), {False}, {"query": {(0, 1, 2), (4, 5, 2)}}))  # per head a query and its gate
     (Interleaved(heads=2, parts=2), ('query', 'other'), 2)
@@ -92,13 +92,13 @@ def layout_of(use: Use, usual: View | None = None) -> tuple[View, tuple[str, ...
         if blocks_of(view, rows):
             found = [x.flatten() for block in view.split(rows) for x in block.unbind()]
             alike = len(found) == count and all(map(torch.equal, found, wanted))
-            if alike or not use.heads:  # without heads the first that has the shape
+            if alike or not use.heads:  # without heads, the first view that fits
                 return Transposed(view) if turned else view, tuple(parts), _dim(use, *parts)
     return None
 
 
 def _parts(use: Use, count: int) -> dict[str, list[int]] | None:
-    """The rows of each projection, in order; None where a head has rows that do not lie together."""
+    """Projection -> its rows, in order; None where heads are not contiguous, differ in size or overlap."""
     parts = dict[str, list[int]]()
     for name, heads in use.heads.items():
         if any(last - first + 1 != size for first, last, size in heads) or len({size for *_, size in heads}) != 1:
@@ -112,7 +112,7 @@ def _parts(use: Use, count: int) -> dict[str, list[int]] | None:
 
 
 def _dim(use: Use, *parts: str) -> int:
-    """Rows of a head, if all projections but the last are queries and keys, or there is one."""
+    """Rows of a head, if the only projection, or all but the last, are queries and keys; else 0."""
     *before, last = parts
     sizes = {size for name in before or parts for *_, size in use.heads.get(name, ())}
     fits = {*before} <= {"query", "key"} and (last in ("query", "key")) == (not before)

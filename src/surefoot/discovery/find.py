@@ -1,19 +1,19 @@
 """The kind of every parameter of a model: by module type, class, wiring and shape; by names where these are silent.
 
-Discovery is a series of passes, each from kinds to kinds. Those `OF_MODULES` look at every module once: what a class of
-another library says of it, its type or its shape, what stands beside it, whether it gives queries and keys. Those
-`OF_PARAMETERS` follow for the parameters that are to be placed together: uses of one parameter that are tied, what is
-added to a tied table, what writes into a residual stream, and the user's overrides.
+Discovery is a series of passes, each from kinds to kinds. `OF_MODULES` look at every module once: its class if it is
+another library's, its type or shape, its neighbours, whether it gives queries and keys. `OF_PARAMETERS` then look at
+all parameters to be placed together: which are tied, added to a tied table, or write into a residual stream, and the
+user's overrides.
 
-Where the search has inputs, a forward pass on them tells what feeds attention (`discovery.feeding`). Else names of
-attributes decide which layers give queries and keys (`discovery.heads`). They also decide what is the gain of a norm of
-another library, and the layout of stacked experts. Wherever they do, the reason in the plan says so.
+With inputs, a forward pass shows which weights feed attention (`discovery.feeding`). Without, names of attributes
+decide which layers give queries and keys (`discovery.heads`). Names also decide which parameter is the gain of another
+library's norm, and the layout of stacked experts. Wherever names decide, the reason in the plan says so.
 
 The LM head is what `get_output_embeddings()` returns, else the Linear that shares its weight with an embedding, else
 the only Linear(d, V) beside an Embedding(V, d) whose outputs no Linear in the same module takes, else what the user
-names; a model whose `get_output_embeddings()` returns None has none. A head that is a table itself, and no other of its
-shape is there for the inputs, is tied. Of a model without tables or that method a head is what its name says,
-`head`, `mlp_head` or `classifier`, if it ends with a Linear behind a norm: the rule is for features of RMS 1.
+names; a model whose `get_output_embeddings()` returns None has none. A head that is itself a table is tied,
+unless another table of its shape serves the inputs. In a model without tables or that method, a module named `head`,
+`mlp_head` or `classifier` is a head if it ends with a Linear behind a norm: the rule is for features of RMS 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +47,13 @@ def find_kinds(
     tied: str | None = None,
     inputs: Any = None,
 ) -> Kinds:
-    """Kind of every parameter of a model; a frozen one has the kind that it has once all are trained, if any.
+    """Find the kind of every parameter; a frozen one gets the kind that it has once all are trained, if any.
 
     Args:
         model: any module, on any device.
         head: names of the modules that are LM heads; `()` for none; None infers the head from the wiring.
-        changes: parameter name -> an override's change and its reason; a change that is a name is the kind, a Role
-            stands for itself: no rule follows. Any change resolves conflicting kinds.
+        changes: parameter name -> an override's change and its reason; a name is taken as the kind, a Role as it is,
+            and no rule follows. Any change resolves conflicting kinds.
         tied: kind of a matrix that is embedding and head: "head", "embedding", "error" or None, see `Plan.of`.
         inputs: what the model is called with, see `Plan.of`.
 
@@ -84,7 +84,7 @@ def find_kinds(
 
 
 def by_class(search: Search, kinds: Kinds) -> Kinds:
-    """What the class of a module, or of the module that owns it, says; nothing of what hooks make weights of."""
+    """Kinds by the class of a module or of its owner; None for parameters from which hooks make a weight."""
     hooked = [own[made][0] for module, own in search.own.items() for made in made_by_hooks(module) if made in own]
     found = {**kinds, **dict.fromkeys(hooked)}
     for owner in search.own:
@@ -96,7 +96,7 @@ def by_class(search: Search, kinds: Kinds) -> Kinds:
 
 
 def by_type(search: Search, kinds: Kinds) -> Kinds:
-    """What the type or the structure of a module says of the other parameters, and then their shape."""
+    """Kinds of the other parameters by their module's type or structure, else by their shape."""
     kinds = dict(kinds)
     for module, own in search.own.items():
         found = kinds_by_type(module) if own else {}
@@ -109,7 +109,7 @@ def by_type(search: Search, kinds: Kinds) -> Kinds:
 
 
 def wiring(search: Search, kinds: Kinds) -> Kinds:
-    """What stands before or behind all other modules: LM heads, tables that are heads."""
+    """Kinds by position before or behind all other modules: LM heads, tables that are heads."""
     found, lm_heads = dict(kinds), _lm_heads(search.model, search.head, "head" in map(search.said, search.changes))
     lm_heads = lm_heads or (_called_head(search) if search.head is None else {})
     named = {table: why for module, why in lm_heads.items() if (table := search.name(module, "weight"))}
@@ -126,7 +126,7 @@ def wiring(search: Search, kinds: Kinds) -> Kinds:
 _HEADS = {"head", "mlp_head", "classifier"}
 
 Pass = Callable[[Search, Kinds], Kinds]
-OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers, lengths)  # beside what heads saw
+OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers, lengths)  # routers after heads, too
 OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, multiplied, overrides)
 
 
@@ -135,7 +135,7 @@ def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:
 
 
 def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
-    """The error text for parameters without a role, after a forward pass or none: shapes and the first one's remedy."""
+    """The error text for parameters without a role (ran: a forward pass): their shapes, and a remedy for the first."""
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
     each = ", ".join(f"{name} {shapes[name]} of {type(owner).__name__}" for name, owner in owners.items())
@@ -161,7 +161,7 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
 
 
 def made_by_hooks(module: nn.Module) -> dict[str, tuple[str, str]]:
-    """Parameters of which spectral norm or pruning makes another one before each forward pass.
+    """Parameters from which spectral norm or pruning makes the weight before each forward pass.
 
     Args:
         module: any module.
@@ -207,7 +207,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
     if tied or declared or not tables or not _matrices_beside(model, tables):
         return dict.fromkeys(tied, "LM head, tied")
     shapes = {(t.num_embeddings, t.embedding_dim) for t in tables}
-    shapes = {(words, d) for words, d in shapes if words != d} or shapes  # of square ones positions, beside others
+    shapes = {(words, d) for words, d in shapes if words != d} or shapes  # a square one beside others has positions
     sizes = {name: (m.out_features, m.in_features) for name, m in linears.items()}
     alike = [name for name, size in sizes.items() if size in shapes]
     candidates = [name for name in alike if not _read_beside(model, name)]
@@ -227,7 +227,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
 
 
 def _called_head(search: Search) -> dict[nn.Module, str]:
-    """Of a model without tables the last layer of what it calls a head, a `Linear` behind a norm of what it reads."""
+    """Heads by name in a model without tables: the last layer of such a module, a `Linear` behind its input's norm."""
     found: dict[nn.Module, str] = {}
     if any(hasattr(module, "get_output_embeddings") for module in search.own):
         return found
@@ -244,15 +244,15 @@ def _called_head(search: Search) -> dict[nn.Module, str]:
 
 
 def _matrices_beside(model: nn.Module, tables: list[nn.Embedding]) -> bool:
-    """Whether a model has matrices, or kernels along sequences, that are no tables; those of pictures tell no words."""
+    """Whether a model has matrices or 1-D convolution kernels besides tables; image kernels are no sign of words."""
     rows = {p for table in tables for p in table.parameters()}
     return any(1 < p.ndim < 4 and p not in rows for p in model.parameters())
 
 
 def _read_beside(model: nn.Module, name: str, behind: bool = False) -> bool:
-    """Whether a linear layer stands beside, or before, one that takes as many inputs as it has outputs, as in an MLP.
+    """Whether a sibling of a linear layer (behind: a later one) has as many inputs as it has outputs, as in an MLP.
 
-    A head of as many words as an MLP beside it has features stands before none.
+    A head with as many words as an MLP beside it has features has no such sibling behind it.
     """
     layer, owner = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
     siblings = list(children_of(owner).values())

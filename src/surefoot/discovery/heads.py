@@ -1,7 +1,7 @@
 """Which layers of an attention module give queries, keys and values, how large its heads are, how logits are scaled.
 
-Without a forward pass nothing but names tells a query's matrix from a value's of the same shape. This is the one table
-of them, for the plan, QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
+Without a forward pass only names distinguish a query's matrix from a value's of the same shape. This is the one table
+of these names, for the plan, QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,8 +25,8 @@ _SEPARATE = (
 )  # fmt: skip
 _JOINT = ("add_q_proj", "add_k_proj", "add_v_proj")
 _FUSED = (*IN_ORDER, "query_key_value", "wqkv", "to_kv")
-"""Attributes of attention modules whose layers are W_q, W_k and W_v, those of a second stream in the same layer, as a
-text's beside a picture's, or all of them in a layout that is known."""
+"""Attributes of attention modules: separate layers W_q, W_k and W_v; those of a second stream in the same module, as
+text beside images; and layers that fuse all of them in a known layout."""
 
 QK_NORMS = (
     *("query_norm", "key_norm", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "norm_q", "norm_k"),
@@ -44,7 +44,7 @@ class Projection:
         view: layout of its weight.
         part: index of the projection among the view's matrices, counted over its blocks.
         weight: the layer's attribute for the weight.
-        bias: that for the bias.
+        bias: its attribute for the bias.
         name: the attention module's attribute for the layer.
 
     >>> Projection(nn.Linear(4, 8)).rows()["weight"].shape
@@ -97,7 +97,7 @@ class Projection:
         return expanded
 
     def _rows_of(self, x: Tensor) -> Tensor:
-        """The projection's own matrix or vector of a tensor that is laid out as the layer's weight or bias."""
+        """This projection's rows of a tensor that is laid out as the layer's weight or bias."""
         view = self.view.inner if isinstance(self.view, Transposed) and x.ndim < 2 else self.view
         if x.ndim < 2 and isinstance(self.layer, nn.MultiheadAttention):
             view = Fused(3)  # the bias of all three, whose weights may be apart
@@ -108,13 +108,13 @@ class Projection:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """The values of a weight, at least in float32."""
+    """A weight's values, gathered if it is a `DTensor`, at least in float32."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     return wide.full_tensor() if hasattr(wide, "full_tensor") else wide
 
 
 def head_dim_of(module: nn.Module) -> int | None:
-    """Number of features of a head of an attention module, by its attributes, or rows by the number of heads."""
+    """Features per head of an attention module: by its attributes, or query rows over the number of heads."""
     sizes = (getattr(getattr(module, "heads", None), "dim", None), *(getattr(module, n, None) for n in HEAD_DIMS))
     if size := next((size for size in sizes if isinstance(size, int) and size), None):
         return size
@@ -128,14 +128,14 @@ def head_dim_of(module: nn.Module) -> int | None:
 
 
 def scale_of(module: nn.Module) -> float | None:
-    """Factor on the products of queries and keys: `heads.scale`, `scaling`, torch's own; None where none says it."""
+    """Factor on the products of queries and keys: `heads.scale`, `scaling`, torch's own; None without these."""
     scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", None))
     scale = module.head_dim**-0.5 if isinstance(module, nn.MultiheadAttention) else scale
     return scale if isinstance(scale, float) else None
 
 
 def parts(owner: nn.Module) -> dict[str, Projection]:
-    """The layers of an attention module that give queries, keys and values, as far as it is known which do.
+    """The projections of an attention module that give queries, keys and values, as far as they are known.
 
     Args:
         owner: any module.
@@ -172,26 +172,26 @@ def parts(owner: nn.Module) -> dict[str, Projection]:
 
 
 def projections(owner: nn.Module) -> list[tuple[str, Projection]]:
-    """What `parts` finds, and the layers of a second stream that is attended to together with the first.
+    """The projections that `parts` finds, and those of a second stream that is attended to with the first.
 
     Args:
         owner: any module.
 
     Returns:
-        "query", "key" or "value", and a projection that gives it.
+        Pairs of "query", "key" or "value" and a projection that gives it.
     """
     named = zip(_PARTS, _JOINT, strict=True)
     return [*parts(owner).items(), *((x, Projection(m, name=n)) for x, n in named if (m := owner._modules.get(n)))]
 
 
 def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
-    """What the names below an attention module tell of its linear layers.
+    """Heads of an attention module's linear layers, by the names of its attributes.
 
     Args:
         owner: any module.
 
     Returns:
-        Layer -> its heads, of 0 rows where that is not known; empty for a module that is no attention layer by its
+        Layer -> its heads, with 0 rows if unknown; empty for a module that is no attention layer by its
         attributes.
 
     >>> layer = nn.Module()
@@ -216,7 +216,7 @@ def found_heads(owner: nn.Module) -> dict[nn.Module, Heads]:
 
 
 def heads(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the heads of what gives queries and keys, or why they are not known."""
+    """Add to the kinds the heads of query and key matrices, or the reason why these are not known."""
     by_running = fed(search, kinds)
     found, layers = kinds | by_running, dict[nn.Module, Heads]()
     for by_name in map(found_heads, search.own):

@@ -27,20 +27,20 @@ Change = str | Role | Callable[[Role], Role]
 _LIBRARIES = ("transformers", "torchtitan")
 
 UNSPLIT = "one norm for all heads"
-"""What the reason of a matrix of attention says whose heads are not known."""
+"""Part of the reason for an attention matrix whose heads are not known."""
 
 UNCLEAR = "but not clear which rows"
 NO_VIEW = "but in an order that no view has"
-"""What it says where a forward pass does not tell them, and where it does; in the second case names do not decide."""
+"""The same where a forward pass does not show its heads, and where it does; in the second case names do not decide."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What is known of a matrix that gives an attention layer's queries, keys or values.
+    """The heads of a matrix that gives an attention layer's queries, keys or values.
 
     Args:
-        dim: rows of a head; 0 where that is not known, or of values.
-        parts: what is fused in the matrix, in order; the last of several is no query or key, and is left whole.
+        dim: rows of a head; 0 if unknown, or for values.
+        parts: projections fused in the matrix, in order; the last of several is no query or key, and is left whole.
         why: how it is known.
 
     >>> Heads(64).dim
@@ -52,7 +52,7 @@ class Heads:
     why: str = "queries and keys by type"
 
     def __str__(self) -> str:
-        """As a plan gives the reason."""
+        """The reason as a plan's table gives it."""
         whole = ", values one for all" if len(self.parts) > 1 and self.parts[-1] not in ("query", "key") else ""
         return f"{self.why}: heads of {self.dim} rows, a norm each{whole}"
 
@@ -67,10 +67,10 @@ class Kind:
         view: layout; None takes the role's default.
         initial: initial values, or a function of the role's; None takes the role's default.
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
-        units: changes of the role to other units of its rate, initial values and radii than its own, in turn.
-        heads: of a matrix that gives an attention layer's queries or keys, or by a forward pass values; else None.
-        branches: of a parameter that writes into a residual stream, the number of branches that add up; else None.
-        override: what the user says of the parameter, and the reason; None for nothing.
+        units: changes, applied in turn, to the units of the role's learning rate, initial values and radii.
+        heads: those of a matrix that gives queries or keys of attention or, by a forward pass, values; else None.
+        branches: number of branches that add up in the residual stream that the parameter writes into; else None.
+        override: the user's change of the parameter's role, and its reason; None without one.
 
     >>> Kind("bias", "bias of Linear").name
     'bias'
@@ -114,7 +114,7 @@ class Kind:
 
 
 def times(role: Role, factor: float) -> Role:
-    """The role with rate, initial values and radii so many times as large; decay takes the same part of a weight."""
+    """Multiply a role's learning rate, initial values and radii by factor; decay takes the same part of a weight."""
     initial = role.initial if isinstance(role.initial, AsBuilt) else Scaled(role.initial, factor)
     scale, unit, decay = Times(factor, role.lr_scale), Times(factor, role.radius_unit), role.stabiliser
     if isinstance(decay, DecoupledWeightDecay):
@@ -123,11 +123,11 @@ def times(role: Role, factor: float) -> Role:
 
 
 class Guess(Kind):
-    """What a parameter is by its shape alone; any other rule overrides it."""
+    """The kind of a parameter by its shape alone; any other rule overrides it."""
 
 
 class Tied(Kind):
-    """What a matrix is that is embedding and head."""
+    """The kind of a matrix that is both embedding and head."""
 
 
 Kinds = dict[str, Kind | None]
@@ -168,7 +168,7 @@ class Search:
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules right below one, without what `torch.compile`, activation checkpointing and FSDP put around them.
+    """A module's children, without the wrappers of `torch.compile`, activation checkpointing and FSDP.
 
     >>> block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> children_of(nn.ModuleDict({"0": nn.ModuleDict({"_orig_mod": block})}))["0"] is block
@@ -178,14 +178,14 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What is inside of such wrappers, and of DDP."""
+    """The module inside of wrappers as in `children_of`, and of DDP."""
     inner = dict(module.named_children())
     name = next(iter(inner)) if len(inner) == 1 and not module._parameters else ""
     return unwrapped(inner[name]) if name and not plain_name(f"{name}.") else module
 
 
 def blocks_of(view: View, x: Tensor) -> tuple[Shape, ...]:
-    """The shapes of a tensor's blocks; none where the view does not fit, which is said where the role is placed."""
+    """The shapes of a tensor's blocks; empty where the view does not fit, which placing the role reports."""
     try:
         return view.blocks(tuple(x.shape))
     except ValueError:
@@ -206,13 +206,13 @@ def class_names(module: nn.Module) -> list[str]:
 
 
 def is_linear(layer: object) -> bool:
-    """True for a linear layer, Hugging Face's `Conv1D`, whose weight is stored `(in, out)`, included."""
+    """True for a linear layer, including Hugging Face's `Conv1D`, whose weight is stored `(in, out)`."""
     conv1d = isinstance(layer, nn.Module) and "transformers.pytorch_utils.Conv1D" in class_names(layer)
     return conv1d or isinstance(layer, nn.Linear)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A module's own parameters by attribute; of a normalised weight the w that it is made of.
+    """A module's own parameters by attribute; for a normalised weight, the w that it is made of.
 
     Args:
         module: any module.
@@ -227,7 +227,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def named_own(model: nn.Module) -> dict[nn.Module, dict[str, tuple[str, nn.Parameter]]]:
-    """What each module of a model owns, see `Search.own`."""
+    """Each module's own parameters and their names, see `Search.own`."""
     return {
         module: {
             attribute: (f"{path}.{inner}".removeprefix("."), module.get_parameter(inner))

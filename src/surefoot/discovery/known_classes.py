@@ -166,7 +166,7 @@ _EXPERTS = {"Llama4TextExperts": (True, True, True), "Step3p7Experts": (True, Fa
 
 
 def _by_owner(rows: Iterable[tuple[str, T, str]]) -> dict[str, list[tuple[str, T]]]:
-    """Name of an owner -> the paths below it and what rows say of them."""
+    """Index rows by class: an owner's name -> pairs of a path below it and the row's value."""
     table: dict[str, list[tuple[str, T]]] = defaultdict(list)
     for paths, value, owners in rows:
         for name in owners.split():
@@ -178,7 +178,7 @@ _LAYOUTS_OF, _KINDS_OF = _by_owner(_LAYOUTS), _by_owner(_KINDS)
 
 
 def _listed(table: dict[str, list[T]], owner: nn.Module) -> list[T]:
-    """The table's entries of the first class of a module that is listed."""
+    """The table's entries for the first of a module's classes that is listed."""
     return next((table[name] for name in class_names(owner) if name in table), [])
 
 
@@ -189,8 +189,8 @@ def layouts_of(owner: nn.Module) -> dict[str, View | None]:
         owner: any module.
 
     Returns:
-        Attribute of the linear layer -> its view; None for a class of another version than the one that the table was
-        read from. Of a class of your own those whose name tells their order, see `surefoot.discovery.structure`.
+        Attribute of the linear layer -> its view; None for a class of another version than the table's.
+        For a user's class, the layers whose name tells their order, see `surefoot.discovery.structure`.
     """
     by_structure, keys = fused(owner), owner._modules.get("to_kv")
     views: dict[str, View | None] = dict([by_structure] if by_structure and by_structure[0] in IN_ORDER else [])

@@ -1,9 +1,9 @@
-"""What models multiply: by a constant rows of a table, branches or logits; by lengths the parts under weight norm.
+"""Factors in models: constants on table rows, branches or logits, and weight norm's lengths of a weight's parts.
 
-What a model of `transformers` multiplies by `c` is in units divided by it: `c W x` are the outputs of `c W`, so W
-starts, moves and is bounded by what that does, divided by c, and the model trains as the one without the constant. A
-table that is embedding and head has the units of logits, and what is added to its rows is as large as they are once
-they are multiplied.
+Where a model of `transformers` multiplies by `c`, units are divided by it: `c W x` are the outputs of `c W`, so W's
+initial values, steps and bounds are those of `c W` divided by c, and the model trains as without the constant. A
+table that is embedding and head has the units of logits; rows added to its rows are as large as these are once they
+are multiplied.
 """
 
 import math
@@ -29,15 +29,15 @@ _CONSTANTS = (
     ("layer", "k_proj:key_multiplier gate_proj:gate_multiplier down_proj:down_multiplier", 1, ""),
     ("layer", "mamba.out_proj:ssm_out_multiplier self_attn.o_proj:attn_out_multiplier", 1, ""),
 )
-"""What is multiplied; by which power of which numbers, each behind the layer that it is about; how the classes begin
-whose configuration has the number, or none for an attribute of any class; what else the configuration has to say. An
-attribute about rows is the table's own, or of the module that has the table as `embed_tokens`."""
+"""Columns: what is multiplied; the names of the numbers, each behind its layer; their power; prefixes of the classes
+whose configuration has the number, or none for an attribute of any class; flags that the configuration must also set.
+An attribute about rows is the table's own, or of the module that has the table as `embed_tokens`."""
 
 _WHAT = {"head": "logits are", "embedding": "rows are", "branch": "what it adds is", "layer": "outputs are"}
 
 
 def multiplied(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the units of what the model multiplies, and of what is added to the rows of its head."""
+    """Add to the kinds the units of what the model multiplies, and of rows that are added to its head's."""
     constants = {key: said for module in search.model.modules() for key, said in _constants(module)}
     tables = [("embedding", search.parameters[name]) for name, kind in kinds.items() if kind and kind.name == "head"]
     rows = [(1 / constant, why) for constant, why in (constants[key] for key in tables if key in constants)]
@@ -53,11 +53,11 @@ def multiplied(search: Search, kinds: Kinds) -> Kinds:
 
 
 def lengths(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the lengths that weight norm gives the parts of a weight, where it is known what the weight is.
+    """Add the kinds of the lengths that weight norm gives a weight's parts, where the weight's kind is known.
 
-    In `g v / |v|` the lengths g are a gain on these parts, which is 1 where they are as long as initial values make
-    them on average. So g starts there and moves by that unit: with one length for each output, or for each tap of a
-    kernel, the outputs change as much at any width. Of v, only the direction counts.
+    In `g v / |v|` the lengths g are a gain on these parts, whose unit is the average length of the parts under the
+    usual initial values. So g starts there and moves by that unit: with one length for each output, or for each tap of
+    a kernel, the outputs change as much at any width. Of v, only the direction counts.
     """
     found = dict(kinds)
     for own in search.own.values():
@@ -75,7 +75,7 @@ def lengths(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _constants(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tuple[float, str]]]:
-    """What a module multiplies, use and parameter, by which constant, and the reason."""
+    """What a module multiplies by a constant: (use, parameter), (constant, reason)."""
     config, names = getattr(module, "config", None), class_names(module)
     config, table = getattr(config, "text_config", config), "" if isinstance(module, nn.Embedding) else "embed_tokens"
     for use, attributes, power, classes, *conditions in _CONSTANTS:

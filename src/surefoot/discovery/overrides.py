@@ -17,10 +17,10 @@ from surefoot.views import Matrix, PerHead, Transposed
 Where = str | nn.Module | Callable[[str, nn.Parameter], bool]
 Override = tuple[Where, Change]
 """`(where, change)`: where is a name pattern, a module or a predicate of `(name, parameter)`; change is a role's name
-(the recipe's role, without a layout, heads or branches that were found), a `Role`, or a function of the role that all
-rules together give to another. The function is applied to the role of each block where they differ; if it changes the
-layout, the first block's role then holds for all. No rule follows, and of other parameters' roles none changes, except
-those of what is added to a tied table: they follow its name."""
+(the recipe's role, without a layout, heads or branches that were found), a `Role`, or a function from the role that
+all rules together give to another. The function is applied to the role of each block where they differ; if it changes
+the layout, the first block's role then holds for all. No rule follows, and no other parameter's role changes, except
+those of tables that are added to a tied table: they follow its name."""
 
 _CHANGES = "a role's name, a Role, or a function of the role found: `lambda role: replace(role, stabiliser=...)`"
 
@@ -92,7 +92,7 @@ def _matches(where: Where, name: str, parameter: nn.Parameter) -> bool:
 
 
 def overrides(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with their overrides: those that these name, `given` for a Role, and of a function its reason."""
+    """Apply overrides to the kinds: a named kind, `given` for a Role, for a function the found kind with its reason."""
     found = dict(kinds)
     tables = {tuple(p.shape) for name, p in search.parameters.items() if search.said(name) == "embedding"}
     tables |= {(m.num_embeddings, m.embedding_dim) for m in search.own if isinstance(m, nn.Embedding)}
@@ -113,17 +113,17 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
 
 
 def decide(name: str, parameter: nn.Parameter, kind: Kind, recipe: Recipe, stabiliser: Stabiliser | None) -> Placement:
-    """Place a parameter by its kind and the override that this has.
+    """Place a parameter by its kind and the kind's override.
 
     Args:
         name: the parameter's name, for error messages.
         parameter: the parameter.
         kind: the discovered kind, or that of an override.
         recipe: role table.
-        stabiliser: replaces that of the role, but of a `Role` given by an override; a function is applied after it.
+        stabiliser: replaces the role's, except in a `Role` given by an override; an override's function comes after.
 
     Returns:
-        Its role, for values fused with queries and keys another, and why.
+        Its role, another one for values fused with queries and keys, and the reason.
 
     Raises:
         ValueError: an override that is a function and returns no role; a role that the recipe lacks, or that does not
@@ -148,12 +148,12 @@ def decide(name: str, parameter: nn.Parameter, kind: Kind, recipe: Recipe, stabi
         before, roles = roles[0].view, [change(role) for role in roles]
         if wrong := [each for each in roles if not isinstance(each, Role)]:
             raise ValueError(f"{name}: the function of {label} returned {wrong[0]!r}: give {_CHANGES}")
-        roles = roles if roles[0].view == before else roles[:1]  # of another layout the first holds for all
+        roles = roles if roles[0].view == before else roles[:1]  # in a new layout the first holds for all
     return _placed(name, parameter, roles, why, parts)
 
 
 def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, parts: tuple[str, ...] = ()) -> Placement:
-    """The placement under a role, or under that of queries and keys and that of the values fused with them, if any."""
+    """The placement under one role, or under one for queries and keys and another for values fused with them."""
     try:
         why = why if parameter.requires_grad else f"frozen; {why}"
         placement = Placement(roles[0], why, tuple(parameter.shape), parts=parts)
@@ -165,7 +165,7 @@ def _placed(name: str, parameter: nn.Parameter, roles: list[Role], why: str, par
 
 
 def _in_heads(role: Role, linear: Role, dim: int) -> list[Role]:
-    """The role of queries and keys, and that of values fused with them, which start and move as a linear layer."""
+    """The role of queries and keys, and one for values fused with them, which start and move as a linear layer."""
     role = replace(role, view=PerHead(dim, role.view, values=False))
     own = {name: getattr(linear, name) for name in ("lr_scale", "radius_unit", "initial", "stabiliser")}
     return [role, replace(role, **own)]

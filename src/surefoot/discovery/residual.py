@@ -1,8 +1,8 @@
-"""What writes into a residual stream, and how many branches add up in it.
+"""Which parameters write into a residual stream, and how many branches add up in it.
 
 A stack of blocks `x <- x + F_1(x)`, ..., `x <- x + F_L(x)` sums L branches. The matrix at the end of a branch, an
 attention layer's output projection or an MLP's projection down, writes into the stream; all others are inside one
-branch. `Recipe.depth` gives those that write a rate and initial values that fall with L.
+branch. `Recipe.depth` makes the learning rate and initial values of those that write fall with L.
 """
 
 import re
@@ -20,25 +20,25 @@ _MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
 _INSIDE = re.compile("(^|_)gate|^in_")
-"""In names of matrices that write into no stream where another one may: gates, and input projections."""
+"""In the names of gates and input projections, which write into no stream where another matrix may."""
 
 Matrices = dict[nn.Parameter, tuple[int, int]]
-"""Parameter -> outputs, those of all matrices, and inputs of its matrices; 0 outputs where they are
-queries, keys or values, 0 of both where the layout does not fit."""
+"""Parameter -> (outputs of all its matrices, inputs of each); 0 outputs if they are queries, keys or values,
+0 of both if the layout does not fit."""
 
 
 def residual(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the number of branches of those that write into a residual stream: weights and their biases.
+    """Add to the kinds of weights that write into a residual stream, and their biases, the number of its branches.
 
     A stack is an `nn.ModuleList` or `nn.Sequential` of two blocks or more, the outermost one where they are nested. A
-    block is a module of at least two matrices that reads and writes one width d, the same for all blocks: d is what
-    most of its children with two matrices or more read first and write last, of two what a norm has, else that of two
-    norms or more among its children, else what its first matrix reads. A list of as many modules as a router beside it
-    has outputs holds experts and is none. In each module of a block, the last matrix with d outputs writes, unless it
-    gives queries, keys or values, alone or in a wrapper; one that is called a gate or an input only if no other does. A
-    branch is a child of a block in which a matrix writes; one that alone in its block reads and writes another width
-    mixes tokens, or channels, of the same stream. No addition can be seen in a tree of modules, so that an override,
-    `DepthRule().of(branches)` or a role's name, has the last word.
+    list of as many modules as a router beside it has outputs holds experts and is no stack. A block is a module of at
+    least two matrices that reads and writes one width d, the same for all blocks: the width that most of its children
+    with two matrices or more read first and write last (in a tie, that of a norm), else the width of two norms or more
+    among its children, else that of its first matrix's inputs. In each module of a block, the last matrix with d
+    outputs writes, unless it gives queries, keys or values, alone or in a wrapper; one named a gate or an input only if
+    no other writes. A branch is a child of a block in which a matrix writes; a child that alone in its block reads and
+    writes another width mixes tokens, or channels, of the same stream. A tree of modules shows no additions, so that an
+    override, `DepthRule().of(branches)` or a role's name, has the last word.
     """
     model, parameters = search.model, search.parameters
     named = [(part.layer, owner) for owner in model.modules() for _, part in projections(owner)]
@@ -64,7 +64,7 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _experts(model: nn.Module, routers: Set[nn.Parameter]) -> set[nn.Module]:
-    """The lists of as many modules as a router beside them has outputs."""
+    """Lists of experts: those with as many modules as a router beside them has outputs."""
     found = set[nn.Module]()
     for owner in model.modules():
         beside = [[p for p in child.parameters() if p.ndim > 1] for child in owner.children()]
@@ -95,7 +95,7 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
     by_norms = len(norms) > 1 and len({*norms}) == 1
     if len(sides) < 2:
         return 0
-    last = next((out for out, _ in reversed(sides) if out), 0)  # of what gives no queries, keys or values
+    last = next((out for out, _ in reversed(sides) if out), 0)  # 0: queries, keys or values
     if not back and not by_norms and last not in {width for _, width in sides}:
         return 0  # ends in another width, as a regressor
     width = max(back, key=lambda w: (back[w], w in norms), default=norms[0] if by_norms else sides[0][1])
@@ -103,7 +103,7 @@ def _stream(block: nn.Module, matrices: Matrices) -> int:
 
 
 def _branches(block: nn.Module, matrices: Matrices, width: int, experts: Set[nn.Module]) -> list[set[nn.Parameter]]:
-    """The parameters that write, by the branch of the block that they end."""
+    """For each branch of a block, the parameters at its end that write into the stream."""
     widths = _widths(block, matrices, width)
     found = {child: written for child, own in widths.items() if (written := _written(child, matrices, own))}
     own, first = _last(block, matrices, width), next(iter(found), None)
@@ -128,11 +128,11 @@ def _widths(block: nn.Module, matrices: Matrices, width: int) -> dict[nn.Module,
 
 
 def _last(owner: nn.Module, matrices: Matrices, width: int) -> set[nn.Parameter]:
-    """The last matrix with `width` outputs among those of a module and of its children that are layers; its bias.
+    """The last matrix with `width` outputs among those of a module and of its child layers, with its bias.
 
-    Not the first of two that together read and write other widths, an MLP beside the stream. A child without children
-    that has two matrices or more, of which one writes, is judged by itself. With a matrix under weight norm its lengths
-    are of the branch, too.
+    Not the first of two if it alone has these outputs and reads another width, as in an MLP beside the stream. A child
+    layer that has two matrices or more, of which one writes, is judged by itself. The lengths of a matrix under weight
+    norm belong to the branch, too.
     """
     names = {c: name for name, c in children_of(owner).items() if _is_layer(c) and not _last(c, matrices, width)}
     layers = [owner, *names]

@@ -9,14 +9,14 @@ from surefoot.discovery.kinds import Kind, Kinds, Search, children_of
 from surefoot.views import Stack
 
 _NAMED = re.compile("(^|_)(gate|gating|router)")
-"""In the name of what stands behind a list of as many modules, where it could be a head of as many classes, too."""
+"""In the name of a router behind a list of as many modules, where it could also be a head of as many classes."""
 
 
 def routers(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds with the routers: modules all of whose matrices are `(E, d)`, beside E experts in a stack or a list.
+    """Add the routers to the kinds: modules whose matrices are all `(E, d)`, beside E experts in a stack or a list.
 
-    A list of E modules that read d is of experts if what stands before it, or inside of a block beside it, is `(E, d)`.
-    What stands behind it elsewhere may be a head of E classes behind blocks, and is a router by its name alone.
+    A list of E modules that read d holds experts if a module before it, or inside of a block beside it, is `(E, d)`.
+    Elsewhere a module behind the list may be a head of E classes behind blocks, and is a router by its name alone.
     """
     found = dict(kinds)
     by_pass = {n for n, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads}
@@ -39,7 +39,7 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _listed(modules: nn.ModuleList) -> tuple[int, int]:
-    """The number of modules in a list, and the width that each of them reads first; 0 where they differ, or of one."""
+    """The number of modules in a list, and the width that all read first (0 if they differ, or of a single module)."""
     first = {next((m.in_features for m in x.modules() if isinstance(m, nn.Linear)), 0) for x in modules.children()}
     return len(modules), first.pop() if len(first) == 1 < len(modules) else 0
 

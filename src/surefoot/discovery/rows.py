@@ -1,9 +1,9 @@
-"""Which rows of which matrices make the queries, keys and values of every head: by one forward pass, by no name.
+"""Which rows of which matrices make the queries, keys and values of every head: from one forward pass, not names.
 
-The pass is run on shapes alone, on a copy. Beside it, for what a matrix has made, the first and the last row that each
-entry comes of are kept: operations that move entries move both numbers likewise, those that act on each entry by itself
-join them, products of matrices start anew. Attention is an operation of that name, or a softmax of a product of two
-activations times a third; what reaches it is read off head by head.
+The pass runs on a copy, on shapes alone. Each entry that a matrix has made is labelled with the first and the last row
+that it comes from: operations that move entries move the labels, elementwise operations merge them, matrix products
+start new ones. Attention is an operation of that name, or a softmax of a product of two activations times a third; the
+labels that reach it are read off head by head.
 """
 
 import copy
@@ -18,36 +18,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 Source = tuple[str, int]
-"""What an entry is: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a product;
-and the number of that parameter or product."""
+"""Origin of an entry: "entry" of a parameter, made by a "row" of one, one of the "logits" or the "weights" of a
+product; and the index of that parameter or product."""
 Labels = dict[Source, tuple[Tensor, Tensor]]
-"""Of each entry of a tensor the first and the last row, or column of the logits; row and column of a parameter's."""
+"""Origin -> each entry's first and last row, or column of the logits; for entries of a parameter, row and column."""
 Reached = tuple[Labels, int]
-"""The labels of what is an input of attention, and the dimension of its features."""
+"""An input of attention (queries, keys or values): its labels and its feature dimension."""
 
 _ROWS = "_surefoot_rows"
-"""The attribute of a tensor that has its labels."""
+"""The attribute in which a tensor carries its labels."""
 _PARTS = ("query", "key", "value")
 _NONE = 2**62, -1
-"""First and last row of what no row made."""
+"""First and last row of an entry that no row made."""
 _MOVES = ("_unsafe_view", "cat", "stack", "repeat", "flip", "roll")
 _SCALES = ("mul", "div", "mul_", "div_")
 _KEEP_ENTRIES = (*_SCALES, "clone", "_to_copy")
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-"""Products of matrices, and where the first of the two stands among the arguments."""
+"""Matrix products -> the position of the first factor among the arguments."""
 _STREAM = 4
-"""What more matrices than these have made is a residual stream and no projection."""
+"""A tensor made by more matrices than this is a residual stream and no projection."""
 
 
 @dataclass
 class Use:
-    """What a forward pass tells of a matrix.
+    """How a forward pass uses a matrix.
 
     Args:
         shape: of the parameter.
-        transposed: whether an output is made by a column, False by a row, for each product with it.
+        transposed: for each product with it, True if a column makes an output, False if a row does.
         heads: "query", "key", "value" -> first row, last row and number of rows of each head.
-        clear: whether the pass tells of all that reaches the attention which these reach.
+        clear: whether all inputs of the attention that these heads reach are traced to rows.
 
     >>> Use((8, 4)).heads
     {}
@@ -109,7 +109,7 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The model that `torch.compile` or data parallelism wraps, which is called as they are."""
+    """The model inside of `torch.compile` or data parallelism, which takes the same arguments."""
     if hasattr(model, "_orig_mod"):
         return _bare(model._orig_mod)  # type: ignore[arg-type]
     return _bare(model.module) if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else model
@@ -121,23 +121,23 @@ def _labels(x: Any) -> Labels:
 
 
 def _side(x: Tensor, source: Source, side: int) -> Tensor:
-    """The first or the last rows of one source in a tensor."""
+    """The first (side 0) or last (1) row from one source, for each entry of a tensor."""
     both = _labels(x).get(source)
     return torch.tensor(_NONE[side]).expand(x.shape) if both is None else both[side]
 
 
 class _Rows(TorchDispatchMode):
-    """Labels tensors while a model runs, as attributes of theirs, and notes the uses of weights."""
+    """Dispatch mode that labels tensors while a model runs, and records how weights are used."""
 
     supports_higher_order_operators = True  # flex_attention
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.uses, self.products = [Use(tuple(x.shape)) for x in weights], list[tuple[Reached, Reached]]()
-        self.sums = list[list[int]]()  # the products whose sum a softmax is of
+        self.sums = list[list[int]]()  # the products that each softmax sums
         for i, x in enumerate(weights):
             *lead, rows, columns = x.shape
-            matrix = torch.arange(x[..., 0, 0].numel()).reshape(*lead, 1, 1)  # its number in a stack
+            matrix = torch.arange(x[..., 0, 0].numel()).reshape(*lead, 1, 1)  # its index in a stack
             row, column = matrix * rows + torch.arange(rows)[:, None], matrix * columns + torch.arange(columns)
             setattr(x, _ROWS, {("entry", i): (row.expand(x.shape), column.expand(x.shape))})
 
@@ -165,20 +165,20 @@ class _Rows(TorchDispatchMode):
         return out
 
     def _multiplied(self, left: Labels, right: Labels, shape: torch.Size) -> Labels:
-        """The labels of a product of matrices: by rows of a weight, or of two activations."""
+        """The labels of a matrix product: with a weight, or of two activations."""
         of_left, of_right = ({s: both for s, both in x.items() if s[0] == "entry"} for x in (left, right))
         if of_left or of_right:
             made, summed = Labels(), -2 if of_right else -1
             for (_, i), sides in (of_left or of_right).items() if not (of_left and of_right) else ():
                 same = [torch.equal(x.select(summed, 0), x.select(summed, -1)) for x in sides]
-                if any(same):  # one row, or else one column, for all that is summed over
+                if any(same):  # one row, or else one column, along the summed dimension
                     label = sides[not same[0]].narrow(summed, 0, 1)
                     made["row", i] = (label.expand(shape),) * 2
                     self.uses[i].transposed.add(not same[0])
             return made
         for weights, value in ((left, (right, -1)), (right, (left, -2))):
             if found := [i for kind, i in weights if kind == "weights"]:
-                for i in found:  # as many softmaxes
+                for i in found:  # one per softmax
                     queries, keys = zip(*(self.products[j] for j in self.sums[i]), strict=True)
                     self._attends(queries, keys, [value])
                 return {}
@@ -186,7 +186,7 @@ class _Rows(TorchDispatchMode):
         return {("logits", len(self.products) - 1): (torch.arange(shape[-1]).expand(shape),) * 2}
 
     def _softmax(self, labels: Labels, dim: int) -> Labels:
-        """The labels of a softmax; if it is of products, keys are the factors that make what it sums over."""
+        """The labels of a softmax; in a product under it, keys are the factor that runs along its dimension."""
         logits = {i: both for (kind, i), both in labels.items() if kind == "logits"}
         for i, both in logits.items():
             if both[0].shape[dim] > 1 and torch.equal(both[0].select(dim, 0), both[0].select(dim, -1)):
@@ -195,7 +195,7 @@ class _Rows(TorchDispatchMode):
         return {("weights", len(self.sums) - 1): both for both in logits.values()}
 
     def _attends(self, *parts: Sequence[Reached]) -> None:
-        """Note the heads of queries, keys and values, each of as many tensors as products are summed."""
+        """Record the heads of queries, keys and values, each given by one tensor per summed product."""
         clear = all(any(kind == "row" for kind, _ in labels) for reached in parts for labels, _ in reached)
         for part, reached in zip(_PARTS, parts, strict=True):
             spans = dict[tuple[int, torch.Size], Tensor]()
@@ -211,7 +211,7 @@ class _Rows(TorchDispatchMode):
 
 
 def _both(one: Tensor, other: Tensor) -> Tensor:
-    """First row, last row and number of the rows of two parts of a head."""
+    """Merge the first row, last row and number of rows of two parts of a head."""
     (a, b, n), (c, d, m) = one.unbind(-1), other.unbind(-1)
     return torch.stack([torch.minimum(a, c), torch.maximum(b, d), n + m], -1)
 
@@ -237,7 +237,7 @@ def _moved(func: Any, name: str, args: Any, kwargs: Any) -> list[Labels]:
 
 
 def _joined(name: str, given: list[Labels]) -> Labels:
-    """The labels of the output of an operation that leaves every entry at its place."""
+    """The labels of the output of an elementwise operation, merged from its inputs."""
     if name in _SCALES and any(labels.keys() != given[0].keys() for labels in given):
         return {}  # a gate is no part of what it multiplies
     joined = Labels()

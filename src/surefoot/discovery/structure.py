@@ -9,14 +9,14 @@ from surefoot.discovery.kinds import class_names
 from surefoot.views import Fused, Projections, View
 
 HEAD_DIMS = ("head_dim", "head_size", "attention_head_size")
-"""Attributes of attention modules that are the number of features of a head."""
+"""Attributes of attention modules that hold the number of features of a head."""
 
 COUNTS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
-"""Attributes of attention modules that are the number of heads."""
+"""Attributes of attention modules that hold the number of heads."""
 
 KEY_COUNTS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
 KEY_COUNTS += ("num_query_groups", "n_query_groups")
-"""Attributes of attention modules that are the number of heads of keys, if queries share them."""
+"""Attributes of attention modules that hold the number of key heads, if queries share them."""
 
 IN_ORDER = ("c_attn", "Wqkv", "qkv", "qkv_proj", "to_qkv")
 """Layers with the rows of all queries, then all keys, then all values, in the code that has these names."""
@@ -25,14 +25,14 @@ IN_ORDER = ("c_attn", "Wqkv", "qkv", "qkv_proj", "to_qkv")
 def number(owner: nn.Module, names: tuple[str, ...]) -> int | None:
     """The first positive whole number of these names among the attributes of a module, or of its `config`."""
     for holder, name in product((owner, getattr(owner, "config", None)), names):
-        with suppress(RuntimeError):  # of a configuration whose layers differ in it
+        with suppress(RuntimeError):  # raised by a configuration whose layers differ
             if type(found := getattr(holder, name, None)) is int and found > 0:
                 return found
     return None
 
 
 def fused(owner: nn.Module) -> tuple[str, View] | None:
-    """A layer with the rows of h heads of queries and g heads of keys and of values, before an output projection.
+    """Find a layer that fuses h heads of queries with g heads of keys and of values, before an output projection.
 
     Args:
         owner: any module of a class of your own.

@@ -1,13 +1,13 @@
-"""Parameters that several modules share, a table that is embedding and head among them, and what is added to its rows.
+"""Parameters that several modules share, such as a table that is embedding and head, and tables added to its rows.
 
 A matrix `W (V, d)` that is both embedding and head ("tied") has one norm, and its two roles want different ones: an
 embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) where its rows have RMS `1/d`. Under the
 head's rule inputs have RMS `1/d`, which the first norm layer undoes. A model whose logits are `<W_i, x> / d` has rows
 of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
 
-What is added to the rows of such a table, learned positions, token types, takes its scale: a position of RMS 1 leaves a
-`1/d` of a token's row, so that at d = 768 the model sees positions only. Added rows therefore get the table's rule, its
-initial values and its unit of radii.
+Rows that are added to such a table's, as learned positions or token types, take its scale: beside a position of RMS 1 a
+token's row is only `1/d`, so that at d = 768 the model sees positions only. Added rows therefore get the table's rule,
+its initial values and its unit of radii.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ ADDED = ("embedding", "positions")
 
 
 def tied(search: Search, kinds: Kinds) -> Kinds:
-    """The one kind of each parameter to be placed, from those of all its names; what no rule knows is what a user says.
+    """Resolve the kinds of all names of each parameter to be placed to one; an override fills in where no rule applies.
 
     Args:
         search: the model and its overrides, any of which resolves conflicting kinds.
@@ -50,7 +50,7 @@ def tied(search: Search, kinds: Kinds) -> Kinds:
 
 
 def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
-    """The one kind of a parameter from those of all its names."""
+    """Resolve the kinds of all names of one parameter to a single kind."""
     names = ", ".join(uses)
     confident: list[Kind | None] = [kind for kind in uses.values() if kind and not isinstance(kind, Guess)]
     candidates = confident or [*uses.values()]
@@ -92,10 +92,10 @@ def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def added(search: Search, kinds: Kinds) -> Kinds:
-    """The kinds of what is added to the rows of a tied table that has the head's rule, and those of all the others.
+    """The kinds, where tables that are added to a tied table under the head's rule become `tied_positions`.
 
-    By the tree of modules: a module that has the table, or a child with nothing but tables in which it is, adds its
-    other tables of the same width to it. By class: tables that are added after a projection to another width.
+    By the tree of modules: a module that has the table, itself or in a child with nothing but tables, adds its other
+    tables of the same width to it. By class: tables that are added after a projection to another width.
     """
     heads = [n for n, k in kinds.items() if isinstance(k, Tied) and (search.said(n) or k.name) == "head"]
     candidates = {search.parameters[n]: (n, k) for n, k in kinds.items() if k and k.name in ADDED and n not in heads}

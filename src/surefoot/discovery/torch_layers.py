@@ -17,8 +17,8 @@ from surefoot.views.base import Convolution, Matrix, Stack, Transposed, Transpos
 from surefoot.views.fused import AlternatingStack, Fused, FusedStack
 
 FEW_INPUTS = 16
-"""Most inputs of a linear layer whose biases are drawn: at 0 each of its units would bend where all inputs are 0, and
-biases move slowly. Of one input, sin 9x is learned to .01 in 300 steps in place of .34."""
+"""Up to this many inputs a linear layer's biases are drawn: at 0 each of its units would bend where all inputs are 0,
+and biases move slowly. With one input, sin 9x is learned to .01 in 300 steps instead of .34."""
 
 
 def linear(module: Any, layout: View | None = None) -> dict[str, Kind]:
@@ -39,7 +39,7 @@ def linear(module: Any, layout: View | None = None) -> dict[str, Kind]:
 
 
 def _bias(name: str, view: View | None = None, inputs: int = 0) -> dict[str, Kind]:
-    """The kind of a bias: of few inputs it is drawn where the recipe says 0, with the RMS that torch gives it."""
+    """The kind of a bias: with few inputs it is drawn, with torch's RMS, where the recipe says 0."""
 
     def drawn(initial: Initial) -> Initial:
         few = 0 < inputs <= FEW_INPUTS and initial == Fill(0.0)
@@ -106,7 +106,7 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., dict[str, Kind]]]
     ((nn.RNNBase, nn.RNNCellBase), _recurrent),
     ((_ConvNd,), _conv),
     ((nn.MultiheadAttention,), _attention),
-    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase), _norm),  # the last is that of batches and instances
+    ((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase), _norm),  # _NormBase: batch and instance norms
 )
 """Module types and the function that gives the kinds of their parameters; the first match wins."""
 
@@ -130,7 +130,7 @@ def kinds_by_type(module: nn.Module) -> dict[str, Kind]:
 
 
 def _linear_by_structure(module: nn.Module) -> dict[str, Kind]:
-    """Kinds for a linear layer of any class: a matrix `weight` whose sides two of its attributes say, out and in."""
+    """Kinds for a linear layer of any class: a matrix `weight` whose sides are two attributes, out and in."""
     weight, name = module._parameters.get("weight"), type(module).__name__
     for of in ("features", "channels"):
         sides = getattr(module, f"out_{of}", None), getattr(module, f"in_{of}", None)
@@ -199,7 +199,7 @@ _TABLES = re.compile(
     "(^|_)(tokens?|queries|registers|latents|(shift|bias)_table|attention_biases|rel_pos_[hw]"
     "|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(oding)?s?)(_[a-z]|_height|_width|_time|_table)?)$"
 )
-"""How names end of bare tables of such rows that have no leading dimension of 1 to show it."""
+"""Endings of the names of bare tables of such rows that have no leading dimension of 1."""
 
 
 def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) -> Guess | None:
@@ -207,7 +207,7 @@ def kind_by_shape(module: nn.Module, attribute: str, parameter: nn.Parameter) ->
 
     Args:
         module: owner of the parameter.
-        attribute: what it calls the parameter.
+        attribute: the owner's attribute for the parameter.
         parameter: any of its parameters.
 
     Returns:

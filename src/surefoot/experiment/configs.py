@@ -14,7 +14,7 @@ from surefoot.experiment.files import dumps, locked, write_json
 
 CONFIG = "config.json"
 KINDS = ("transfer", "extrapolate", "ladder", "compare", "train", "coordcheck")
-"""Of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
+"""Kinds of runs; "extrapolate" is `transfer` over horizons, batches or depths."""
 
 _MISSING = object()
 
@@ -47,13 +47,13 @@ def read_if_there(path: Path) -> dict[str, Any]:
 
 
 def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
-    """Tell which kind of run a directory is of.
+    """Find the kind of run that a directory holds.
 
     Args:
         directory: of a run, finished or not.
 
     Returns:
-        One of `KINDS`, and the content of `config.json` but for that.
+        One of `KINDS`, and the rest of `config.json`.
 
     Raises:
         FileNotFoundError: no run was started there.
@@ -63,7 +63,7 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     if not path.exists():
         raise with_remedy(FileNotFoundError(f"{directory} is no run directory: it has no {CONFIG}"), Locate(directory))
     config = read(path)
-    # An earlier version has not named it: the first of these keys that is there tells.
+    # Earlier versions did not write the kind: the first of these keys that is present tells it.
     kinds = {"axis": "extrapolate", "rates_per_recipe": "compare", "recipes": "transfer", "width": "train"}
     kinds |= {"method": "coordcheck"}
     kind = config.pop("kind", None) or next((kind for key, kind in kinds.items() if key in config), None)
@@ -73,7 +73,7 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without a key twice, of which other readers take the last.
+    """An object; refused if a key comes twice, of which other readers take the last.
 
     >>> json.loads('{"steps": 75, "steps": 150}', object_pairs_hook=_unique)
     Traceback (most recent call last):
@@ -91,7 +91,7 @@ LATER: Mapping[str, Any] = {"cooldown_shape": "linear", "average": 0.0, "data_or
 
 _VOCABULARY = re.compile(r", \d+ (?:BPE )?tokens$")
 PLACES: Mapping[str, str] = {"data": "corpus", "text": "corpus", "eval_text": "eval_corpus"}
-"""Where data lie and what they are called -> the digest beside it: they are equal where it and the vocabulary are."""
+"""Key of a data path or name -> key of its digest: data are the same if digest and vocabulary are."""
 
 
 def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
@@ -105,7 +105,7 @@ def differences(there: Any, wanted: Any, key: str = "") -> list[str]:
         key: of both.
 
     Returns:
-        The lines; of a key that is only there, the one that may have been meant.
+        The lines; for a key that only the file has, the key that may have been meant.
 
     >>> differences({"steps": 75, "settings": {"depth": 2}}, {"steps": 150, "settings": {"depth": 2}})
     ['steps: there 75, now 150']

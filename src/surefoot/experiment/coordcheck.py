@@ -1,4 +1,4 @@
-"""The coordinate check: do activations, and what training changes of them, keep their size as the width grows?
+"""The coordinate check: do activations, and their changes by training, keep their size as the width grows?
 
 For each layer it fits two slopes of `log2 rms` over `log2 width`: of the layer's output at the start, and of the
 output's change over a few steps, on a fixed batch. Under a parametrisation whose learning rate transfers, both are 0.
@@ -37,10 +37,10 @@ from surefoot.plan import Plan
 
 RESULTS, SUMMARY = "results.jsonl", "coordcheck.json"
 KINDS = {"width": int, "seed": int}
-"""What a record has."""
+"""Keys of a record, and their types."""
 QUANTITIES = ("start", "change")
 MEASURED = ("dependency", "norm", "moved")
-"""Fitted without a verdict: a layer's dependency, a weight's norm, the norm of what training changed of it."""
+"""Fitted without a verdict: a layer's dependency, a weight's norm, the norm of its change by training."""
 
 LOGITS = "logits"
 BAND = 0.1
@@ -69,7 +69,7 @@ def check(
         band: see `evaluate`.
         on_record: called with the record of each new run.
         executor: where runs are run, closed at the end; by default this process, one after the other.
-        data: what an executor's processes give `sources.load`.
+        data: what an executor's processes pass to `sources.load`.
 
     Returns:
         The content of `coordcheck.json`: `evaluate`'s, with `config` and `environment`.

@@ -1,4 +1,4 @@
-"""What goes wrong with files, data and runs, by kind, and what helps: an error carries its remedy in `error.remedy`.
+"""Kinds of errors of files, data and runs, and their remedies: an error carries its remedy in `error.remedy`.
 
 The command line gives each kind its own exit code, and prints the command that the remedy makes of the one typed.
 """
@@ -37,7 +37,7 @@ class Install:
 
 @dataclass(frozen=True)
 class Respell:
-    """Write the choice that is nearest to this word in its place."""
+    """Replace this word by the nearest of the choices."""
 
     word: str
     choices: Sequence[str]
@@ -45,7 +45,7 @@ class Respell:
 
 @dataclass(frozen=True)
 class Locate:
-    """Name the file or folder whose name is nearest to this path's, where nothing lies."""
+    """Replace this path, where nothing lies, by the file or folder with the nearest name."""
 
     path: Path
 
@@ -77,10 +77,10 @@ def with_remedy(error: E, remedy: Remedy) -> E:
 
 @contextmanager
 def importing(extra: str, needs: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """Around imports of packages of an extra: where one is missing, an error that says how to install it.
+    """Context for imports of an extra's packages: a missing one raises an error that says how to install it.
 
     Args:
-        extra: of Surefoot.
+        extra: name of one of Surefoot's extras.
         needs: the message up to "pip install"; `{error}` in it is Python's own.
         kind: of the error.
 
@@ -99,7 +99,7 @@ def importing(extra: str, needs: str, kind: type[Exception] = ValueError) -> Ite
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Around what reads data: an `OSError` becomes a `DataError` that names the file.
+    """Context for reading data: an `OSError` becomes a `DataError` that names the file.
 
     Args:
         path: of the data.

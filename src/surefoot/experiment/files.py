@@ -17,7 +17,7 @@ from surefoot.experiment.errors import DirectoryInUse, OtherDirectory, with_reme
 Record = dict[str, Any]
 
 Kinds = Mapping[str, type | UnionType]
-"""Of the keys that a record must have, what their values are."""
+"""Keys that a record must have -> types of their values."""
 
 NUMBER = int | float | None
 """None stands for what is not finite."""
@@ -35,7 +35,7 @@ def write_atomic(path: Path, text: str) -> None:
 
     Args:
         path: the file, in a directory that exists.
-        text: its new content, written in UTF-8; bytes of a path that are none, by their numbers.
+        text: its new content, written in UTF-8; undecodable bytes of a path are escaped.
 
     Raises:
         OSError: it cannot be written (a full disk, a size limit); the message names it, and the old file is intact.

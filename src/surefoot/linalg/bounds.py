@@ -1,4 +1,4 @@
-"""Sizes of matrices: the largest entry, proven upper bounds on the largest singular value by squaring and Cholesky."""
+"""Norms of matrices: the largest entry, and proven bounds on the largest singular value by squaring and Cholesky."""
 
 import math
 
@@ -59,7 +59,7 @@ def divisor(x: Tensor) -> Tensor:
 def near_one(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """x times the power of two that brings `max |x|` over `dims` into [1/2, 1): sums of products then do not overflow.
 
-    What does not depend on the scale of x is the same from it, bit for bit.
+    A result that does not depend on the scale of x stays the same, bit for bit.
 
     Args:
         x: floating point, any shape.

@@ -1,4 +1,4 @@
-"""What depends on device, dtype and settings: branching on values, whole tensors, constants, full precision."""
+"""Helpers that depend on device, dtype and settings: branching on values, whole tensors, constants, full precision."""
 
 import sys
 import threading
@@ -59,12 +59,12 @@ def widened(x: Tensor) -> Tensor:
 
 
 def is_dtensor(p: Tensor) -> bool:
-    """Whether a parameter is a `DTensor`; torch.distributed is not imported for the question."""
+    """Whether a parameter is a `DTensor`, without importing torch.distributed."""
     return hasattr(p, "device_mesh") and hasattr(p, "placements")
 
 
 def whole_of(x: Tensor) -> Tensor:
-    """All of a tensor that may be a `DTensor`; a collective then."""
+    """A tensor itself, or a whole `DTensor`, gathered by a collective."""
     if not is_dtensor(x):
         return x
     from surefoot.mesh.groups import gather
@@ -135,12 +135,12 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def unguarded(method: F) -> F:
-    """A method of torch's without its guard from the compiler, which at the first call imports that, for a second."""
+    """A torch method without its compiler guard, whose first call would import the compiler, which takes a second."""
     return cast(F, getattr(method, "__wrapped__", method))
 
 
 def uncompiled(method: F) -> F:
-    """A method that `torch.compile` runs as it is, with all that it calls; the compiler is not imported for that."""
+    """Have `torch.compile` run a method, and all that it calls, eagerly; does not import the compiler."""
 
     @wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:

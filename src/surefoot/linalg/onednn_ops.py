@@ -1,9 +1,9 @@
-"""What a CPU multiplies fastest: float32 by oneDNN in place of the library behind `torch.bmm`, or bfloat16.
+"""The fastest matrix products on a CPU: float32 by oneDNN in place of the library behind `torch.bmm`, or bfloat16.
 
 torch sends float32 products to MKL, which takes its AVX2 kernels on processors of other makers; oneDNN, which torch
-brings, too, takes AVX-512 where there is any: 2.3 times as fast on an AMD EPYC of the fifth generation. Products in
-bfloat16 are faster still where the processor has units for them, and four times slower where they are emulated. Which
-it is only a clock can tell (`ONEDNN_MAX_CPU_ISA` hides units from oneDNN), so each is timed once a process.
+also ships, takes AVX-512 where there is any: 2.3 times as fast on an AMD EPYC of the fifth generation. Products in
+bfloat16 are faster still where the processor has units for them, and four times slower where they are emulated. Only
+timing can tell which (`ONEDNN_MAX_CPU_ISA` hides units from oneDNN), so each is timed once per process.
 """
 
 import os
@@ -18,8 +18,8 @@ from surefoot.linalg.device import full_precision
 from surefoot.linalg.ops import Multiply, Ops
 
 VARIABLE = "SUREFOOT_CPU_PRODUCTS"
-"""Environment variable: words of `torch`, `onednn`, `bfloat16` with commas between them say what is fast; without it,
-or if it is `auto`, the clock does."""
+"""Environment variable: a comma-separated list of `torch`, `onednn`, `bfloat16` says what is fast; without it, or if it
+is `auto`, timing does."""
 
 RATIO = 0.75
 """Time over that of `torch.bmm` in float32 up to which another product is taken: far from what was seen (.25, .45;
@@ -69,7 +69,7 @@ def is_fast(product: str) -> bool:
         product: either name.
 
     Returns:
-        What the environment variable says; without it what the clock says, once a process, in 15 ms.
+        What the environment variable says; without it, what a timing once per process says, in 15 ms.
 
     Raises:
         ValueError: the environment variable has another word than those above, or asks for oneDNN where torch has none.
@@ -93,7 +93,7 @@ def _timed() -> frozenset[str]:
     with torch.no_grad(), full_precision(torch.device("cpu")), _disable_current_modes():  # whatever surrounds the call
         x = torch.ones(1, 256, 512, dtype=torch.float32, device="cpu")
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # of several one may wait for another that has no core
+        torch.set_num_threads(1)  # with several, one may wait for another without a core
         try:
             times = _best(torch=(torch.bmm, x), onednn=(multiply, x), bfloat16=(torch.bmm, x.bfloat16()))
         finally:
@@ -102,7 +102,7 @@ def _timed() -> frozenset[str]:
 
 
 def _best(**products: tuple[Multiply, Tensor]) -> dict[str, float]:
-    """The least CPU time of `x xᵀ`, in six rounds after a first: of this thread, which others here hardly change.
+    """The least CPU time of `x xᵀ`, in six rounds after a first: this thread's, which other processes hardly change.
 
     Where that clock is too coarse (Windows) all are 0, and none is faster.
     """

@@ -48,7 +48,7 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
     | `qdwh_2_bf16` | 1 + 5e-4 | 0.06 of 1 | as above, 2 of 4 products with x in bfloat16 |
     | `halley` | 1 + 5e-4 | 0.03 of 1 | 1 Gram matrix, 1 Cholesky inverse, 5 products: for up to 128 rows |
 
-    `auto` takes `polar_express` if gradients of the sign are needed, as the others work in place; else `qdwh` in
+    `auto` takes `polar_express` if gradients of the sign are needed, as the others overwrite what that takes; else `qdwh` in
     float64, `polar_express_fp16` on an accelerator; on a CPU `halley` for 32 to 128 rows of at least twice that length
     and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast. On gradients the alignment
     `<o, x> / (|o|_2 |x|_*)` is about .98. Half precision is computed in float32 on a CPU, on an accelerator in bfloat16
@@ -247,7 +247,7 @@ def _halley_factor(gram: Tensor, step: Quintic, ops: Ops, below_one: bool = Fals
 def _qdwh_2_bf16(x: Tensor, ops: Ops) -> Tensor:
     """`qdwh_2`, whose second step, on values in [.25, 1] and with a factor of values in [1, 7], multiplies in bfloat16.
 
-    The rows of what the first step gives are scaled by numbers between 1 and 2, and the second step takes that back:
+    The rows of the first step's result are scaled by numbers between 1 and 2, which the second step takes back:
     entries that are alike are then rounded to either side, not all to the same (a constant matrix came out as 1.023).
     """
     first, second = coefficients.qdwh(lowest=1e-3, steps=2)

@@ -1,4 +1,4 @@
-"""Eigenvalues: of very small matrices on an accelerator without device synchronisation, of a batch with a NaN in it."""
+"""Eigenvalues of very small matrices on an accelerator without synchronisation, and of batches with a NaN in them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +15,12 @@ tests/laws/linalg."""
 
 
 def finite_only(decompose: Callable[[Tensor], Any], a: Tensor) -> Any:
-    """Decompose the finite matrices of a batch, also where LAPACK fails on others: of those all is then NaN.
+    """Decompose the finite matrices of a batch even where LAPACK fails on others, whose results are then NaN.
 
-    On most matrices that are not finite it fails, and with them on the whole batch. No cost where it does not.
+    LAPACK fails on most matrices that are not finite, and then on the whole batch. No cost where it does not fail.
 
     Args:
-        decompose: of `torch.linalg`: eigh, eigvalsh, svdvals.
+        decompose: eigh, eigvalsh or svdvals of `torch.linalg`.
         a: `(..., m, n)`.
 
     Returns:

@@ -13,7 +13,7 @@ from surefoot.linalg.device import full_precision, on_cpu, widened
 from surefoot.linalg.polar import msign
 
 TOLERANCE, NEAR, EVALUATIONS = 0.01, 0.995, 10
-"""On `|h|`; the share of the best at which the search ends; and the most evaluations of h."""
+"""Tolerance on `|h|`; the share of the best at which the search ends; and the most evaluations of h."""
 
 MIXTURE = 0.2
 """Where `|h|` is below this at both ends of the bracket, the mixture of the ends is mostly as good as the root."""
@@ -28,8 +28,8 @@ NOISE = 32
 """Roundings of a dtype below which a tangent part is taken as 0: otherwise noise would become a step of norm 1."""
 
 SMOOTHING, LEAST_SMOOTHING, SHARPENING, CONVERGED = 0.03, 1e-3, 4.0, 1.02
-"""Of `rows_msign`: relative to the root mean square singular value, at first and at least; the factor by which it falls
-once the step's norm is below the last number: what is then missing from the best is the smoothing's."""
+"""The smoothing s of `rows_msign`, relative to the root mean square singular value: first and least value, the factor
+by which it falls, and the step's norm below which it falls, since smoothing then causes what the best still lacks."""
 
 RELAXATION, SHARE, ITERATIONS, MOST = 1.35, 0.97, 12, 64
 """Factor on each change of the multipliers; share of the best at which they stay; iterations on an accelerator, and the
@@ -108,7 +108,7 @@ class _End(NamedTuple):
     value: Tensor
 
     def where(self, chosen: Tensor, other: _End) -> _End:
-        """This end at the matrices that are chosen, elsewhere the other."""
+        """This end for the chosen matrices, the other elsewhere."""
         masks = (chosen, chosen, chosen[..., None, None], chosen)
         return _End(*(torch.where(mask, a, b) for mask, a, b in zip(masks, self, other, strict=True)))
 
@@ -225,7 +225,7 @@ def _reweighted(a: Tensor, unit: Tensor, x: Tensor, method: str) -> tuple[Tensor
 
 
 def _mixed(x: Tensor, change: Tensor, last: Tensor, last_change: Tensor) -> Tensor:
-    """The next x by Anderson's mixing: the change that an iteration makes, less what two of them have in common."""
+    """The next x by Anderson's mixing: x plus the relaxed change, extrapolated from the last two iterations."""
     turn = change - last_change
     part = (turn * change).sum(-1, keepdim=True) / divisor((turn * turn).sum(-1, keepdim=True))
     return x + RELAXATION * change - part * (x - last + RELAXATION * turn)

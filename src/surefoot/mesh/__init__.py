@@ -1,1 +1,1 @@
-"""Processes of a mesh: which part of a tensor each holds, who computes what, and how whole tensors travel."""
+"""Processes of a mesh: which part of a tensor each holds, which computes what, and the exchange of tensors."""

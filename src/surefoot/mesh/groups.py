@@ -1,4 +1,4 @@
-"""The processes of a mesh that hold a parameter together, and whole parameters gathered from them or scattered."""
+"""The process groups that hold a parameter together, and the gathering and scattering of whole parameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Cut:
     """How a parameter is cut over processes.
 
     Args:
-        slabs: the part of each process of the group.
+        slabs: each process's part, in the order of `ranks`.
         mine: this process's index in the group.
         ranks: the processes of the group, ascending.
         group: the processes whose parts make up the whole; None if this one holds all of it.
-        name: the parameter's, for messages.
+        name: the parameter's name, for messages.
     """
 
     slabs: tuple[Slab, ...]
@@ -42,7 +42,7 @@ class Cut:
 
 
 class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
-    """Process groups of meshes, each made once: ranks, in ascending order as torch numbers them, -> group."""
+    """Process groups of meshes, each made once: ascending ranks, as torch numbers them, -> group."""
 
     def cut(self, p: Any, name: str) -> Cut:
         """How a `DTensor` is cut.
@@ -70,7 +70,7 @@ class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
         return found
 
     def along(self, mesh: Any, axes: Collection[int]) -> tuple[int, ...]:
-        """The ranks that differ from this one along some axes of the mesh; their group is here from now on."""
+        """The ranks that differ from this one only along these mesh axes; makes their group if it is new."""
         places = tuple(slice(None) if axis in axes else i for axis, i in enumerate(mesh.get_coordinate()))
         ranks = tuple(sorted(mesh.mesh[places].flatten().tolist()))
         if ranks not in self:
@@ -91,25 +91,25 @@ def _group(mesh: Any, ranks: tuple[int, ...], axes: Collection[int]) -> Any:
 
 
 def _slabs(x: Any) -> dict[int, Slab]:
-    """Rank -> which entries of a `DTensor` that process holds."""
+    """Rank -> the slab of a `DTensor` that it holds."""
     mesh = x.device_mesh
     return dict(zip(mesh.mesh.flatten().tolist(), slabs(tuple(x.shape), tuple(mesh.shape), x.placements), strict=True))
 
 
 def slab_of(x: Any) -> Slab:
-    """Which entries of a `DTensor` this process holds."""
+    """The slab of a `DTensor` that this process holds."""
     return _slabs(x)[dist.get_rank()]
 
 
 def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
-    """All of a `DTensor`, from every process's part: a collective, and no part of a step.
+    """Gather a whole `DTensor` from every process's part: a collective, and no part of a step.
 
-    torch's `full_tensor` does not take uneven parts of what several mesh dimensions cut.
+    torch's `full_tensor` does not support uneven parts where several mesh dimensions cut.
 
     Args:
         x: the tensor.
         cut: how it is cut, if that is known.
-        owner: the one process of the group that gets it, the others nothing; default: all of them.
+        owner: index in the group of the only process that gets it; default: all do.
 
     Returns:
         The whole tensor; an empty one where another process gets it.
@@ -130,15 +130,15 @@ def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
 
 
 def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
-    """Write values that are drawn whole, the same as in one process to the last bit: a collective.
+    """Draw whole values and scatter them into the shards, bit for bit as in one process: a collective.
 
     Cost: each process draws about its share of the entries, and holds one whole parameter at a time.
 
     Args:
-        parameters: `DTensor` -> what writes all of its values to a tensor on the CPU.
+        parameters: `DTensor` -> function that writes all of its values to a tensor on the CPU.
     """
     groups, loads = Groups(), Counter[Any]()
-    cuts = {p: groups.cut(p, "a parameter") for p in parameters}  # which may make groups: before any exchange
+    cuts = {p: groups.cut(p, "a parameter") for p in parameters}  # may make groups, so before any exchange
     for p, draw_ in parameters.items():
         cut, local = cuts[p], p.to_local().detach()  # type: ignore[attr-defined]
         owner = min(range(len(cut.slabs)), key=lambda i: loads[cut.ranks, i])
@@ -154,14 +154,14 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
 
 
 def _exchanged(parts: Sequence[Tensor], sizes: list[int], group: dist.ProcessGroup) -> Sequence[Tensor]:
-    """What each process has sent to this one, flat, of these sizes; it sends each of them a part."""
+    """All-to-all of flat parts, one per process; returns the received ones, of these sizes."""
     incoming = parts[0].new_empty(sum(sizes))
     dist.all_to_all_single(incoming, torch.cat(list(parts)), sizes, [len(part) for part in parts], group)
     return torch.split(incoming, sizes)
 
 
 def apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """What lies in a flat tensor one after the other, in these shapes.
+    """Split a flat tensor into consecutive tensors of these shapes.
 
     >>> [x.tolist() for x in apart(torch.arange(3), [(1, 2), ()])]
     [[[0, 1]], 2]
@@ -171,9 +171,9 @@ def apart(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
-    """A contiguous `DTensor` of which this process holds local, where local lies.
+    """A contiguous `DTensor` of which this process holds local, on local's device.
 
-    As FSDP2 makes its own: `DTensor.from_local` would move weights that it keeps on the CPU to the mesh's device.
+    FSDP2 makes its own this way: `DTensor.from_local` would move CPU-offloaded weights to the mesh's device.
     """
     whole = torch.empty(shape, dtype=local.dtype, device="meta")
     spec = DTensorSpec(mesh, tuple(placements), TensorMeta(whole.shape, whole.stride(), whole.dtype))
@@ -181,5 +181,5 @@ def as_dtensor(local: Tensor, mesh: Any, placements: Sequence[Any], shape: tuple
 
 
 def along(placement: Any, dim: int) -> Any:
-    """The same cut along another dimension."""
+    """The same placement along another tensor dimension."""
     return type(placement)(dim, **({"split_factor": f} if (f := getattr(placement, "split_factor", None)) else {}))

@@ -1,4 +1,4 @@
-"""Steps that need whole tensors: which process computes which, and in which order."""
+"""Which process computes which of the steps that need whole tensors, and in which order."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ BUCKET_BYTES = 64 << 20
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A step that needs all of a box of a parameter: a matrix, an expert, a vector.
+    """A step that needs a whole box of a parameter's entries: a matrix, an expert or a vector.
 
     Args:
         box: the entries, within the parameter.
-        holders: the slab of each process, of the same parameter.
+        holders: each process's slab of that parameter.
         cost: of the step, in multiply-adds up to a factor.
-        sent: tensors of the box that go to the owner; 0 where everybody has it.
-        returned: tensors of the box that come back.
-        numbers: further numbers that the owner sends to everybody, such as singular-vector estimates.
-        itemsize: bytes of an entry.
+        sent: number of tensors of the box's size sent to the owner; 0 if every process has them.
+        returned: number of such tensors that come back.
+        numbers: count of further numbers that the owner sends to all, such as singular-vector estimates.
+        itemsize: bytes per entry.
     """
 
     box: Slab
@@ -36,23 +36,23 @@ class Work:
 
     @cached_property
     def parts(self) -> list[Slab]:
-        """What each process holds of the box."""
+        """Each process's part of the box."""
         return [self.box.overlap(slab) for slab in self.holders]
 
 
 Bucket = list[list[Any]]
-"""Of each process the `Work`s that it owns, which are exchanged by one collective each way."""
+"""For each process the `Work`s that it owns; one collective each way exchanges a bucket's tensors."""
 
 
 def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> list[Bucket]:
-    """Owners and buckets: the longest works first, each to the process that has the least.
+    """Assign works to owners and buckets: the costliest first, each to the process with the least so far.
 
-    Every prefix of this order is balanced, so every bucket is about as long on each process. A bucket ends where one
+    Every prefix of this order is balanced, so every bucket takes about as long on each process. A bucket ends where one
     process would hold more than the budget.
 
     Args:
         works: of one group of processes, at least one, with equal numbers of holders.
-        budget: bytes of one tensor of each work that a process may hold at once.
+        budget: bytes that a process may hold at once, counting one tensor per work.
 
     Returns:
         The buckets in order, the same on every process.
@@ -75,11 +75,11 @@ def schedule(works: Sequence[Work], budget: int = BUCKET_BYTES) -> list[Bucket]:
 
 
 def cost(*sizes: int) -> int:
-    """Multiply-adds of the matrix signs of `(n, out, in)`, or of `(out, in)`; of vectors their entries.
+    """Multiply-adds of the matrix signs of `(n, out, in)` or `(out, in)`; for a vector, its number of entries.
 
-    Of five iterations: with m the shorter side, `n (10 m^2 M + 5 m^3)` products of the whole, or, where `M >= 1.5 m`,
-    `n (4 m^2 M + 14 m^3)` by the Gram matrix. By `m^2 M` alone the busiest of 64 processes would have 6 % more than the
-    mean on LLaMA-7B.
+    For five iterations, sides `m <= M`: `n (10 m^2 M + 5 m^3)` by products of the whole matrix, or, where `M >= 1.5 m`,
+    `n (4 m^2 M + 14 m^3)` by the Gram matrix. Counting `m^2 M` alone, the busiest of 64 processes would have 6 % more
+    than the mean on LLaMA-7B.
 
     >>> cost(2, 4, 4), cost(4, 8), cost(7)
     (1920, 1408, 7)

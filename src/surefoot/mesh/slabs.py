@@ -34,13 +34,13 @@ class Slab:
         return math.prod(self.size)
 
     def overlap(self, other: Slab) -> Slab:
-        """The entries of both."""
+        """The intersection with another slab."""
         starts = tuple(map(max, self.start, other.start))
         ends = (min(a + n, b + m) for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True))
         return Slab(starts, tuple(max(0, end - start) for start, end in zip(starts, ends, strict=True)))
 
     def within(self, other: Slab) -> tuple[slice, ...]:
-        """Where its entries lie in a tensor that holds the other's."""
+        """This slab's slices of a tensor that holds the other slab."""
         begins = (a - b for a, b in zip(self.start, other.start, strict=True))
         return tuple(slice(begin, begin + n) for begin, n in zip(begins, self.size, strict=True))
 
@@ -49,8 +49,8 @@ def slabs(shape: Shape, mesh: Shape, placements: Sequence[Any]) -> list[Slab]:
     """The slab of every process of a mesh, in row-major order of their coordinates.
 
     A dimension of n entries over P processes is cut as `torch.chunk` cuts it: `ceil(n/P)` each, the last ones fewer or
-    none. Where several mesh dimensions cut one dimension, they do so in the mesh's order; a `_StridedShard` cuts after
-    those to its right, whose sizes multiply to its `split_factor`, as FSDP2 cuts what tensor parallelism has cut.
+    none. Where several mesh dimensions cut one dimension, they do so in the mesh's order; but a `_StridedShard` cuts
+    after those to its right, whose sizes multiply to its `split_factor`, as FSDP2 does after tensor parallelism.
 
     Args:
         shape: of the whole parameter.
@@ -92,14 +92,14 @@ def cutting(placements: Sequence[Any]) -> tuple[int, ...]:
 
 
 def owners(costs: Sequence[int], ranks: int) -> dict[int, int]:
-    """An owner for each of several pieces of work: the longest first, each to the rank with the least so far.
+    """Assign pieces of work to ranks: the costliest first, each to the rank with the least so far.
 
     Args:
         costs: of each piece, in any unit.
         ranks: number of owners.
 
     Returns:
-        Piece -> its rank, the longest first. The busiest has at most 4/3 of the least possible.
+        Piece -> its rank, the costliest first. The busiest rank has at most 4/3 of the least possible load.
 
     Source: R. Graham, "Bounds on multiprocessing timing anomalies", 1969, theorem 2.
 

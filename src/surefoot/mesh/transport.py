@@ -1,4 +1,4 @@
-"""How tensors travel to the processes that compute with them, and results back, a bucket at a time."""
+"""Exchange of tensors with the owner ranks that compute with them, one bucket at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,27 +11,27 @@ from surefoot.mesh.groups import Cut, apart
 from surefoot.mesh.schedule import Bucket, Work
 
 Prepare = Callable[[Any], Sequence[Tensor]]
-"""From a `Work` to this process's parts of what its owner is sent."""
+"""`Work` -> this process's parts of the tensors to send to its owner."""
 
 Compute = Callable[[dict[Any, list[Tensor]]], dict[Any, list[Tensor]]]
-"""From the whole tensors of the works that this process owns, which it may take out, to results: `Work.returned`
-tensors of the work's box, then one of further numbers for everybody."""
+"""The owned works' whole tensors, which it may pop, -> each work's results: `Work.returned` tensors of the work's box,
+then one of further numbers for every process."""
 
 Finalize = Callable[[Any, list[Tensor], Tensor], None]
-"""Take this process's parts of a work's results, and the numbers."""
+"""Takes a work, this process's parts of its results, and the further numbers."""
 
 Coming = tuple[Any, Tensor, list[int]]
-"""A collective under way with what it sends, what it fills, and how much of that comes from each process."""
+"""A collective under way: its handle with the send buffer, its receive buffer, and the entries from each process."""
 
 
 class Transport:
-    """The exchange of one group of processes, a bucket at a time, under way while others compute.
+    """The exchange within one process group: the next bucket is sent while one is computed.
 
     Args:
-        buckets: what is computed where.
-        cut: the processes, as a parameter is cut over them.
+        buckets: the works that each process owns, in order.
+        cut: of any parameter over these processes, for the group and this process's index.
         like: an empty tensor of the dtype and the device of what is sent.
-        copied: whether everybody has all entries already, and owners are sent nothing.
+        copied: whether every process already has all entries, so that owners are sent nothing.
     """
 
     def __init__(self, buckets: list[Bucket], cut: Cut, like: Tensor, copied: bool) -> None:
@@ -39,7 +39,7 @@ class Transport:
         self._group, self._rank = cut.group, cut.mine
 
     def run(self, prepare: Prepare, compute: Compute, finalize: Finalize) -> None:
-        """Send, compute and return one bucket after the other; the next one is on its way while one is computed."""
+        """Send, compute and return one bucket after the other; the next one is sent while one is computed."""
         going, coming = None, self._send(self._buckets[0], prepare)
         for bucket, following in zip(self._buckets, [*self._buckets[1:], None], strict=True):
             whole = self._whole(bucket[self._rank], coming)
@@ -68,11 +68,11 @@ class Transport:
         return self._start(pieces, [sum(map(sum, map(self._sizes, works))) for works in bucket])
 
     def _sizes(self, work: Work) -> list[int]:
-        """Numbers that this process is sent of each tensor of a work's results, then the further ones."""
+        """How many entries of each result of a work this process receives, then how many further numbers."""
         return [*[work.parts[self._rank].numel] * work.returned, work.numbers]
 
     def _start(self, pieces: list[list[Tensor]], received: list[int]) -> Coming:
-        """One all-to-all of pieces for each process; of copies an all-gather, padded to the longest."""
+        """Start an all-to-all of the pieces for each process; for replicas an all-gather, padded to the longest."""
         outgoing = torch.cat([self._like, *(x for own in pieces for x in own)])
         if self._copied:
             received = [max(received)] * len(received)
@@ -86,7 +86,7 @@ class Transport:
         return (handle, outgoing), incoming, received
 
     def _whole(self, mine: list[Work], coming: Coming | None) -> dict[Work, list[Tensor]]:
-        """The whole tensors of the works that this process owns, from everybody's parts; none where it has all."""
+        """Assemble the owned works' whole tensors from every process's parts; no tensors where none are sent."""
         whole = {work: [self._like.new_empty(work.box.size) for _ in range(work.sent)] for work in mine}
         for rank, numbers in enumerate(_arrived(coming) if coming else ()):
             parts = [(x, work.parts[rank], work.box) for work in mine for x in whole[work]]
@@ -103,7 +103,7 @@ class Transport:
 
 
 def _arrived(coming: Coming) -> Sequence[Tensor]:
-    """What has come from each process, flat."""
+    """Wait for a collective; returns what each process sent, flat."""
     (handle, _), incoming, received = coming
     handle.wait()
     return torch.split(incoming, received)

@@ -1,7 +1,7 @@
-"""Like parameters as one batch: chosen, stacked, stepped block by block, taken apart and written back.
+"""Batches of like parameters (same shape, dtype, roles and group): stacked, stepped block by block, and written back.
 
-Parameters of one process, parts of sharded ones and the matrices of an owner take their step alike: they are stacked,
-`Batch.step` steps each block, and the results are taken apart.
+Whole parameters, shards, and matrices at their owner rank all take their step in this way: they are stacked,
+`Batch.step` steps each block, and the results are split again.
 """
 
 import math
@@ -27,33 +27,33 @@ from surefoot.views import OneBlock, Shape, View
 from surefoot.views.state import join_blocks, split_by_block
 
 BATCH_BYTES = {"cpu": 1 << 20}
-"""Bytes of like parameters that are stacked at once: a share of the cache, a small part of an accelerator's memory."""
+"""Bytes of like parameters stacked at once, by device type: a share of a CPU's cache; others take `ELSEWHERE`."""
 
 FEWEST_BYTES = 4 << 20
-"""Bytes up to which `ops.BATCH` matrices are stacked all the same, where fewer would be inverted in a slower way."""
+"""Up to this many bytes, `ops.BATCH` matrices are stacked where a smaller stack would be inverted more slowly."""
 
 STEPS = "steps_on_device"
-"""Entry of a group on an accelerator, saved with it: a resumed run certifies bounds at the same steps."""
+"""Key of a group's step count on an accelerator; saved, so that a resumed run certifies bounds at the same steps."""
 
 Rule = tuple[Role, Stabiliser, float]
-"""Of a block its role, its stabiliser with its radius in plain numbers, and the factor on its learning rate."""
+"""A block's role, its stabiliser (with the radius as a plain number), and the factor on its learning rate."""
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Batch:
-    """Like parameters, or matrices, as the step takes and returns them: lists have an entry for each block of the view.
+    """k like parameters or matrices, as the step takes and returns them: each list has one entry per block of the view.
 
     Args:
-        placement: role and shape of each.
+        placement: the role and shape that they share.
         group: their parameter group.
-        keys: k tensors that stand for them in a `RunningBound`.
+        keys: k tensors that identify them in a `RunningBound`.
         weights: `(k, n, out, in)` or `(k, n, size)`, in the dtype that the step computes in.
         gradients: likewise.
-        states: of momentum and stabiliser, each tensor's shape starting with k.
-        masks: whether each parameter's gradient is finite, `(k, 1, ...)`, bool; of smoothed gradients the active mask.
-        shaped: names of the states' entries that have the parameter's shape; others are cut by block.
+        states: of momentum and stabiliser; each tensor's first dimension is k.
+        masks: whether each parameter's gradient is finite, `(k, 1, ...)`, bool; for smoothed gradients the active mask.
+        shaped: names of the state entries that have the parameter's shape; others are split by block.
     """
 
     placement: Placement
@@ -66,15 +66,15 @@ class Batch:
     shaped: frozenset[str]
 
     def step(self, take: Step, bounds: RunningBound, foreign: bool = False) -> Iterator[tuple[Tensor, State]]:
-        """The step of each block, in place of what was loaded.
+        """Step each block; the results replace the loaded weights and states.
 
         Args:
-            take: the step, or its last parts.
-            bounds: running bounds, which are reset where they do not hold of the loaded weights.
-            foreign: whether the weights come from other processes: on an accelerator they are certified each time.
+            take: the whole step, or only its last parts.
+            bounds: running bounds; reset where they do not hold for the loaded weights.
+            foreign: whether the weights come from other processes: an accelerator then certifies bounds at every step.
 
         Returns:
-            Weights and state of each parameter, in the shapes of the optimizer's.
+            Each parameter's weights and state, in the optimizer's shapes.
         """
         lr, own = learning_rate(self.group), rules(self.placement)
         if "upper" in self.states[0]:
@@ -89,12 +89,12 @@ class Batch:
         return self.results()
 
     def record(self, bounds: RunningBound) -> None:
-        """Remember weights whose norm bounds hold."""
+        """Record these weights as those for which the norm bounds hold."""
         if "upper" in self.states[0]:
             bounds.record(self.keys, self.weights)
 
     def results(self) -> Iterator[tuple[Tensor, State]]:
-        """What `step` returns."""
+        """Each parameter's weights and state, in the optimizer's shapes."""
         view, shape = self.placement.role.view, self.placement.shape
         names = self.shaped & self.states[0].keys()
         shaped = {n: split_blocks([own[n] for own in self.states], view, shape) for n in names}
@@ -110,7 +110,7 @@ def rules(placement: Placement) -> list[Rule]:
 
 @torch.no_grad()
 def init_state(placement: Placement, w: Tensor) -> State:
-    """What the optimizer keeps of weights w before their first step: momentum, stabiliser, count of skipped steps."""
+    """Optimizer state of weights w before their first step: momentum, stabiliser's memory, count of skipped steps."""
     view, w = placement.role.view, w.detach().to(torch.promote_types(w.dtype, torch.float32))
     state = placement.role.momentum.init_state(torch.zeros_like(w))
     blocks = zip(rules(placement), view.split(w), strict=True)
@@ -120,20 +120,20 @@ def init_state(placement: Placement, w: Tensor) -> State:
 
 
 def alike(leaf: Leaf) -> tuple[Any, ...]:
-    """Equal for parameters that are stacked together."""
+    """Key that is equal for parameters that may be stacked together."""
     value, placement = leaf.value, leaf.placement
     return value.device, placement.shape, placement.roles, value.dtype, leaf.agreed is None, id(leaf.group)
 
 
 def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
-    """Like things together, cut evenly to about `BATCH_BYTES`.
+    """Group like items, and split each group evenly into batches of about `BATCH_BYTES`.
 
     Args:
-        items: the things.
-        alike: equal for those that go together: the device and the shape of one, and more.
+        items: parameters or jobs.
+        alike: an item's key, equal for items that may be stacked; it starts with device and shape.
 
     Yields:
-        Lists, in the order of their first things.
+        Batches; groups come in the order of their first items.
     """
     buckets: dict[Any, list[T]] = defaultdict(list)
     for item in items:
@@ -149,24 +149,24 @@ def batches(items: Iterable[T], alike: Callable[[T], Any]) -> Iterator[list[T]]:
 
 
 def advance(leaves: Sequence[Leaf], precision: Precision, bounds: RunningBound, take: Step) -> None:
-    """Take the step of like parameters that are stepped here.
+    """Step like parameters whose step needs no other process.
 
     Args:
         leaves: the parameters.
-        precision: in which numbers their weights and state are stored.
+        precision: the formats in which their weights and state are stored.
         bounds: the optimizer's running bounds.
-        take: what takes the step of a block.
+        take: the step of one block.
     """
     batch = load(leaves, precision)
     with named(leaves[0].name):
         store(batch.step(in_pieces(take), bounds), batch, leaves, precision)
-    if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else another weight
+    if leaves[0].value.dtype == batch.weights[0].dtype or "master" in leaves[0].state:  # else the stored one is rounded
         batch.record(bounds)
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Name the parameter, if it has a name, in what a geometry of one's own is refused for."""
+    """Prefix a ValueError, such as a user's geometry causes, with the parameter's name if it has one."""
     try:
         yield
     except ValueError as error:
@@ -174,7 +174,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def load(leaves: Sequence[Leaf], precision: Precision) -> Batch:
-    """Like parameters, stacked; one alone is not copied."""
+    """Stack like parameters into a `Batch`; a single one is not copied."""
     first, placement = leaves[0], leaves[0].placement
     view, dtype = placement.role.view, torch.promote_types(first.value.dtype, torch.float32)
     weights = stack_blocks([precision.read(leaf) for leaf in leaves], view)
@@ -204,7 +204,7 @@ def store(results: Iterable[tuple[Tensor, State]], batch: Batch, leaves: Sequenc
 
 
 def by_block(states: Sequence[State], placement: Placement, shaped: Mapping[str, list[Tensor]]) -> list[State]:
-    """States of like parameters by block, stacked; of entries that have the parameter's shape the stacks are given."""
+    """The stacked states of each block; shaped holds the ready stacks of entries with the parameter's shape."""
     found = [{name: x[i] for name, x in shaped.items()} for i in range(len(placement.blocks))]
     if rest := states[0].keys() - shaped.keys() - {"skipped", *ADDED}:
         split = [split_by_block({name: state[name] for name in rest}, placement.blocks) for state in states]
@@ -214,10 +214,10 @@ def by_block(states: Sequence[State], placement: Placement, shaped: Mapping[str,
 
 
 def _stacked(leaves: Sequence[Leaf], name: str, dtype: torch.dtype) -> list[Tensor]:
-    """An entry of the states that has the parameters' shape, by block, in the batch's dtype.
+    """Stack a state entry that has the parameters' shape: one stack per block, in the batch's dtype.
 
-    In one process entries with memory of their own are laid into one piece first: the next step then stacks them
-    without a copy. Where a gradient is missing, the others' entries are copied.
+    In one process, entries that own their memory are first moved into one buffer, so that the next step stacks them
+    without a copy. In a step where some gradient is missing, the others' entries are copied.
     """
     tensors, placement = [leaf.state[name] for leaf in leaves], leaves[0].placement
     first, size = tensors[0], tensors[0].numel() * tensors[0].element_size()
@@ -237,25 +237,25 @@ def _stacked(leaves: Sequence[Leaf], name: str, dtype: torch.dtype) -> list[Tens
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """`(k, ...)`; one tensor alone is not copied."""
+    """Stack tensors to `(k, ...)`; a single one is not copied."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
 
 
 def stack_blocks(tensors: Sequence[Tensor], view: View) -> list[Tensor]:
-    """Like parameters' blocks, one stack `(k, n, out, in)` per block."""
-    if isinstance(view, OneBlock):  # a reshape of each is one of the stack
+    """Split like parameters into blocks and stack these: one `(k, n, out, in)` per block."""
+    if isinstance(view, OneBlock):  # reshaping the stack reshapes each
         return [stack(tensors).reshape(len(tensors), *view.block(tuple(tensors[0].shape)))]
     return [stack(blocks) for blocks in zip(*map(view.split, tensors), strict=True)]
 
 
 def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]:
-    """The parameters of this shape again: the inverse of `stack_blocks`."""
+    """Join the parameters, of this shape, from their blocks' stacks: the inverse of `stack_blocks`."""
     if isinstance(view, OneBlock):
         return list(stacks[0].reshape(len(stacks[0]), *shape).unbind())
     return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]
 
 
 def own_memory(state: State) -> State:
-    """The state with tensors that are part of a larger memory copied out of it."""
+    """The state, with tensors that share a larger storage cloned into their own."""
     part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
     return {name: x.clone() if part[name] else x for name, x in state.items()}

@@ -1,4 +1,4 @@
-"""Steps of matrices that several processes hold: whole to an owner, stepped there, and back, a bucket at a time."""
+"""Steps of sharded matrices: each goes whole to its owner rank, is stepped there and comes back, bucket by bucket."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from surefoot.step import move, smooth
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job(Work):
-    """A matrix, an expert or a vector that its owner steps whole.
+    """A matrix, an expert or a vector that its owner rank steps whole.
 
     Args:
-        shard: this process's part of the parameter.
-        placement: role and shape of the entries: all of the parameter's, or an expert's.
-        key: stands for the matrix in a `RunningBound`.
+        shard: this process's shard of the parameter.
+        placement: role and shape of the whole parameter, or of one expert.
+        key: identifies the matrix in a `RunningBound`.
     """
 
     shard: Shard
@@ -39,16 +39,16 @@ class Job(Work):
 
     @cached_property
     def region(self) -> tuple[slice, ...]:
-        """Where this process's part of the entries lies in its slab."""
+        """Slices of this process's slab that belong to this job."""
         return self.parts[self.shard.cut.mine].within(self.shard.cut.slab)
 
     def entries(self, names: Iterable[str]) -> State:
-        """Entries of the state, as far as they are this job's."""
+        """The named entries of the shard's state, cut to this job's rows."""
         state = self.shard.state
         return {name: self.own(state[name]) for name in names}
 
     def own(self, x: Tensor) -> Tensor:
-        """What is this expert's of a tensor with a row for each matrix of the stack, or with one for all."""
+        """This job's rows of a tensor with one row per matrix of the stack; a single row serves all jobs."""
         if self.placement is self.shard.placement or not x.ndim or len(x) == 1:
             return x
         each, expert = self.placement.blocks[0][0], self.box.start[0]
@@ -56,7 +56,7 @@ class Job(Work):
 
 
 def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
-    """A parameter's jobs: one for each expert of a stack, else one."""
+    """Split a parameter into jobs: one per expert of a stack, else one."""
     placement, shape = shard.placement, shard.placement.shape
     boxes = [Slab.of(shape)]
     if placement.role.view.stacked and "m" in shard.way.sent and shape[0] > 0:
@@ -70,18 +70,18 @@ def jobs_of(shard: Shard, dtype: torch.dtype) -> list[Job]:
 
 
 Parts = dict[Job, list[Tensor]]
-"""Of each job that is not on its way, this process's parts of what the owner needs."""
+"""Each job not yet sent -> this process's parts of the tensors that its owner needs."""
 
 Home = tuple[Job, list[Tensor], Tensor]
-"""What has come home of a job: this process's parts of its results, and numbers for everybody."""
+"""A finished job, this process's parts of its results, and the numbers that its owner sends to every process."""
 
 
 class Exchange:
-    """The parameters of one group of processes that are stepped by owners.
+    """Steps those parameters of one process group whose matrices are stepped by owner ranks.
 
     Args:
-        shards: the parameters, of one dtype and device.
-        precision: in which numbers weights and momentum are kept.
+        shards: the parameters, all of one dtype and device.
+        precision: the formats in which weights and momentum are stored.
         bounds: running bounds of the matrices that this process owns.
     """
 
@@ -95,7 +95,7 @@ class Exchange:
         self._going: dict[Shard, tuple[Generator[Parts, Home, None], Parts]] = {}
 
     def step(self) -> None:
-        """Take one step of all of them."""
+        """Take one step of all parameters."""
         self._transport.run(self._prepare, self._compute, self._finalize)
 
     @property
@@ -104,14 +104,14 @@ class Exchange:
         return [(job, owner) for bucket in self.buckets for owner, jobs in enumerate(bucket) for job in jobs]
 
     def _prepare(self, job: Job) -> list[Tensor]:
-        """This process's parts of what the owner of a job is sent."""
+        """This process's parts of the tensors to send to a job's owner."""
         if job.shard not in self._going:
             step = self._step_of(job.shard)
             self._going[job.shard] = step, next(step)
         return self._going[job.shard][1].pop(job) if job.sent else []
 
     def _step_of(self, shard: Shard) -> Generator[Parts, Home, None]:
-        """The step of a parameter as it is seen here: yields its parts as long as jobs have not come home."""
+        """A parameter's step on this process: yields the parts to send, and receives each job's results by `send`."""
         leaf, w, active, parts = self._smoothed(shard)
         for _ in self._jobs[shard]:
             job, tensors, numbers = yield parts
@@ -124,7 +124,7 @@ class Exchange:
         self._precision.write_(leaf, w)
 
     def _smoothed(self, shard: Shard) -> tuple[Leaf, Tensor, Tensor | float, Parts]:
-        """A parameter, its weights, which entries move (1: all), its parts: smoothed, unless its owner does it."""
+        """Smooth a gradient unless its owner does; returns leaf, weights, active mask (1: all move), parts to send."""
         leaf, role, dtype = shard.leaf(), shard.placement.role, self._dtype
         w, g = self._precision.read(leaf), leaf.grad.to(dtype)
         x: dict[str, Any] = {"w": w, "g": -g if leaf.group["maximize"] else g, "active": 1.0}
@@ -139,29 +139,29 @@ class Exchange:
         return leaf, w, x["active"], {job: [x[name][job.region] for name in shard.sent] for job in self._jobs[shard]}
 
     def _compute(self, whole: dict[Job, list[Tensor]]) -> dict[Job, list[Tensor]]:
-        """The owned jobs' results, like ones in batches."""
+        """Results of the jobs that this process owns, computed in batches of like jobs."""
         results: dict[Job, list[Tensor]] = {}
         for jobs in batches([*whole], self._alike):
             results |= self._batch(jobs, [whole.pop(job) or self._going[job.shard][1].pop(job) for job in jobs])
         return results
 
     def _alike(self, job: Job) -> Any:
-        """Equal for jobs that are stepped together."""
+        """Key that is equal for jobs that may be stepped together."""
         return job.key.device, job.placement.shape, job.placement.roles, job.shard.way, id(job.shard.group)
 
     def _batch(self, jobs: list[Job], tensors: list[list[Tensor]]) -> Iterator[tuple[Job, list[Tensor]]]:
-        """Take the owner's part of the step of like jobs."""
+        """Take the owner's part of the step of like jobs; yields each job with its results."""
         shard, placement = jobs[0].shard, jobs[0].placement
         x = {n: stack_blocks(own, placement.role.view) for n, *own in zip(shard.sent, *tensors, strict=True)}
         tensors.clear()
         agreed = ([job.own(mask) for mask in job.shard.agreed.masks] for job in jobs)
         masks: list[Any] = x.get("active") or [torch.stack(own) for own in zip(*agreed, strict=True)]
-        if "m" in x:  # these are active masks, those of gradients only say which are finite
+        if "m" in x:  # active masks; those of raw gradients only say which are finite
             masks = [1.0 if device.on_cpu(mask) and bool(mask.all()) else mask.to(x["m"][0].dtype) for mask in masks]
         kept = [job.entries([*job.shard.small, *job.shard.owned]) for job in jobs]
         states = by_block(kept, placement, {name: x[name] for name in placement.role.shaped if name in x})
         m = x.get("m") or x["g"]
-        w = x.get("w") or m  # it is not read where it is not sent
+        w = x.get("w") or m  # where w is not sent, the step does not read it
         batch = Batch(placement, shard.group, [job.key for job in jobs], w, m, states, masks, placement.role.shaped)
         with named(shard.cut.name):
             stepped = batch.step(shard.way.take, self._bounds, foreign=True)
@@ -172,7 +172,7 @@ class Exchange:
             yield job, [out, *(new[name] for name in shard.back[1:]), torch.cat([out.new_empty(0), *numbers])]
 
     def _finalize(self, job: Job, tensors: list[Tensor], numbers: Tensor) -> None:
-        """Take what has come home of a job; with the parameter's last part its step ends."""
+        """Pass a finished job to its parameter's step, which ends with the last job."""
         try:
             self._going[job.shard][0].send((job, tensors, numbers))
         except StopIteration:
@@ -180,7 +180,7 @@ class Exchange:
 
 
 def _moved(job: Job, whole: Tensor, d: Tensor, active: Tensor | float) -> Tensor:
-    """The next weights of this process's part, from the direction; each block by its own rule."""
+    """This process's part of the next weights, from the direction d; each block moves by its own rule."""
     lr, (kinds, labels) = learning_rate(job.shard.group), job.shard.kinds
     active = active[job.region] if isinstance(active, Tensor) else active
     w = moved = whole[job.region]

@@ -1,4 +1,4 @@
-"""The stability numbers of an optimizer's parameters: each measured once, by the process that has it or is sent it."""
+"""Stability numbers of an optimizer's parameters: each measured once, by a process that has or receives it whole."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def report(
     vectors: dict[Tensor, State],
     sharding: Sharding | None,
 ) -> Numbers:
-    """The numbers of all parameters, with sharded ones a collective: each is sent whole to one process.
+    """The numbers of all parameters; a collective if some are sharded, each of which is gathered on one process.
 
     Args:
-        parameters: by name, each with its placement, learning rate and state; the next step leaves frozen ones.
-        before: weights before the last step, of some of them, by these names or without what wrappers add; others
-            are left out.
+        parameters: name -> parameter, placement, learning rate and state; the next step does not move frozen ones.
+        before: weights of some parameters before the last step, by these names or by those without wrapper prefixes;
+            other entries are ignored.
         bounds: the optimizer's running bounds.
-        vectors: singular vectors, remembered here from one time to the next; they are no part of the state.
-        sharding: of those that are `DTensor`.
+        vectors: singular vectors, kept here from one report to the next; not part of the state.
+        sharding: of the `DTensor` parameters.
 
     Returns:
         See `SteepestDescent.stability`; the same on every process.
 
     Raises:
-        ValueError: weights before of which none is one of the parameters, or one has another shape.
+        ValueError: `before` has none of the parameters, or one in another shape.
     """
     before = _by_parameter(before, {name: p for name, (p, *_) in parameters.items()})
     found: dict[str, Numbers] = {}
@@ -70,7 +70,7 @@ def report(
 def of_weights(
     model: nn.Module, plan: Plan, before: Mapping[str, Tensor] | None = None, vectors: dict[Tensor, State] | None = None
 ) -> Numbers:
-    """The numbers of a model's weights under a plan, whatever optimizer trains it: what bounds the next step is 0.
+    """The numbers of a model's weights under a plan, whatever optimizer trains it: bounds on the next step are 0.
 
     Args:
         model: not on the meta device.
@@ -86,7 +86,7 @@ def of_weights(
 
 
 def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights before by the parameters' own names; buffers and frozen parameters may be among them."""
+    """`before` under the parameters' own names; it may also hold buffers and frozen parameters."""
     known = {name: w for name in parameters if (w := by_plain_name(before, name)) is not None}
     if before and not known:
         raise ValueError(f"before has no parameter of this optimizer, but {', '.join([*before][:3])}")
@@ -97,7 +97,7 @@ def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
 
 
 def _proven(p: Tensor, weight: Tensor, placement: Placement, upper: Tensor, bounds: RunningBound) -> Tensor:
-    """The running bound of a parameter, where it holds of its present weight; of a part's whole it is proven anew."""
+    """A parameter's running bound, where it holds for the present weight; for a gathered weight it is proven anew."""
     weights = stack_blocks([widened(weight)], placement.role.view)
     known = by_block([{"upper": upper}], placement, {})
     known = bounds.revalidate([p], weights, known, placement.role.weight_geometry, False)

@@ -1,4 +1,4 @@
-"""Parameters into groups, each with its role's name and placements; and what a saved state must fulfil to fit them."""
+"""Parameter groups, each with its role's name and placements, and checks that a saved state fits them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from surefoot.stabilise import DecoupledWeightDecay
 from surefoot.views import PerHead
 
 FORMAT = 3
-"""Version of the state dictionary: in 2, which is read, values that are fused with queries had no role of their own."""
+"""Version of the state dictionary; in 2, still read, attention values fused with queries had no role of their own."""
 
 Group = dict[str, Any]
-"""A parameter group, or another dictionary of what is saved."""
+"""A parameter group, or another dictionary of a saved state."""
 
 Known = Mapping[Tensor, tuple[str, Placement]]
 """The name and the placement of each parameter of an optimizer."""
 
 ROUNDING = 1e-12
-"""How far below 0 a schedule may end."""
+"""How far below 0 rounding may take the end of a learning-rate schedule."""
 
 _RESIZED = "resize first, then make plan and optimizer; FullyShardedDataParallel flattens weights, take fully_shard"
 _NOTHING = "nothing moves: no parameter of the optimizer has a gradient; make it after the model is copied or wrapped"
@@ -43,9 +43,9 @@ _THEN = "continue it with the version of surefoot that saved it"
 def grouped(
     params: nn.Module | Iterable[Any], plan: Plan | None, run: Run | None, others: Mapping[str, object]
 ) -> tuple[Iterable[Any], dict[Tensor, str], Plan | None]:
-    """What torch's constructor takes: with a plan one group per role name, its placements beside it; else the groups.
+    """The groups for torch's constructor: with a plan one per role name, with its placements; else params as given.
 
-    Then the names of frozen parameters without a role, which are in no group, and the plan, if there is one.
+    Also returns the names of frozen parameters without a role, which are in no group, and the plan, if any.
     """
     refuse_settings(others.keys())
     if not isinstance(plan, Plan | None):
@@ -77,13 +77,13 @@ def grouped(
 
 
 def refuse_shape(p: Tensor, name: str, placement: Placement) -> None:
-    """Raise ValueError for a parameter of another shape than the plan's."""
+    """Raise ValueError for a parameter whose shape differs from the plan's."""
     if p.shape != placement.shape:
         raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}: {_RESIZED}")
 
 
 def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
-    """Raise for rates, settings, shapes and dtypes that no step takes, and a gradient without role; warn of none."""
+    """Raise for rates, settings, shapes, dtypes that no step takes, or a gradient without role; warn of no gradient."""
     for group in groups:
         refuse_rate(group)
         refuse_settings(SETTINGS & group.keys())
@@ -100,7 +100,7 @@ def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Know
 
 
 def with_names(params: Any, number: int) -> Any:
-    """torch wants names in every group or in none; unnamed parameters get `group1.0` and so on."""
+    """Name unnamed parameters `group1.0` and so on: torch wants names in every group or in none."""
     if isinstance(params, set):
         return params
     params = [params] if isinstance(params, Tensor) else params
@@ -108,10 +108,10 @@ def with_names(params: Any, number: int) -> Any:
 
 
 def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
-    """A group's learning rate as the number that it holds: a float, of a tensor on a device a scalar of its own dtype.
+    """A group's learning rate: a float; for a tensor on an accelerator, a scalar tensor of its own dtype.
 
-    Integers and half precision become float32 there, since a product in these is rounded. ValueError for what is not
-    one real number.
+    Integers and half precision become float32 there, since their products are rounded. ValueError if it is not one
+    real number.
     """
     lr = group["lr"]
     if isinstance(lr, Tensor):
@@ -125,18 +125,18 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
 
 
 def refuse_rate(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for a learning rate that is no number, negative or not finite; one on a device is not read."""
+    """Raise ValueError for a learning rate that is no number, negative or not finite; an accelerator's is not read."""
     lr = learning_rate(group) if isinstance(group["lr"], Real | Tensor) else -1.0
     if isinstance(lr, float) and not -ROUNDING <= lr < math.inf:
         raise ValueError(f"Invalid learning rate: {group['lr']!r}; if a schedule gave it, has it run past its end?")
 
 
 def checked_names(group: Group, number: int, known: Known, precision: Precision) -> list[str]:
-    """The names of a group's parameters, each its own: `group1.weight` where another group has a `weight`.
+    """Unique names of a group's parameters: `group1.weight` where another group has a `weight`.
 
-    Raise ValueError for rates, and dtypes of trained parameters, that no step takes, TypeError for others' settings.
+    ValueError for rates, or trained parameters' dtypes, that no step takes; TypeError for other optimizers' settings.
     """
-    refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # without one, that comes first
+    refuse_settings(SETTINGS & group.keys() if group.get("role") else ())  # the lack of a role is reported first
     taken, names = {name for name, _ in known.values()}, list[str]()
     for i, p in enumerate(group["params"]):
         name = group["param_names"][i] if "param_names" in group else f"group{number}.{i}"
@@ -153,9 +153,9 @@ def checked_names(group: Group, number: int, known: Known, precision: Precision)
 
 
 def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
-    """Parameters that somebody has written into the groups: new -> the one of its name before.
+    """Parameters that were written into the groups from outside: new one -> the earlier one of its name.
 
-    ValueError for one without a name, or whose state is that of other entries.
+    ValueError for one without a name, or where the earlier one already has a state.
     """
     new = [(i, p, group) for group in groups for i, p in enumerate(group["params"]) if p not in known]
     before = {name: p for p, (name, _) in known.items()} if new else {}
@@ -172,9 +172,9 @@ def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) ->
 
 
 def place(group: Group, role: str | Role | None, known: Known) -> list[Placement]:
-    """The placements of a plain torch group's parameters, which all have its role; ValueError without one.
+    """Placements of a plain torch group's parameters, which all take the group's role; ValueError without a role.
 
-    Those of a group that was taken out of the optimizer, and comes again, are known.
+    A group that was removed from the optimizer, and is added again, gets its earlier placements.
     """
     before = [known[p][1] for p in group["params"] if p in known]
     alike = len(before) == len(group["params"]) and {placement.role.name for placement in before} == {role}
@@ -193,15 +193,15 @@ def place(group: Group, role: str | Role | None, known: Known) -> list[Placement
 
 
 def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[[Tensor], State]) -> None:
-    """Raise ValueError where a state dictionary is not that of an optimizer like the present one, by name.
+    """Raise ValueError, naming group or parameter, unless a state dictionary is that of an optimizer like this one.
 
-    Groups have this format or 2, the same run and plan, parameters have their own state; torch counts the groups.
+    Checks each group's format (this or 2), run and plan, and each state's entries; torch counts the groups.
 
     Args:
         saved: the state dictionary.
         present: the optimizer's parameter groups.
         known: the name and the placement of each parameter.
-        new: from a parameter to a state with the entries, shapes and dtypes that its own has.
+        new: parameter -> a state with the entries, shapes and dtypes that its own has.
     """
     _check_kinds("", {"state": None, "param_groups": None, **saved})
     parameters: dict[Any, Tensor] = {}
@@ -230,7 +230,7 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
 
 
 def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping[Any, Any], where: str) -> None:
-    """Raise ValueError for a saved group's parameter of another plan, with the remedy; another shape is named so."""
+    """Raise ValueError, with the remedy, for a saved parameter of another plan; says so if its shape differs."""
     for p, index, then in zip(ours["params"], theirs["params"], theirs.get("plan", ()), strict=False):
         name, placement = known[p]
         if then != (now := placement.digest) and not (theirs["format"] == 2 and then == _digest_2(placement)):
@@ -243,7 +243,7 @@ def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping
 
 
 def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for an entry of a saved dictionary that is of another kind; where says of which one."""
+    """Raise ValueError for an entry of a saved dictionary of the wrong type; where says which dictionary."""
     lists = dict.fromkeys(("param_groups", "params", "plan"), list)
     kinds = {"state": dict, "maximize": bool, "steps_on_device": int, **lists}
     for key in kinds.keys() & entries.keys():
@@ -252,10 +252,10 @@ def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
 
 
 def _digest_2(placement: Placement) -> str:
-    """A placement's digest in format 2, where heads and what was fused with them had a scale by their rows."""
+    """A placement's digest in format 2, where heads and what was fused with them had a `HeadScale`, by their rows."""
     role, stabiliser = placement.role, placement.role.stabiliser
     if isinstance(role.view, PerHead):
-        others = placement.roles[-1].lr_scale if placement.by_block else FanRatio()  # of all recipes with heads
+        others = placement.roles[-1].lr_scale if placement.by_block else FanRatio()  # as in all recipes with heads
         scale = HeadScale(role.view.head_dim, role.lr_scale, others)
         if isinstance(stabiliser, DecoupledWeightDecay) and stabiliser.lr_scale == role.lr_scale:
             stabiliser = replace(stabiliser, lr_scale=scale)
@@ -264,7 +264,7 @@ def _digest_2(placement: Placement) -> str:
 
 
 def _unfit(entries: Any, new: State, p: Tensor) -> str:
-    """What is wrong with the entries of a saved state; nothing if they fit."""
+    """What is wrong with a parameter's saved state; empty if it fits."""
     if not isinstance(entries, Mapping):
         return f"its state in the checkpoint is {type(entries).__name__}, no dictionary"
     needed = layouts(new, entries, p)

@@ -1,4 +1,4 @@
-"""Numbers in fewer bits: rounding at random, right on average, to bfloat16 or to 8 bits with a scale for 32 of them."""
+"""Stochastic rounding, right on average, to bfloat16 or to 8 bits with one scale per 32 entries."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from surefoot.linalg import device
 from surefoot.linalg.bounds import max_abs
 
 Index = int | Tensor
-"""Where entries lie in the whole parameter, flattened: the first one's position if they follow each other, or all."""
+"""Positions in the flattened whole parameter: the first entry's if all are consecutive, else every entry's."""
 
 BLOCK = 32
-"""Entries, side by side along the last dimension, that have a scale in common."""
+"""Number of neighbouring entries along the last dimension that share a scale."""
 
 PIECE = 1 << 17
 """Entries that are rounded at once on a CPU: every pass over them is in its cache, and takes little memory."""
@@ -45,7 +45,7 @@ def in_pieces(round_: F) -> F:
 
 
 def noise_key(name: str) -> int:
-    """31 bits that tell a parameter's rounding noise from others': a hash of its name without what wrappers add.
+    """A 31-bit key of a parameter's own rounding noise: a hash of its name without wrapper prefixes.
 
     >>> noise_key("module.layer._orig_mod.weight") == noise_key("layer.weight")
     True
@@ -67,9 +67,9 @@ def noise_seed(rounds: Tensor) -> Tensor:
 def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
     """x in bfloat16, rounded up or down at random so that the mean over seeds is x.
 
-    `P(up) = (x - down) / (up - down)`; numbers that bfloat16 has, and those that are not finite, come back as they are.
-    The noise is a hash of (index, seed): the same on every device, and no generator is consumed. A part of a tensor
-    is rounded as in the whole if its index is given.
+    `P(up) = (x - down) / (up - down)`; numbers that bfloat16 represents, and those that are not finite, are unchanged.
+    The noise is a hash of (index, seed): the same on every device, and no generator is consumed. Given its index, a
+    part of a tensor is rounded as within the whole.
 
     Args:
         x: float32, any shape.
@@ -93,10 +93,10 @@ def stochastic(x: Tensor, seed: Tensor, index: Index = 0) -> Tensor:
 
 @in_pieces
 def to_int8(x: Tensor, seed: Tensor | None = None, index: Index = 0) -> tuple[Tensor, Tensor]:
-    """x as integers below 128 times a power of two that `BLOCK` entries have in common: 1.03 bytes an entry.
+    """x as integers below 128 times a power of two that `BLOCK` entries share: 1.03 bytes an entry.
 
-    `P(up)` is as in `stochastic`, but for the largest entries of a block, at most 1/256 of theirs too small. Numbers
-    that this format has come back as they are, also if rounded again.
+    `P(up)` is as in `stochastic`, but for the largest entries of a block, at most 1/128 of theirs too small. Numbers
+    that this format represents are unchanged, also if rounded again.
 
     Args:
         x: float32, at least one dimension.
@@ -133,12 +133,12 @@ def blocks_of(size: int) -> int:
 
 
 def _powers(exponents: Tensor, size: int) -> Tensor:
-    """Two to the exponents of blocks, for each of the entries, `(..., size)`: made of bits, alike on every device."""
+    """Two to the exponent of each entry's block, `(..., size)`; built from bits, so equal on every device."""
     return (exponents.to(torch.int32) + 127 << 23).view(torch.float32).repeat_interleave(BLOCK, -1)[..., :size]
 
 
 def _noise(x: Tensor, seed: Tensor, index: Index) -> Tensor:
-    """For each entry of x a hash of its place and the seed, uniform in 0 ... 65535, int32."""
+    """A hash of each entry's position and the seed, uniform in 0 ... 65535, int32."""
     if isinstance(index, Tensor):  # a hash serves two neighbours, 16 bits each
         hashes = _hash((index // 2).to(torch.int32).add_(_hash(seed)))
         return (hashes >> 16 * (index % 2).to(torch.int32)).bitwise_and_(0xFFFF)

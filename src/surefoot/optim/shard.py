@@ -1,4 +1,4 @@
-"""A parameter that several processes hold: this process's part, and where the three parts of its step run."""
+"""A parameter held by several processes: this process's shard, and where each of the three parts of its step runs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from surefoot.views.state import entry
 
 @dataclass(frozen=True)
 class Way:
-    """How a part takes its step. Parts of the step that no owner takes run where the part lies.
+    """How a shard takes its step; parts of the step that no owner rank takes run on the shard itself.
 
     Args:
-        name: of the way.
-        sent: what the owner of a matrix is sent: gradient g, smoothed gradient m, weight w.
-        back: what it returns: direction d, weight w; nothing where there is no owner.
-        take: what it runs of the step: all of it where it is sent g, else the last two parts, or the second alone.
+        name: the way's name.
+        sent: tensors sent to a matrix's owner: gradient g, smoothed gradient m, weight w.
+        back: tensors that the owner returns: direction d, weight w; empty where there is no owner.
+        take: the owner's part of the step: all of it if g is sent, else the last two parts, or the second alone.
     """
 
     name: str
@@ -46,27 +46,27 @@ class Way:
 
 
 HERE = Way("here")
-ROWS = Way("rows")  # the norms of all rows are reduced before the move
+ROWS = Way("rows")  # stepped by rows: norms are all-reduced over all rows before the move
 DIRECTION = Way("direction", ("m",), ("d",), lambda role, how, w, m, kept, _, mask: direct(role, how, w, m, kept, mask))
 WEIGHT = Way("weight", ("m", "w"), ("w",), descend)
-ALL = Way("all", ("g", "w"), ("w",))  # and the state of momentum, both ways
+ALL = Way("all", ("g", "w"), ("w",))  # momentum's state travels with them, both ways
 REPLICAS = Way("replicas", ("m", "w"), ("w",), descend)  # the owner has its own copies of m and w: nothing is sent
 
 
 @dataclass(eq=False)
 class Shard:
-    """One parameter, of which this process holds a slab, or a copy.
+    """One parameter, of which this process holds a slab or a copy.
 
     Args:
         p: the parameter.
-        placement: role and shape of the whole.
-        cut: over which processes, and how.
+        placement: role and shape of the whole parameter.
+        cut: how it is cut, and over which processes.
         way: how the step is taken.
-        here: role and shape of the slab, where it is stepped by itself.
-        local: the slab, over the parameter's memory.
-        kept: the optimizer's state, `DTensor` where it is cut.
+        here: role and shape of the slab if it is stepped by itself, else `placement`.
+        local: the slab, sharing the parameter's memory.
+        kept: the optimizer's state; an entry that is cut is a `DTensor`.
         group: the parameter group of the present step.
-        agreed: what was agreed on before it.
+        agreed: what all processes agreed on before this step.
     """
 
     p: Tensor
@@ -81,7 +81,7 @@ class Shard:
 
     @cached_property
     def problems(self) -> tuple[list[Shape], Tensor] | None:
-        """Independent problems whose rest is agreed on: their shape in each block, and which one each entry is of."""
+        """Grid of independent problems of each block, and each slab entry's problem; None if no rest is agreed on."""
         couples, blocks = self.placement.role.geometry.couples, self.placement.blocks
         if "m" not in self.way.sent or not couples:
             return None
@@ -89,7 +89,7 @@ class Shard:
         return shapes, self._labels(apart(torch.arange(sum(map(math.prod, shapes))), shapes))
 
     def _labels(self, of_blocks: Sequence[Tensor]) -> Tensor:
-        """Labels of each block's entries as those of the slab's, of size 1 along dimensions where they are equal."""
+        """Map the blocks' labels to the slab's entries; a dimension along which all are equal keeps size 1."""
         blocks = [x.expand(block) for x, block in zip(of_blocks, self.placement.blocks, strict=True)]
         whole = self.placement.role.view.join(blocks, self.placement.shape)
         own = whole[self.cut.slab.within(Slab.of(whole.shape))]
@@ -100,12 +100,12 @@ class Shard:
 
     @property
     def state(self) -> State:
-        """This process's parts of the state, over its memory."""
+        """This process's shards of the state, sharing its memory."""
         return {name: x.to_local() if isinstance(x, DTensor) else x for name, x in self.kept.items()}
 
     @property
     def index(self) -> Index:
-        """Where the slab's entries lie in the whole parameter."""
+        """Positions of the slab's entries in the flattened whole parameter."""
         shape, slab = self.placement.shape, self.cut.slab
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         if slab.size[1:] == shape[1:]:
@@ -125,14 +125,14 @@ class Shard:
         return g
 
     def leaf(self) -> Leaf:
-        """The slab as a parameter of its own."""
+        """The slab as a `Leaf`, a parameter of its own."""
         index = self.index if "rounds" in self.kept else 0
         return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index, self.cut.name)
 
     def flags(self) -> Tensor:
-        """What this process knows of the gradient, uint8; of all processes' flags the largest hold.
+        """Flags of this process's gradient, uint8, which processes combine by their maximum.
 
-        Whether it is not finite, is there, is missing, is not zero; then of each problem whether it is not zero.
+        Not finite, present, missing, not zero; then for each independent problem: not zero.
         """
         g, there = self.gradient(), self.p.grad is not None and len(self.group["params"]) > 0
         known = torch.tensor([False, there, not there, False], device=g.device)
@@ -150,9 +150,9 @@ class Shard:
         return torch.cat([known.to(torch.uint8), seen])
 
     def agree(self, flags: Tensor) -> None:
-        """Take what all processes know, and count a gradient that is not finite."""
+        """Set `agreed` from the combined flags, and count a skipped step if the gradient is not finite."""
         infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
-        copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # elsewhere, too
+        copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # others hold it
         there &= ~(missing & copied)
         finite, by_problem = there & ~infinite, self.placement.role.momentum.by_problem
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
@@ -162,7 +162,7 @@ class Shard:
         self.kept["skipped"] += (infinite & there)[0]
 
     def mask(self, dtype: torch.dtype) -> Tensor | float | None:
-        """The slab's active mask, `(1, ...)`; None where the gradient tells; 1 if the host knows that all move."""
+        """The slab's active mask, `(1, ...)`; None where the gradient tells it; 1 if the host knows that all move."""
         if self.problems is None or not self.placement.role.momentum.by_problem:
             return None
         mask = torch.cat([x.flatten() for x in self.agreed.masks])[self.problems[1]][None].to(dtype)
@@ -170,7 +170,7 @@ class Shard:
 
     @property
     def sent(self) -> list[str]:
-        """What an owner is sent: with the mask where entries rest one by one, and more is read of them than m."""
+        """Tensors sent to the owner; with the active mask where single entries may rest and it reads more than m."""
         role, way = self.placement.role, self.way
         reads = way is WEIGHT or (way is DIRECTION and isinstance(role.geometry, Adaptive))
         masked = reads and role.momentum.by_problem and not role.geometry.couples
@@ -178,24 +178,24 @@ class Shard:
 
     @property
     def back(self) -> list[str]:
-        """What it returns."""
+        """Tensors that the owner returns."""
         return [*self.way.back, *(sorted(self.placement.role.shaped) if self.way is ALL else ())]
 
     @property
     def small(self) -> list[str]:
-        """Names of the other entries that an owner of the whole changes, and sends to everybody."""
+        """Names of the other state entries, which the owner changes and sends to every process."""
         role = self.placement.role
         others = {"skipped", *ADDED, *role.shaped, *role.owned, *(() if self.way is ALL else role.smoothed)}
         return sorted(name for name in self.state if entry(name) not in others)
 
     @property
     def owned(self) -> list[str]:
-        """Names of what the owner alone keeps."""
+        """Names of the state entries that only the owner keeps."""
         return [name for name in self.state if entry(name) in self.placement.role.owned]
 
     @cached_property
     def kinds(self) -> tuple[list[Rule], Tensor]:
-        """The rules of its blocks, each once; and of each entry of the slab, by which of them it moves."""
+        """The distinct rules of the blocks, and the index of the rule that moves each entry of the slab."""
         own = rules(self.placement)
         kinds = [*dict.fromkeys(own)]
         labels = self._labels([torch.tensor(kinds.index(rule)) for rule in own]) if len(kinds) > 1 else torch.tensor(0)
@@ -203,14 +203,14 @@ class Shard:
 
 
 def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[Way, Placement]:
-    """The way of a parameter cut into slabs, and the own slab's placement where it takes its step here."""
+    """Choose the way of a parameter cut into slabs, and the placement with which this slab takes its step."""
     cut = {d for d, n in enumerate(placement.shape) if any(slab.size[d] != n for slab in slabs)}
     role, shape, block = placement.role, placement.shape, placement.blocks[0]
     view, momentum, ball = role.view, role.momentum, role.weight_geometry
 
     if not cut:
         return HERE, placement
-    even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of several matrices an expert are cut apart
+    even = all(slab.size == slabs[0].size for slab in slabs)  # else numbers of an expert's matrices are split
     if cut == {0} and len(block) == 3 and block == shape and isinstance(view, OneBlock):  # a stack by another name
         return HERE, part_of(placement, local, Stack())
     if cut == {0} and view.stacked and (block[0] == shape[0] or even):
@@ -234,7 +234,7 @@ def chosen(placement: Placement, slabs: Sequence[Slab], local: Shape) -> tuple[W
 
 
 def part_of(placement: Placement, shape: Shape, view: View) -> Placement:
-    """A part of a parameter as one of its own: with the scale and the radius of the whole, whatever its size is."""
+    """Placement of a part of a parameter, with the whole's learning-rate scale and radius, whatever its own size."""
     scale, stabiliser = Constant(placement.lr_scales[0]), placement.stabilisers[0]
     role = replace(placement.role, view=view, lr_scale=scale, stabiliser=stabiliser, radius_unit=Constant())
     return Placement(role, placement.why, shape)
@@ -242,7 +242,7 @@ def part_of(placement: Placement, shape: Shape, view: View) -> Placement:
 
 @dataclass(frozen=True)
 class AsRows(OneBlock):
-    """All rows of a part of a table, `(..., columns)` flattened, as one matrix.
+    """View all rows of a part of a table, `(..., columns)`, as one matrix.
 
     Args:
         columns: entries of a row.

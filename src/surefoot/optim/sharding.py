@@ -1,4 +1,4 @@
-"""All parameters of an optimizer that several processes hold: what is decided, kept and stepped together."""
+"""All parameters of an optimizer that several processes hold: how each takes its step, its state, the joint step."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from surefoot.step import direct, smooth
 
 
 class Sharding:
-    """All parameters of an optimizer that are `DTensor`, and copies of others whose matrix signs are shared.
+    """All `DTensor` parameters of an optimizer, and replicated ones whose matrix signs the replicas share out.
 
-    Nothing here is called where there are none, and torch.distributed is not imported then.
+    Without such parameters nothing here is called, and torch.distributed is not imported.
 
     Args:
-        precision: in which numbers weights and momentum are kept.
+        precision: the formats in which weights and momentum are stored.
         bounds: the optimizer's running bounds.
-        plain: whether the optimizer's step is `surefoot.step.step`, whose parts owners take.
-        replicas: the processes that share.
+        plain: whether the optimizer's step is `surefoot.step.step`, the only one whose parts owners can take.
+        replicas: the process group that shares out matrix signs, if any.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Sharding:
         self._groups = Groups()
 
     def add(self, p: Tensor, name: str, placement: Placement, state: State) -> State:
-        """Find a parameter's slabs, and how its step is taken.
+        """Register a parameter: find its slabs, and choose how it takes its step.
 
         Args:
             p: the parameter.
             name: its name.
             placement: its role and shape.
-            state: the optimizer's; empty before the first step.
+            state: its optimizer state; empty before the first step.
 
         Returns:
             The state, complete.
 
         Raises:
-            ValueError: a placement that is neither a copy nor a contiguous part; a step of the user's for a parameter
-                that needs other processes.
+            ValueError: a placement that is neither a copy nor a contiguous part; a user-defined step for a
+                parameter that needs other processes.
         """
         if isinstance(p, DTensor):
             cut, local = self._groups.cut(p, name), p.to_local().detach()
@@ -95,9 +95,9 @@ class Sharding:
         return state | shard.placement.role.momentum.init_state(slab)
 
     def stored(self, p: Tensor, name: str, state: State) -> State:
-        """A parameter's state, of which only this process's parts are read, as precision says; it is kept."""
+        """Convert a parameter's state to precision's formats and keep it; only this process's parts are read."""
         shard = self.shards[p]
-        if "exchanges" in vars(self):  # they are of a dtype and of some parameters: others have other owners
+        if "exchanges" in vars(self):  # built for one dtype and set of parameters; owners may change
             self.gather_owned()
             del self.exchanges
         own = {key: x.to_local() if isinstance(x, DTensor) else x for key, x in state.items()}
@@ -106,7 +106,7 @@ class Sharding:
         return shard.kept
 
     def placed(self, p: Tensor, name: str, value: Tensor) -> Tensor:
-        """This process's part of an entry of a loaded state, which is a `DTensor` of any mesh, or whole."""
+        """This process's part of a loaded state entry, which is whole or a `DTensor` of any mesh."""
         like = self.shards[p].kept.get(name) if p in self.shards else None
         laid = [(x.device_mesh, x.placements) for x in (value, like) if isinstance(x, DTensor)]
         if len(laid) == 2 and laid[0] == laid[1]:
@@ -115,15 +115,15 @@ class Sharding:
         return value[slab_of(like).within(Slab.of(value.shape))].clone() if isinstance(like, DTensor) else value
 
     def scale_(self, p: Tensor, factor: Tensor) -> None:
-        """Multiply a parameter by a factor that is cut like it, or whole."""
+        """Multiply a parameter in place by a factor that is whole or cut like the parameter."""
         if isinstance(p, DTensor) and not isinstance(factor, DTensor):
             factor, p = factor[self.shards[p].cut.slab.within(Slab.of(p.shape))], p.to_local()
         p.mul_(factor)
 
     def at_owner(self, p: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-        """A parameter and its weights before, whole at one process; None at the others.
+        """Gather a parameter and its earlier weights whole on one process; None on the others.
 
-        A collective of those that hold a part; they take turns.
+        A collective of the processes that hold a part; they take turns as owner, parameter by parameter.
         """
         shard = self.shards[p]
         owner = next(i for i, other in enumerate(self.shards) if other is p) % len(shard.cut.slabs)
@@ -132,7 +132,7 @@ class Sharding:
         return (whole, then) if owner == shard.cut.mine else None
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What the processes found that hold parts of the same parameters: a collective of them."""
+        """Merge what all processes that hold parts of the same parameters found: a collective."""
         for ranks, shards in self._agreements.items():
             group = self._groups[ranks]
             if group is not None and any(isinstance(shard.p, DTensor) for shard in shards):
@@ -142,7 +142,7 @@ class Sharding:
         return found
 
     def gather_owned(self) -> None:
-        """Give every process what only owners of matrices keep, for a checkpoint, or for other owners."""
+        """Broadcast the state that only owners keep, for a checkpoint or before owners change."""
         for exchange in self.exchanges:
             for job, owner in exchange.owners:
                 for _, x in sorted(job.entries(job.shard.owned).items()):
@@ -150,7 +150,7 @@ class Sharding:
 
     @cached_property
     def exchanges(self) -> list[Exchange]:
-        """One for each group of processes, dtype and device."""
+        """One `Exchange` per process group, dtype and device."""
         found = defaultdict[Any, list[Shard]](list)
         for shard in self.shards.values():
             if shard.way.back and shard.p.numel():
@@ -158,7 +158,7 @@ class Sharding:
         return [Exchange(shards, self._precision, self._bounds) for shards in found.values()]
 
     def step(self) -> None:
-        """Take the step of all parameters that need other processes for it."""
+        """Step all parameters whose step needs other processes."""
         tables = defaultdict[Any, list[Iterator[list[Tensor]]]](list)
         for shard in self.shards.values():
             if shard.way is ROWS and shard.p.numel():
@@ -169,9 +169,9 @@ class Sharding:
             exchange.step()
 
     def _step_of_rows(self, shard: Shard) -> Iterator[list[Tensor]]:
-        """The step of a table, which stops once: while the norms in the list are those of its rows here, not of all.
+        """A table's step: yields the norms of the rows here, which the caller replaces by the norms of all rows.
 
-        The scheme runs twice: to find which norms it asks for, and with those of all rows.
+        The stabiliser runs twice: to find which norms it asks for, and with those of all rows.
         """
         leaf, ((role, stabiliser, scale),) = shard.leaf(), rules(shard.here)
         batch = load([leaf], self._precision)
@@ -191,20 +191,20 @@ class Sharding:
         store(batch.results(), batch, [leaf], self._precision)
 
     def agree(self, groups: Sequence[dict[str, Any]]) -> list[Tensor]:
-        """One all-reduce: which gradients are finite and there, and which independent problems have one.
+        """Agree, by all-reduce, on which gradients are present and finite and which independent problems have one.
 
-        A gradient that is missing on some processes counts as zero there; of a parameter with copies, which would come
-        apart, as missing on all.
+        A gradient that is missing on some processes counts as zero there; if the parameter has copies, which would
+        diverge, it counts as missing on all.
 
         Args:
             groups: the parameter groups of the step.
 
         Returns:
-            The parameters that have another dtype than before.
+            The parameters whose dtype has changed.
         """
         cast, of = list[Tensor](), {p: group for group in groups for p in group["params"]}
         for p, shard in self.shards.items():
-            shard.group = of.get(p, {"lr": 0.0, "maximize": False, "params": []})  # taken out of its group, it rests
+            shard.group = of.get(p, {"lr": 0.0, "maximize": False, "params": []})  # removed from its group: rests
             now, before = p.to_local() if isinstance(p, DTensor) else p, shard.local
             if now.dtype != before.dtype or now.data_ptr() != before.data_ptr():
                 shard.local = now.detach()  # a wrapper has moved it, or `model.to`
@@ -220,7 +220,7 @@ class Sharding:
 
     @cached_property
     def _agreements(self) -> dict[tuple[int, ...], list[Shard]]:
-        """The parameters by the processes of their meshes, in an order that all processes have."""
+        """The parameters by the ranks of their mesh, in an order that is the same on all processes."""
         found = defaultdict[tuple[int, ...], list[Shard]](list)
         for shard in self.shards.values():
             mesh = shard.p.device_mesh if isinstance(shard.p, DTensor) else None
@@ -230,19 +230,19 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Reduced(Completed):
-    """A norm that is the largest of the rows': of the rows here, or, where that is known, of all rows.
+    """A norm that is the maximum over rows: over all rows once that is known, else over this process's rows.
 
     Args:
         norm_of: the norm.
-        known: those of all rows, in the order in which a scheme asks for them.
-        norms: those of the rows here that it has asked for.
+        known: the norms over all rows, in the order in which a stabiliser asks for them.
+        norms: the norms over this process's rows that it has asked for.
     """
 
     known: Iterator[Tensor] | None = None
     norms: list[Tensor] = field(default_factory=list)
 
     def norm(self, w: Tensor) -> Tensor:
-        """Of all rows if it is known; else of those here, which is remembered."""
+        """The norm over all rows if known; else over the rows here, which is recorded."""
         if self.known is not None:
             return next(self.known)
         self.norms.append(self.norm_of.norm(w))
@@ -254,7 +254,7 @@ class Reduced(Completed):
 
 
 def _step_by_rows(steps: Sequence[Iterator[list[Tensor]]], group: dist.ProcessGroup | None) -> None:
-    """Take the steps of tables, with one all-reduce for the norms of all."""
+    """Step tables, with one all-reduce for all their norms."""
     if asked := [x for norms in map(next, steps) for x in norms]:
         numbers = torch.cat([x.to(torch.float64).flatten() for x in asked])
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group)

@@ -22,13 +22,13 @@ MARGIN, MARGIN_STEPS = 0.25, 16
 """How far inside its ball a weight is projected by default: this part of the radius, or this many steps if less."""
 
 MARGIN_ASKED = 0.5
-"""The part of the radius for a period that was asked for: all of it would leave nothing of the weight."""
+"""At most this part of the radius for a requested period: all of it would leave nothing of the weight."""
 
 SLACK = 1e-6
-"""A bound is kept where the norm is proven to be at most so much above it, relatively: far below every tolerance."""
+"""A bound is kept if the norm is proven to exceed it by at most this relative amount, far below every tolerance."""
 
 ROW = 1024
-"""Entries of a weight that its fingerprint sums together, where rows are shorter."""
+"""Number of entries that a fingerprint sums together, where rows are shorter."""
 
 
 def enforce(
@@ -36,17 +36,17 @@ def enforce(
 ) -> Taken:
     """Enforce `norm(w) <= radius` after a step; skips the projection where the bound already proves it.
 
-    Weights are projected `(period - 1) * eta` inside the ball, so that no projection is needed for as many steps.
+    Weights are projected `(period - 1) * eta` inside the ball, so that the next `period - 1` steps need no projection.
     On an accelerator nothing is read on the host: each weight is multiplied by `min(1, radius / upper)` instead.
 
     Args:
         w: weights after their step, `(..., out, in)`.
         state: with "upper", `(...)`, for the weights before it.
-        geometry: whose norm.
+        geometry: the one whose norm is bounded.
         radius: in natural units.
         eta: size of the step, broadcasting against w; where it is 0 the weight stays as it is.
         longest: upper bound on the norm of the step's direction; inf if unknown.
-        period: of projections; None chooses, at most a quarter of the radius inside.
+        period: steps between projections; None chooses, at most a quarter of the radius inside.
 
     Returns:
         `(weights, state)`.
@@ -104,14 +104,14 @@ class RunningBound:
     def revalidate(
         self, params: Sequence[Tensor], weights: Sequence[Tensor], states: list[State], norm: Geometry, due: bool
     ) -> list[State]:
-        """States whose "upper" bounds these weights: kept where it still does, reset or certified anew elsewhere.
+        """Make each state's "upper" bound these weights: kept where it still does, else reset or certified anew.
 
         Args:
             params: k like parameters.
             weights: their blocks, each `(k, n, out, in)`.
             states: of each block, with an "upper", as the last step returned it.
             norm: the norm.
-            due: on an accelerator, whether the last certificates have served their steps.
+            due: on an accelerator, whether the last certificates' period is over.
 
         Returns:
             The states, of each block; the argument itself where nothing is to be changed.
@@ -128,7 +128,7 @@ class RunningBound:
     def _on_device(
         self, params: Sequence[Tensor], blocks: list[tuple[Tensor, Tensor]], norm: Geometry, due: bool
     ) -> list[Tensor]:
-        """The next bounds of blocks of weights with their present ones, on an accelerator."""
+        """New bounds, on an accelerator, of blocks given as (weights, present bound)."""
         if not self._announced:
             log.warning(
                 f"PostClip on {params[0].device.type}: matrices are scaled down by a proven bound on their norm, so "
@@ -161,11 +161,11 @@ class RunningBound:
 
 
 def fingerprint(weights: Sequence[Tensor]) -> Tensor:
-    """Sums of each parameter's rows under pseudo-random weights of the entries, which a write or a permutation changes.
+    """Pseudo-randomly weighted sums of each parameter's rows, which a write or a permutation changes.
 
     Short rows are summed together, `ROW` entries at most, since a product with rows of 128 takes twice as long. On a
-    CPU `w @ r` in w's dtype: one pass, and a rounding that another memory layout may change costs one Cholesky factor.
-    On an accelerator the sum of `bits(w) * r` over 64-bit integers, which no order of summation changes.
+    CPU `w @ r` in w's dtype: one pass; if another memory layout changes the rounding, that costs one Cholesky factor.
+    On an accelerator the sum of `bits(w) * r` over 64-bit integers, the same in every order of summation.
 
     Args:
         weights: blocks of k like parameters, each `(k, n, out, in)` or `(k, n, size)`.
@@ -182,7 +182,7 @@ def fingerprint(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _row_sums(w: Tensor) -> Tensor:
-    """Of a table in one layout: another one has another order of summation."""
+    """Weighted sums of a matrix's rows; another memory layout has another order of summation."""
     if device.on_cpu(w):
         with device.full_precision(w.device):
             return torch.mv(w, _column_weights(w.shape[-1], w.dtype))
@@ -203,6 +203,6 @@ def _hashes(count: int, where: torch.device) -> Tensor:
 
 
 def _proven(w: Tensor, upper: Tensor, geometry: Geometry) -> Tensor:
-    """upper where it is certain to bound w, to `SLACK`; elsewhere inf, on an accelerator a certificate."""
+    """upper where it is proven to bound w, up to `SLACK`; elsewhere inf, or on an accelerator a certificate."""
     other = math.inf if device.on_cpu(w) else NormBounds.of(geometry).certificate(w)
     return torch.where(NormBounds.of(geometry).is_below(w, upper * (1 + SLACK)), upper, other)

@@ -48,7 +48,7 @@ def train(texts: Iterable[str], vocab: int, source: str, special: Sequence[str] 
     Args:
         texts: read once.
         vocab: number of tokens, `SMALLEST` to `LARGEST`, the special ones included.
-        source: of the texts, for an error.
+        source: name of the texts, for error messages.
         special: tokens that no text is encoded as, the first ones of the vocabulary.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Documents into files of tokens: what is written can be gone on from after any interruption."""
+"""Converting documents into files of tokens, resumable after any interruption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is written.
+    """What to convert, and how.
 
     Args:
         source: of documents, see `documents`.
@@ -69,8 +69,8 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
     """Write a folder of token files, or what is missing of it.
 
     After every `shard_tokens` tokens a file of training tokens and one of validation tokens are complete, and a journal
-    says so: after an interruption the same call leaves out the documents that are in them, if the source's files have
-    not changed; of a folder that is complete it warns where they have.
+    says so: after an interruption the same call skips the documents that are in them, if the source's files have not
+    changed. For a complete folder it warns if they have.
 
     Args:
         conversion: what to write.
@@ -103,12 +103,12 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
         else:
             record = _converted(conversion, out, _journal(wanted, out), progress)
             write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
-        (out / JOURNAL).unlink(missing_ok=True)  # be it of a process that was killed in between
+        (out / JOURNAL).unlink(missing_ok=True)  # also that of a process killed in between
         return record
 
 
 def _converted(conversion: Conversion, out: Path, journal: Record, progress: Progress | None) -> Record:
-    """Write the files, and return what the manifest says of them."""
+    """Write the files, and return the manifest's content."""
     tokenizer = _tokenizer(conversion, out)
     for parts, read in _split(conversion, tokenizer, journal, progress):
         index = len({shard["name"][-10:] for shard in journal["shards"]})
@@ -132,7 +132,7 @@ def _converted(conversion: Conversion, out: Path, journal: Record, progress: Pro
 
 
 def verify(path: Path) -> Record:
-    """Compare every file of a folder with its digest, and take its time as the right one where they agree.
+    """Compare every file of a folder with its digest, and record its modification time where they agree.
 
     Args:
         path: a folder that `convert` wrote.
@@ -153,7 +153,7 @@ def verify(path: Path) -> Record:
 
 
 def _compare(folder: Path, shards: list[Record]) -> None:
-    """Refuse files that are not those that were written, and take the others' times as the right ones."""
+    """Refuse files that differ from those written, and record the others' modification times."""
     for shard in shards:
         file = folder / shard["name"]
         token_files.require_digest(file, shard["sha256"])
@@ -161,7 +161,7 @@ def _compare(folder: Path, shards: list[Record]) -> None:
 
 
 def _not_here(message: str) -> ValueError:
-    """What is raised where another folder helps."""
+    """An error whose remedy is another folder."""
     return with_remedy(ValueError(f"{message}: choose another folder"), OtherDirectory())
 
 
@@ -172,16 +172,16 @@ def _require_conversion(wanted: Record, there: Record, out: Path) -> None:
 
 
 def _changed(there: Record) -> bool:
-    """Whether a source's files are others than when a folder was begun. An earlier version has not noted them.
+    """Whether a source's files have changed since a folder was begun.
 
-    It counted empty rows of the hub, too.
+    An earlier version did not note them; sources on the hub, whose empty rows it counted, too, count as changed.
     """
     source: str = there["conversion"]["source"]
     return there["files"] != state_of(source) if "files" in there else source.startswith(HUB)
 
 
 def _journal(wanted: Record, out: Path) -> Record:
-    """How far an earlier call came. One that wrote no tokens yet leaves the folder to any conversion."""
+    """How far an earlier call came; one that wrote no tokens yet leaves the folder to any conversion."""
     there = token_files.read(out, JOURNAL)
     tokens = sorted(out.glob("*.bin"))
     if there is None and (foreign := [*tokens, *out.glob(TOKENIZER)]):
@@ -200,7 +200,7 @@ def _journal(wanted: Record, out: Path) -> Record:
 
 
 def _tokenizer(conversion: Conversion, out: Path) -> bpe.Tokenizer:
-    """The tokenizer of the tokens that are there, else the one that is given, or a new one, written to the folder."""
+    """The tokenizer of the existing tokens, else the given one, or a new one, written to the folder."""
     path = out / TOKENIZER
     if not path.exists() or not any(out.glob("*.bin")):
         if conversion.tokenizer is not None:
@@ -228,7 +228,7 @@ def _usable(path: Path) -> bpe.Tokenizer:
 
 
 def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator[str]:
-    """The next texts, until they have a number of characters together; the last one is cut there, or whole."""
+    """The next texts, until they have so many characters together; the last one is cut there, or left whole."""
     for text in texts:
         yield text[:characters] if cut else text
         characters -= len(text)
@@ -239,9 +239,9 @@ def _until(texts: Iterator[str], characters: int, cut: bool = False) -> Iterator
 def _split(
     conversion: Conversion, tokenizer: bpe.Tokenizer, journal: Record, progress: Progress | None
 ) -> Iterator[tuple[Parts, int]]:
-    """The tokens of the documents that the journal lacks, of a training and a validation file at a time.
+    """Tokens of the documents that the journal lacks, for one training and one validation file at a time.
 
-    With them comes the number of documents that are read by then.
+    Each pair comes with the number of documents read by then.
     """
     read, written, new = journal["documents"], sum(shard["tokens"] for shard in journal["shards"]), 0
     texts = documents(conversion.source, conversion.field, read)
@@ -272,7 +272,7 @@ def _written(path: Path, tokens: npt.NDArray[np.uint16], layout: Layout) -> Reco
 
 
 def absolute(conversion: Conversion) -> Conversion:
-    """The same conversion from any working directory."""
+    """The same conversion with absolute paths, for any working directory."""
     source = conversion.source if conversion.source.startswith("hf:") else str(Path(conversion.source).resolve())
     tokenizer = conversion.tokenizer and str(Path(conversion.tokenizer).resolve())
     return replace(conversion, source=source, tokenizer=tokenizer)

@@ -40,10 +40,10 @@ class Corpus:
         vocab: 256, the byte values; fewer for a synthetic language, more for a BPE vocabulary.
         ends: position after each document of the training split; or the token that ends one, which the first batch of
             documents looks for (a second for two gigabytes); default: the split is one document.
-        tokenizer: what made the tokens of a text, or its file; None where there is none.
+        tokenizer: the tokenizer of a text's tokens, or its file; None without one.
 
     Attributes:
-        epochs_of: the orders of documents that were asked for, by their contexts.
+        epochs_of: the orders of documents asked for so far, by context.
     """
 
     train: Tokens | Shards
@@ -92,8 +92,8 @@ class Corpus:
     ) -> tuple[Tensor, Tensor]:
         """Read windows of a split as inputs, and the windows one token later as targets. A pure function.
 
-        At random they are those of `at_random`; by documents row `i` of a step is window `step * batch_size + i` of
-        `Epochs`: every document of the training split is read once before one is read again.
+        In random order they are those of `at_random`; by documents, row `i` of a step is window `step * batch_size + i`
+        of `Epochs`: every document of the training split is read once before one is read again.
 
         Args:
             split: "train" or "validation".
@@ -131,7 +131,7 @@ class Corpus:
         return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
 
     def epochs(self, context: int) -> Epochs:
-        """The order in which documents are read; one process keeps it."""
+        """The order in which documents are read, kept for later calls."""
         if context not in self.epochs_of:
             self.epochs_of[context] = Epochs(self.document_ends, context)
         return self.epochs_of[context]

@@ -57,7 +57,7 @@ def require(source: str) -> None:
 
 
 def state_of(source: str) -> str:
-    """A digest of the names, sizes and times of a source's files; of a data set of the hub, that of nothing."""
+    """A digest of the names, sizes and times of a source's files; for a data set of the hub, the digest of nothing."""
     path, digest = Path(source), hashlib.sha256()
     for file in sorted(visible(path)) if path.is_dir() else [path] * path.exists():
         stat = file.stat()
@@ -66,7 +66,7 @@ def state_of(source: str) -> str:
 
 
 def is_held(text: bytes, one_in: int) -> bool:
-    """Whether what has this text or name is for validation, one in so many, whatever else there is: by its SHA-256."""
+    """Whether a text or name is for validation, one in so many: by its SHA-256, whatever other documents there are."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") < 2**64 // one_in
 
 

@@ -9,24 +9,24 @@ import numpy.typing as npt
 Positions = npt.NDArray[np.int64]
 
 LANES = 4096
-"""At least so many places are read side by side, also where documents are few; docs/data.md has measured fewer."""
+"""At least so many lanes are read side by side, even if documents are few; docs/data.md has measured fewer."""
 FEW = 16
-"""Documents below which there are so few orders of them that the lane that is read first is drawn, too."""
+"""Below this many documents there are so few orders of them that the first lane is drawn at random, too."""
 
 
 class Epochs:
     """Windows of documents: each epoch puts the documents in a random order, one after another, and reads all of it.
 
-    The sequence is cut into as many equal lanes as there are documents, and `LANES` at least, and a window of each lane
-    is read in turn. So a document is read from its start to its end, but its windows lie as far apart as they
-    can: the next one follows when a window of every other document was read, and before that the documents that a step
-    reads are new to the model. A window is a pure function of its number: a run has no position in the data to save.
+    The sequence is cut into as many equal lanes as there are documents, and `LANES` at least; one window of each lane
+    is read in turn. So a document is read from start to end, but its windows lie as far apart as they can: the next one
+    follows when a window of every other document was read, and until then each step reads documents that are new to the
+    model. A window is a pure function of its number: a run has no position in the data to save.
     The last tokens of an epoch, fewer than a window, are left out.
 
     Args:
         ends: position after the last token of each document, ascending: documents lie one after another.
         context: tokens that a window predicts.
-        lanes: places that are read side by side; default: one for each document, and `LANES` at least.
+        lanes: how many are read side by side; default: one for each document, and `LANES` at least.
 
     Attributes:
         windows: windows of an epoch.
@@ -37,7 +37,7 @@ class Epochs:
         self._context = context
         self.windows: int = (int(ends[-1]) - 1) // context
         self._lanes = min(lanes or max(LANES, len(ends)), self.windows)
-        # Lanes beside each other may lie in one long document: the golden section leads far away from all before.
+        # Lanes beside each other may lie in one long document: a golden-section stride leads far away from all before.
         self._stride = next(s for s in count(round(0.618 * self._lanes)) if math.gcd(s, self._lanes) == 1)
         self._order: tuple[tuple[int, int] | None, Positions, Positions, int] = (None, ends, ends, 0)
 

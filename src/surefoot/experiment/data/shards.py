@@ -14,7 +14,7 @@ from surefoot.experiment.errors import DataError, Locate, with_remedy
 
 PREFIX = "bin:"
 ROUND = 64  # a vocabulary that nobody states is the largest token's, rounded up to a multiple of this
-SAMPLES, SAMPLE = 256, 4096  # places of a file without a manifest whose bytes tell it from others, and bytes at each
+SAMPLES, SAMPLE = 256, 4096  # places sampled to identify a file without a manifest, and bytes at each
 VALIDATION = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 GPT2_SEPARATOR = 50256
@@ -52,10 +52,10 @@ def load(path: Path, vocab: int | None = None, validation_one_in: int = VALIDATI
         path: a file, or a folder of files `*.bin`, hidden ones left out.
         vocab: number of tokens; default: the manifest's, else the largest token's, rounded up to a multiple of 64,
             for which all files are read.
-        validation_one_in: 1 / the part for validation where no file is.
+        validation_one_in: without validation files, one part in so many is for validation.
 
     Returns:
-        The tokens, those that end a document by the manifest, else GPT-2's.
+        The corpus; documents end with the manifest's separator, else with GPT-2's.
 
     Raises:
         DataError: nothing there, a file that is no such file, or not the one that the manifest describes.

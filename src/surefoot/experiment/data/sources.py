@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str] | None = None, *, context: int = 1) -> Cor
     Raises:
         DataError: the path does not exist, cannot be read, or has no text; or the text is too short for the context
             or the vocabulary. The message names the remedy.
-        ValueError: a name that is none, as `bpe:` without a number, or an empty one.
+        ValueError: an invalid name, as `bpe:` without a number, or an empty one.
 
     >>> load().name.startswith("standard library")
     True
@@ -132,7 +132,7 @@ def _load_path(path: Path) -> Corpus:
 
 
 def _texts(root: Path, excluded: frozenset[str] = frozenset(), end: str = "") -> dict[str, bytes]:
-    """A folder's texts whose names end so, by their names, relative to it and sorted."""
+    """A folder's texts whose names have this end, by relative name, sorted."""
     files = {f.relative_to(root).as_posix(): f for f in documents.visible(root, excluded) if f.name.endswith(end)}
     texts = {name: files[name].read_bytes() for name in sorted(files)}
     return {name: text for name, text in texts.items() if text and b"\0" not in text}
@@ -153,7 +153,7 @@ def _from_block(text: bytes, name: str, files: int) -> Corpus:
 
 
 def _from_splits(read: Sequence[bytes], held: bytes, name: str, files: int) -> Corpus:
-    """A corpus of texts that are read, in which a separator ends a document, and one that is held for validation."""
+    """A corpus of training texts, in which a separator ends a document, and of one text held for validation."""
     separator = documents.SEPARATOR.encode()
     parts = [part for text in read for part in re.split(b"(?<=%b)" % re.escape(separator), text) if part]
     arrays = [np.frombuffer(part, dtype=np.uint8) for part in (b"".join(parts), held)]  # read-only views
@@ -168,7 +168,7 @@ def _sha256(train: Tokens, validation: Tokens) -> str:
 
 
 def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
-    """A source whose validation split is in the vocabulary that a model is trained with.
+    """Load a source whose validation split is in the vocabulary that a model is trained with.
 
     Args:
         source: as `load` takes it. A text beside BPE data, or files of tokens with a `tokenizer.json`, is encoded by
@@ -182,7 +182,7 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
 
     Raises:
         DataError: another vocabulary, or a source that cannot be read.
-        ValueError: a name that is none.
+        ValueError: an invalid name.
     """
     kind, data_kind = _kind(source), _kind(data or "")
     encodes = corpus.tokenizer is not None
@@ -198,7 +198,7 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
 
 
 def _opened_in(source: str, vocab: int) -> Corpus:
-    """Files of tokens, in this vocabulary where none is stated; one whose name says validation is so as a whole."""
+    """Open files of tokens, in this vocabulary where none is stated; a file named as validation is so as a whole."""
     stated, path = shards.parse(source)
     if stated is None and read_manifest(path) is None:
         stated = vocab
@@ -218,7 +218,7 @@ def _encoded(text: Corpus, corpus: Corpus) -> Corpus:
 
 
 def _warn_of_bytes(text: Corpus) -> None:
-    """Warn of a text that is no UTF-8, where its characters are read."""
+    """Warn of a text that is not UTF-8 and has to be decoded."""
     documents.decoded(np.concatenate([text.train, text.validation]).tobytes(), text.name)
 
 

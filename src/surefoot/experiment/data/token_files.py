@@ -1,7 +1,7 @@
-"""Files of tokens in memory maps, several as one array, and what a folder of them says of itself.
+"""Memory-mapped files of tokens, several as one array, and the manifest and journal of a folder of them.
 
-A file is nanoGPT's raw uint16, or has the header of llm.c and modded-nanogpt. A folder has a manifest, before that a
-journal.
+A file is nanoGPT's raw uint16, or has the header of llm.c and modded-nanogpt. A folder has a manifest; until it
+is complete, a journal.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
 
 
 def _fault(head: npt.NDArray[np.int32], size: int, layout: Layout | None, headed: bool) -> str | None:
-    """What is wrong with a file, of its size and its first words."""
+    """What is wrong with a file, by its size and its first words; None if nothing."""
     if not size or size % TOKEN.itemsize:
         return f"has an odd number of bytes ({size}), and a token has two" if size else "is empty"
-    if not headed:  # a header of any kind is something, then zeros from the fourth word on, whatever they count
+    if not headed:  # any other header has a first word, then zeros from the fourth on
         other = layout is None and head.size == HEADER and head[0] and not head[3:].any()
         first = head[0] if head.size else None
         return f"starts with the magic number {first}, not {MAGIC}" if other or layout == "header" else None

@@ -1,8 +1,8 @@
 """Checkpoints as folders that every mesh can read: torch.distributed.checkpoint behind a manifest of SHA-256 digests.
 
-torch loads a flipped byte without a word and runs whatever a pickle in `.metadata` says. So a folder appears under its
+torch loads a flipped byte without a word and runs whatever a pickle in `.metadata` says. So a folder gets its final
 name when it is complete and on the disk, with a manifest of all its files, which is compared before anything is opened;
-and pickles may build nothing but the descriptions of tensors that they are for.
+and pickles may build nothing but descriptions of tensors.
 """
 
 import json
@@ -36,7 +36,7 @@ ALLOWED = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
 }  # fmt: skip
-"""What a `.metadata` may name, by module; besides dtypes."""
+"""Names that a `.metadata` may refer to, by module, besides dtypes."""
 
 
 class _Writer(FileSystemWriter):
@@ -47,11 +47,11 @@ class _Writer(FileSystemWriter):
         self._final, self._facts = path, facts
 
     def storage_meta(self) -> StorageMeta:
-        """Without the path, which is nobody's business where the folder is read."""
+        """As torch's, without the path, which does not concern who reads the folder."""
         return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        """As torch's, with digests of the files beside what is told of each entry."""
+        """As torch's, with the digests of the files beside the result of each entry."""
         written = super().write_data(plan, planner).wait()
         files = {result.storage_data.relative_path for result in written}
         done: torch.futures.Future[Any] = torch.futures.Future()
@@ -59,7 +59,7 @@ class _Writer(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: Any) -> None:
-        """As torch's, then the facts, the manifest and the folder's name: called by one process."""
+        """As torch's, then write facts and manifest and rename the folder: called by one process."""
         super().finish(metadata, [written for written, _ in results])
         folder = Path(self.path)
         write_atomic(folder / FACTS, dumps(dict(self._facts)))
@@ -85,14 +85,14 @@ def save(
         path: the folder, in one that exists and that all processes see.
         tensors: nested dictionaries of tensors, `DTensor` among them, numbers and strings.
         facts: JSON values, the same on every process.
-        group: of processes that can communicate between hosts' memories.
+        group: process group that communicates through host memory.
         background: whether to copy the tensors and write while the caller goes on.
 
     Returns:
-        Waits until the folder is there.
+        A function that waits until the folder is there.
 
     Raises:
-        OSError: it could not be written; in the background, where that is waited for.
+        OSError: it could not be written; if in the background, raised by the function that waits.
     """
     if torch.distributed.get_rank() == 0:
         shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
@@ -110,7 +110,7 @@ def save(
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Around what writes a checkpoint: an `OSError` that names it."""
+    """Context for writing a checkpoint: errors become an `OSError` that names it."""
     try:
         yield
     except (CheckpointException, OSError) as error:
@@ -118,7 +118,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What one process raised, of what torch says of all."""
+    """The error of one process, from torch's collection of all processes' errors."""
     failed: BaseException = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
     return failed
 
@@ -135,7 +135,7 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
         A sentence that names the file; None if this part is sound.
 
     Raises:
-        OSError: a file is there and cannot be read: that says nothing about it.
+        OSError: a file is there and cannot be read, which says nothing about its content.
     """
     try:
         digests = json.loads((folder / MANIFEST).read_bytes())["sha256"]
@@ -202,7 +202,7 @@ class _Reader(FileSystemReader):
 
 
 _InPython: Any = pickle._Unpickler
-"""The one in C cannot be told about BUILD."""
+"""The implementation in C does not let BUILD be overridden."""
 
 
 class _Unpickler(_InPython):  # type: ignore[misc]

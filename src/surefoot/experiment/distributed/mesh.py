@@ -69,7 +69,7 @@ def parse(text: str | None, ranks: int) -> MeshShape:
 
 @contextmanager
 def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[Processes]:
-    """The processes that `torchrun` started, as a mesh; they part at the end.
+    """The processes that `torchrun` started, as a mesh; their process group is destroyed at the end.
 
     Args:
         mesh: as `parse` takes it.
@@ -100,7 +100,7 @@ def joined(mesh: str | None, device: torch.device, minutes: float) -> Iterator[P
 
 
 def _agree_on_products(ranks: int) -> None:
-    """Let all processes multiply by what is fast for each: several step copies of a weight, which stay the same."""
+    """Have all processes use only products that are fast on each, so that copies of a weight stay the same."""
     fast: list[Any] = [None] * ranks
     dist.all_gather_object(fast, {name for name in ("onednn", "bfloat16") if onednn_ops.is_fast(name)})
     os.environ[onednn_ops.VARIABLE] = ",".join(["torch", *sorted(set.intersection(*fast))])
@@ -160,13 +160,13 @@ class Mesh(Processes):
         x /= dist.get_world_size()
 
     def highest(self, value: int) -> int:
-        """The largest of all processes' values, through memory of the hosts."""
+        """The largest of all processes' values, through host memory."""
         largest = torch.tensor(value)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._signals)
         return int(largest)
 
     def finish_gradients(self, model: nn.Module) -> None:
-        """Add the gradients of the norms of single heads over tp, of which each process sees its own heads alone."""
+        """All-reduce over tp the gradients of per-head norms, of which each process sees its own heads alone."""
         if self._shape.tp > 1:
             group = self._mesh["tp"].get_group()
             for name, p in model.named_parameters():
@@ -174,7 +174,7 @@ class Mesh(Processes):
                     dist.all_reduce(local_of(p.grad), group=group)
 
     def release(self, model: nn.Module) -> None:
-        """Cut weights again; the outermost module's stay whole for a backward pass that does not come."""
+        """Reshard weights: after a forward pass alone, the outermost module's stay whole for a backward pass."""
         from torch.distributed.fsdp import FSDPModule
 
         if isinstance(model, FSDPModule):
@@ -182,7 +182,7 @@ class Mesh(Processes):
 
     @torch.no_grad()
     def clip_(self, model: nn.Module, limit: float) -> None:
-        """As torch's, where parameters lie on several meshes."""
+        """Clip gradients as torch does, where parameters lie on several meshes."""
         squares: dict[Any, list[Tensor]] = {}
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         for gradient in gradients:
@@ -205,7 +205,7 @@ class Mesh(Processes):
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
-    """What `fully_shard` gathers at once: each block that has its parameters to itself, then all that is left."""
+    """The units of `fully_shard`: each block that shares no parameter with other modules, then the whole model."""
     blocks = blocks_of(model)
     others = (part for _, part in model.named_modules(memo={*blocks}))
     users = Counter(p for part in others for p in {*part.parameters(recurse=False)})

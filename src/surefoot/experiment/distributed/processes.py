@@ -1,4 +1,4 @@
-"""What a training run asks of the processes that it is divided over; here the answers of one process alone."""
+"""The interface of a training run to the processes that it is divided over, here for one process alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from surefoot.experiment.errors import CheckpointError
 
 
 class Processes:
-    """The processes that train a model together. This class: one process, which has all of it.
+    """The processes that train a model together; this base class is one process, which has all of it.
 
     Attributes:
         rank: this process's number, from 0.
@@ -29,7 +29,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def place(self, model: nn.Module, device: torch.device, bfloat16: bool) -> tuple[nn.Module, bool]:
@@ -77,10 +77,10 @@ class Processes:
         return value
 
     def finish_gradients(self, model: nn.Module) -> None:
-        """Add what other processes have of gradients that no layer has added."""
+        """Add other processes' parts of those gradients that no layer has added up."""
 
     def release(self, model: nn.Module) -> None:
-        """Let go of weights that a forward pass without a backward one has gathered."""
+        """Release weights that a forward pass without a backward pass has gathered."""
 
     def clip_(self, model: nn.Module, limit: float) -> None:
         """Scale all gradients down together until their l2 norm is at most a limit."""
@@ -96,7 +96,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class Layout:
-    """How the work of a step is divided. The result is the same up to rounding, so a run may go on under another one.
+    """How the work of a step is divided; results agree up to rounding, so a run may resume under another layout.
 
     Args:
         processes: who takes part.
@@ -112,7 +112,7 @@ class Layout:
 
 
 def local_of(x: Any) -> Tensor:
-    """What this process holds of a tensor: all of it, or its part of a `DTensor`."""
+    """This process's part of a tensor: all of it, or its shard of a `DTensor`."""
     local: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return local
 
@@ -127,7 +127,7 @@ def cut_like(x: Any, p: Any) -> Any:
 
 
 def agree(processes: Processes, look: Callable[[], str | Exception | None]) -> None:
-    """Raise on every process what one finds: `CheckpointError` for a sentence, an `OSError` as it is. A collective.
+    """A collective: raise on every process what one finds, a sentence as `CheckpointError`, an `OSError` as it is.
 
     Args:
         processes: all that call this.
@@ -143,7 +143,7 @@ def agree(processes: Processes, look: Callable[[], str | Exception | None]) -> N
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: what its outermost lists of modules hold, each once; a list in a list is opened, too.
+    """The blocks of a model: the members of its outermost lists of modules, each once; nested lists are opened, too.
 
     >>> [type(block).__name__ for block in blocks_of(nn.Sequential(nn.ModuleList([nn.Linear(1, 1)])))]
     ['Linear']
@@ -155,7 +155,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _members(container: nn.Module) -> Iterator[nn.Module]:
-    """Its modules that can be called, those of containers in it among them."""
+    """A container's modules that can be called, including those of nested containers."""
     for child in container.children():
         if type(child).forward is nn.Module.forward:
             yield from _members(child)

@@ -25,7 +25,7 @@ class Stop:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._number, self._since, self._agreed = 0, 0.0, 0
-        self._before = ExitStack()  # what puts the handlers of before in their places again
+        self._before = ExitStack()  # restores the earlier handlers
 
     def asked(self) -> bool:
         """Whether one of the processes has got such a signal: a collective, so that all agree."""

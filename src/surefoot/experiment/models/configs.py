@@ -1,4 +1,4 @@
-"""Configurations of the reference models, and of published models at any width: their sizes, and of which layers."""
+"""Configurations of the reference models, and of published models at any width: their sizes and their layers."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ RMS_NORM_EPS = 1e-6  # LLaMA's rms_norm_eps
 
 @dataclass(frozen=True)
 class DecoderConfig(ABC):
-    """What the configurations of all decoders have.
+    """Settings that the configurations of all decoders share.
 
     Args:
         size: width, depth, head dimension, vocabulary.
@@ -130,7 +130,7 @@ def published_config(name: str, width: int | None = None) -> DecoderConfig:
 
     Args:
         name: of `sizes.PUBLISHED`; underscores may stand for hyphens.
-        width: in place of the published one, all else but the widths that follow from it being the same.
+        width: in place of the published one; all else stays, but for widths that follow from it.
 
     Returns:
         The configuration.

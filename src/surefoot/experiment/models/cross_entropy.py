@@ -16,18 +16,18 @@ from surefoot.experiment.models.fast_linear import dtype_of, product
 ROWS = 256
 """Tokens whose logits are in memory at a time; twice as many in bfloat16."""
 LINES = 32
-"""Tokens whose powers of e are summed while they are in the cache nearest to the core."""
+"""Tokens whose exponentials are summed while they are in the innermost cache."""
 LARGEST = 64.0
-"""Logits whose powers of e, and their sums over all words, float32 and bfloat16 hold."""
+"""Largest logits for which float32 and bfloat16 hold the exponentials, and their sums over all words."""
 FEW = 1 << 20
-"""Logits up to which all of them are computed at once."""
+"""Up to this many logits, all are computed at once."""
 
 
 def cross_entropy(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy of the next tokens, in nats: a float32 scalar, or of the logits' dtype if that is wider.
 
-    By parts it differs from that of whole logits by rounding, below 1e-6 of it. It is computed by parts where a decoder
-    is whole and on a CPU, in its weights' own dtype and not compiled.
+    In parts it differs from that of whole logits by rounding, below 1e-6 of it. It is computed in parts for a decoder
+    that is unsharded, on a CPU, in its weights' own dtype and not compiled.
 
     Args:
         model: maps tokens to logits `(B, T, vocab)`.
@@ -64,8 +64,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, targets: Tensor) -> Tensor:
         """Go through the rows of `x` `(N, d)` and of `targets` `(N,)`, `ROWS` at a time; `weight` is `(vocab, d)`.
 
-        Factors of products are in the dtype, everything else in x's. A token's `vocab` powers of e are not divided by
-        their sum: its d features are. And they are not lowered by the largest unless a power could overflow.
+        Factors of products are in the dtype, everything else in x's. Instead of a token's `vocab` exponentials, its d
+        features are divided by their sum. Logits are lowered by the largest only if an exponential could overflow.
         """
         loss = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         to_x, to_weight = torch.empty_like(x), loss.new_zeros(weight.shape[::-1]).T
@@ -91,6 +91,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Scale what was computed."""
+        """Scale the gradients that `forward` computed."""
         to_x, to_weight = ctx.saved_tensors
         return gradients[0] * to_x, gradients[0] * to_weight, None, None

@@ -18,7 +18,7 @@ class Decoder(nn.Module):
     """The reference models: tokens `(B, T)` int64 -> logits `(B, T, vocab)`.
 
     Args:
-        config: the sizes, and of which layers.
+        config: the sizes and the layers.
 
     Attributes:
         output_multiplier: factor on the logits, 1/width for a "tied_scaled" head; None means none.

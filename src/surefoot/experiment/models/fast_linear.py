@@ -1,7 +1,7 @@
-"""Linear layers on a CPU by what multiplies fastest, forward and backward: float32 by oneDNN, or bfloat16 if asked for.
+"""Linear layers on a CPU by the fastest products, forward and backward: float32 by oneDNN, or bfloat16 if asked for.
 
-Only products are in bfloat16 then. By `torch.autocast` attention would be, too, which takes a CPU several times as long
-backward as float32.
+Only products are in bfloat16 then. Under `torch.autocast` attention would be, too, whose backward pass takes a CPU
+several times as long as in float32.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ to 256."""
 def use_onednn(model: nn.Module) -> None:
     """Let a model's `nn.Linear` layers multiply by oneDNN where that is fast (decision 28); the same to rounding.
 
-    What does not fit goes to torch: another device or dtype, autocast, `torch.compile`, `torch.func`, a sharded
+    Torch computes what does not fit: another device or dtype, autocast, `torch.compile`, `torch.func`, a sharded
     or small weight. Gradients of gradients are refused.
 
     Args:
@@ -38,14 +38,14 @@ def use_onednn(model: nn.Module) -> None:
 def use_bfloat16(model: nn.Module) -> bool:
     """Let large linear layers (`LEAST`) of a decoder on a CPU multiply in bfloat16, and all else compute in float32.
 
-    What is between the two layers of `MLP` is kept as the products round it, which changes no number.
+    Activations between the two layers of `MLP` stay as the products round them, which changes no number.
 
     Args:
         model: its layers' `forward` is replaced.
 
     Returns:
-        False, and nothing is changed, where that is not all that multiplies by a matrix of weights (experts, layers of
-        one's own), or where the model is compiled or sharded: those need `torch.autocast`.
+        False, and nothing is changed, where other layers multiply by weight matrices, too (experts, a user's own), or
+        where the model is compiled or sharded: those need `torch.autocast`.
     """
     others = (m for m in model.modules() if type(m) not in (nn.Linear, nn.Embedding))
     weights = [p for m in others for p in m.parameters(recurse=False) if p.ndim > 1]
@@ -57,7 +57,7 @@ def use_bfloat16(model: nn.Module) -> bool:
 
 
 def dtype_of(layer: nn.Module) -> torch.dtype:
-    """In which its products are."""
+    """The dtype of a layer's products."""
     dtype: torch.dtype = getattr(layer.forward, "keywords", {}).get("dtype", torch.float32)
     return dtype
 

@@ -60,7 +60,7 @@ def _function(target: str) -> Any:
 
 
 def _told(error: BaseException) -> str:
-    """An error, and the line of the user's code that raised it, if there is one that the error does not name itself."""
+    """An error's text, with the line of the user's code that raised it, if the error does not name it itself."""
     frames = [f for f in extract_tb(error.__traceback__) if f.filename != __file__ and "importlib" not in f.filename]
     named = isinstance(error, SyntaxError) or not frames
     return f"{type(error).__name__}: {error}" + ("" if named else f" ({frames[-1].filename}, line {frames[-1].lineno})")
@@ -68,7 +68,7 @@ def _told(error: BaseException) -> str:
 
 @contextmanager
 def drawn_by(device: torch.device, *key: int) -> Iterator[None]:
-    """What a forward pass draws, as dropout does, follows from a key alone; torch's generators are restored after it.
+    """Context where random draws, as of dropout, follow from a key alone; torch's generators are restored after it.
 
     Args:
         device: of the model.

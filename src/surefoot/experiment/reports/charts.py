@@ -1,7 +1,7 @@
 """Parts of Vega-Lite specifications that the charts share, written with Altair.
 
-Colours are variables of the page's style, which knows light, dark and paper; beside its colour a line has points of its
-own shape, for readers who cannot tell the colours.
+Colours are variables of the page's style, which has light, dark and paper variants; beside its colour a line has points
+of its own shape, for readers who cannot tell the colours apart.
 """
 
 import json
@@ -55,7 +55,7 @@ def crosses(where: str) -> alt.Chart:
 
 
 def steps(of: str = "") -> alt.X:
-    """Encode the step of a run; the axis says what one is of."""
+    """Encode the step of a run; of continues the axis title, as " (of 1024 tokens)"."""
     return alt.X("step:Q", title=f"step{of}", axis=alt.Axis(tickMinStep=1, format="d"))
 
 
@@ -74,7 +74,7 @@ def series(
         field: the column.
         title: of the legend.
         names: its values, in their order.
-        labels: what the legend has in their places.
+        labels: the legend's text for each value.
 
     Returns:
         Both channels.
@@ -96,8 +96,8 @@ def tooltip(*columns: str) -> list[alt.Tooltip]:
     """Name the columns that are shown beside the pointer.
 
     Args:
-        *columns: a name, with a title behind an equals sign if that is another, and with a format behind a bar if it is
-            of numbers.
+        *columns: a name; behind an equals sign a title, if it is another; behind a bar a format, if the column is of
+            numbers.
 
     Returns:
         The channel.
@@ -121,8 +121,8 @@ def scales(
 
     Args:
         first: "log" or "linear", the one that is shown at first.
-        rates: what is drawn, if these are learning rates: the logarithmic axis has powers of two.
-        domain: what both span, if not what is drawn; a logarithmic axis has no room at or below 0.
+        rates: the values drawn, if they are learning rates: the logarithmic axis then has powers of two.
+        domain: the range of both, if not that of the data; a logarithmic axis ignores one from 0 or below.
         **more: joins both scales.
 
     Returns:
@@ -145,12 +145,12 @@ def scales(
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 5) -> dict[str, list[Any]]:
-    """Turn rows into columns; of numbers that are not whole so many significant digits are kept.
+    """Turn rows into columns; floats keep so many significant digits.
 
     Args:
         names: of the columns.
         rows: a value for each; None in place of those that are missing at the end.
-        digits: significant ones.
+        digits: significant digits.
 
     Returns:
         Column by name.

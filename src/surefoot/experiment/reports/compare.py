@@ -17,7 +17,7 @@ FRAME = 1 / 3  # the loss axis spans the losses after this part of the steps: be
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """Tabulate settings, rate, loss, difference, steps and time of all who take part.
+    """Tabulate settings, rate, loss, difference, steps and time of all participants.
 
     Args:
         summary: the content of `summary.json`.
@@ -163,7 +163,7 @@ def _label(entry: Mapping[str, Any], baseline: str) -> str:
 
 
 def _span(rows: Sequence[tuple[Any, ...]]) -> list[float]:
-    """What the loss axis spans."""
+    """The range of the loss axis."""
     last = max((row[1] for row in rows), default=0)
     late = [loss for row in rows if row[1] >= FRAME * last for loss in row[3:] if loss is not None]
     if not late:

@@ -20,7 +20,7 @@ BENDS = (
 )
 _BUT = "; it does not contain that the law bends beyond what was measured"
 _FIXED = {"model": "{}", "width": "width {}", "steps": "{} steps", "batch_size": "batch size {}"}
-"""What stays the same, as far as a reader of the rates needs it."""
+"""Shared settings that a reader of the rates needs, and their text."""
 
 
 def rate(summary: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str, float | None, Sequence[float] | None, str]:
@@ -76,7 +76,7 @@ def statement(summary: Mapping[str, Any]) -> str:
 
 
 def fixed(summary: Mapping[str, Any]) -> str:
-    """What all runs share, the width too."""
+    """The settings that all runs share, including the width."""
     values = {**summary["config"]["settings"], "width": summary["width"]}
     return ", ".join(text.format(values[key]) for key, text in _FIXED.items() if key in values)
 
@@ -118,7 +118,7 @@ def power(entry: Mapping[str, Any]) -> str:
 
 
 def as_sweep(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary with the values in the place of the widths too, for what reports say of a sweep over widths."""
+    """A summary with its values also in place of widths, for reports that are written for a sweep over widths."""
     entries = [{**entry, "widths": entry["values"]} for entry in summary["recipes"]]
     return {**summary, "recipes": entries, "config": {**summary["config"], "widths": summary["values"]}}
 
@@ -198,7 +198,7 @@ def _law(summary: Mapping[str, Any]) -> Chart:
 
 
 def _rows(entry: Mapping[str, Any], target: int | None) -> list[tuple[Any, ...]]:
-    """What is drawn of a recipe: measured rates, the law, the rate at the target."""
+    """The rows drawn for a recipe: measured rates, the law, the rate at the target."""
     drawn: list[Any] = [("measured", *row) for row in found_at(entry) if row[1] is not None]
     if entry["line"]:
         line = zip(*(entry["line"][key] for key in ("size", "log2_lr", "log2_lr_ci")), strict=True)

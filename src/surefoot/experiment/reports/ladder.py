@@ -1,4 +1,4 @@
-"""A ladder as a table and as a page: the predicted loss with its interval, the curve, the run that it was of."""
+"""A ladder as a table and as a page: the predicted loss with its interval, the curve, the run at the target."""
 
 from collections.abc import Mapping
 from pathlib import Path

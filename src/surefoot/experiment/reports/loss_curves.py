@@ -155,7 +155,7 @@ def _spans(records: Sequence[Record], recipes: Sequence[str]) -> dict[str, tuple
 
 
 def _headline(entry: Mapping[str, Any], of: str) -> str:
-    """What a panel of a picture says below the recipe: how far the best rate moves."""
+    """The line below the recipe in a panel of a picture: how far the best rate moves."""
     if len(entry["widths"]) == 1:
         return ""
     times = entry["widths"][-1] / entry["widths"][0]
@@ -166,7 +166,7 @@ def _headline(entry: Mapping[str, Any], of: str) -> str:
 
 
 def _rows(entry: Mapping[str, Any], records: Sequence[Record], low: float, high: float) -> Iterator[tuple[Any, ...]]:
-    """What is drawn of a recipe between two losses: means, seeds, rates that diverged, optima."""
+    """The rows drawn for a recipe between two losses: means, seeds, rates that diverged, optima."""
     for below, (width, vertex, interval) in enumerate(found_at(entry), 1 - len(entry["widths"])):
         runs = [record for record in records if (record["recipe"], record["width"]) == (entry["recipe"], width)]
         means, tried = means_of(runs, entry["recipe"], width), Counter(record["log2_lr"] for record in runs)

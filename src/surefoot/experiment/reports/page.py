@@ -24,7 +24,7 @@ from surefoot.experiment.files import write_atomic
 
 ASSETS = Path(__file__).parent / "assets"
 LIVE_SECONDS = 2.0
-"""Time between two questions of a live page to its server."""
+"""Seconds between two requests of a live page to its server."""
 
 _INK, _SOFT = "var(--ink)", "var(--soft)"
 _TEXT = {"labelColor": _INK, "titleColor": _INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
@@ -45,12 +45,12 @@ POINTING = " Point at a point, or tap it, for its numbers."
 
 @dataclass(frozen=True)
 class Fact:
-    """One of the first things to be read.
+    """A headline fact of a page.
 
     Args:
         label: what it is.
         value: in large letters.
-        note: what it rests on, in small ones.
+        note: what it rests on, in small letters.
     """
 
     label: str
@@ -121,7 +121,7 @@ class Chart:
         side_by_side: whether all choices can be shown, a panel each, and are at first.
         height: of a panel, in pixels.
         axes: "x" or "y" -> name of a scale -> `scale` and `axis` of the channel; the first is shown at first.
-        file: of the picture beside the run, if it is that.
+        file: name of the run's picture, if this chart is that.
     """
 
     title: str
@@ -143,7 +143,7 @@ class Page:
         name: of the directory.
         kind: what was run, in a few words.
         state: whether it has finished.
-        facts: the first things to be read.
+        facts: the headline facts.
         charts: the pictures.
         tables: the numbers.
         details: title -> text by key; the configuration, the machine.

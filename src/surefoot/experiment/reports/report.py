@@ -1,4 +1,4 @@
-"""Runs of every kind: what is read, said and shown of a directory; several as one page, and the picture beside one."""
+"""Runs of every kind: how a directory is read, printed and shown; several as one page, and the picture of one."""
 
 import json
 import math
@@ -46,7 +46,7 @@ KINDS = {
     "train": RunKind(train.summarise, train.statement, train.page),
     "coordcheck": RunKind(coordcheck.load, coordcheck.statement, coordcheck.page),
 }
-"""By the names of `configs.KINDS`."""
+"""Kinds of runs by the names of `configs.KINDS`."""
 
 
 def kind(directory: Path) -> RunKind:
@@ -82,7 +82,7 @@ def page(directory: Path) -> Page:
 
 
 def name_of(directory: Path) -> str:
-    """What a page is called: the directory's own name, also where its path is `.`
+    """The name of a page: the directory's own name, also where its path is `.`
 
     >>> name_of(Path("runs/transfer/..")), name_of(Path()) == Path.cwd().name
     ('runs', True)
@@ -110,7 +110,7 @@ def write(directories: Sequence[Path], path: Path) -> Path:
 
 
 def draw(directory: Path) -> Path | None:
-    """Draw the picture of a run, as PNG on white: the page's chart that has a file, and the first thing to be read.
+    """Draw the picture of a run, as PNG on white: the page's chart that has a file, and the first fact.
 
     Args:
         directory: of a run, finished or not.

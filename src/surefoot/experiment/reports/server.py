@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _stamp(directory: Path) -> tuple[tuple[Path, int, int], ...]:
-    """What changes with the files of a run."""
+    """A key that changes with the files of a run."""
     files = sorted([*directory.glob("*.json"), *directory.glob("*.jsonl"), *directory.glob("*/results.jsonl")])
     return tuple((path, stat.st_mtime_ns, stat.st_size) for path in files for stat in (path.stat(),))
 

@@ -55,10 +55,10 @@ def estimate(value: float | None, interval: Sequence[float] | None, form: str, n
     """Format a value and half the width of its interval.
 
     Args:
-        value: it.
+        value: the value.
         interval: its two ends; None where there is none.
         form: of the value, with one digit for those after the decimal point.
-        none: what is said in place of no value.
+        none: the text where there is no value.
 
     Returns:
         The text.

@@ -220,7 +220,7 @@ def _band(layer: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _domain(curves: Mapping[str, Sequence[float]], bands: Mapping[str, tuple[float, str]]) -> dict[str, list[float]]:
-    """What the axis of norms spans, the ends of their bands among it."""
+    """The range of the axis of norms, which includes the ends of their bands."""
     drawn = [value for curve in curves.values() for value in curve if 0 < value < math.inf]
     low, high = (math.log2(end([*drawn, *(bands[name][0] for name in curves)])) for end in (min, max))
     room = 0.05 * (high - low) + max(0.0, OCTAVES - (high - low)) / 2

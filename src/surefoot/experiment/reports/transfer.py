@@ -20,7 +20,7 @@ Columns = Mapping[str, Callable[[Entry], str]]
 
 UNFINISHED = "UNFINISHED: a best rate is of a sweep that has finished; the same command goes on from there."
 _FACTORS = {-1.0: "half", 1.0: "twice"}
-"""What is said of a rate so many octaves beside the best one."""
+"""Words for a rate so many octaves beside the best one."""
 
 
 def table(summary: Mapping[str, Any], decimal: bool = False) -> Table:
@@ -59,7 +59,7 @@ def recipes(
 
     Args:
         entries: the summary's, of the recipes.
-        places: the widths, or what is there in their place.
+        places: the widths, or the values of another axis.
         columns: between these: title -> the cell of an entry.
         notes: below.
         decimal: as `optimum`.
@@ -139,11 +139,11 @@ def _regret(entry: Entry) -> str:
 
 
 def seeds_and_edges(entries: Sequence[Mapping[str, Any]], text: str = "width {}") -> list[str]:
-    """Say in lines what the intervals rest on, and what is no optimum.
+    """Notes on what the intervals rest on, and what is no optimum.
 
     Args:
         entries: of the recipes.
-        text: of a width, or of what is there in its place.
+        text: of a width, or of a value of another axis.
 
     Returns:
         The lines.
@@ -220,7 +220,7 @@ def missing_it(best: Entry, records: Sequence[Record], at: str = "") -> Fact:
     Args:
         best: the summary's entry of a recipe that has a best rate there.
         records: the finished runs.
-        at: where that is, if the reader does not expect it there.
+        at: where that is, if it needs to be said.
 
     Returns:
         The fact.

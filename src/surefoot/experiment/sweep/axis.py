@@ -1,4 +1,4 @@
-"""What is varied in place of the width, and how it is spoken of. Nothing here imports torch or numpy."""
+"""What a sweep varies in place of the width, and the words for it; nothing here imports torch or numpy."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,8 +13,8 @@ class Axis:
         name: in `config.json`, and of the sub-directories.
         values: the field of the option that lists the values.
         target: the field of the option for the value that the law is read off at.
-        setting: of `TrainConfig`, which each sweep has another value of.
-        text: of a value, with a place for it.
+        setting: the setting of `TrainConfig` that differs between the sweeps.
+        text: format string for a value.
         ends: what the lowest and the highest value are called.
     """
 
@@ -49,7 +49,7 @@ _AXES = (
     Axis("depth", "depths", "to_depth", "depth", "depth {}", ("smallest", "largest")),
 )
 AXES = {axis.name: axis for axis in _AXES}
-"""By name."""
+"""The axes by name."""
 
 
 def flag(field: str) -> str:

@@ -90,7 +90,7 @@ def summarise(comparison: Comparison, question: Question, runs: Runs, environmen
         environment: joins the summary.
 
     Returns:
-        JSON values; an entry for each who takes part, in `recipes`.
+        JSON values; an entry for each participant, in `recipes`.
     """
     entries = [_entry(comparison, runs, name) for name in comparison.names]
     baseline = next(entry for entry in entries if entry["name"] == question.baseline)

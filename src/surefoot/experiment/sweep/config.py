@@ -13,10 +13,10 @@ from surefoot.scaling import Run
 
 @dataclass(frozen=True)
 class Configuration:
-    """Base of what determines the runs of a directory."""
+    """Base class of the settings that determine the runs of a directory."""
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `config.json`, but for the kind of run; a search with its kind."""
+        """The content of `config.json` without the kind of run; a search has its own kind in it."""
         values = asdict(self)
         if "search" in values:
             values["search"] = {"kind": type(vars(self)["search"]).__name__.lower(), **values["search"]}
@@ -25,7 +25,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SweepConfig(Configuration):
-    """What a sweep measures. A run directory belongs to one configuration.
+    """What a sweep measures; a run directory belongs to one configuration.
 
     Args:
         recipes: names of methods.
@@ -65,7 +65,7 @@ class Extrapolation(Configuration):
         axis: a name of `AXES`.
         values: of the axis, at least two, in any order.
         width: of all models.
-        settings: those of `SweepConfig`, and "steps", without the one that the axis gives.
+        settings: as in `SweepConfig`, and "steps", but without the setting that the axis gives.
 
     Raises:
         ValueError: fewer than two values, one twice, or what `SweepConfig` refuses.
@@ -123,7 +123,7 @@ class Ladder(Configuration):
     Args:
         recipe: name of a method.
         rungs: in any order.
-        tokens_per_parameter: of which the steps follow.
+        tokens_per_parameter: from which the steps follow.
         seeds: each rung is run with all of them, the target with the first.
         settings: those of `SweepConfig`.
 
@@ -161,7 +161,7 @@ class Comparison(Configuration):
         published: methods at a rate that is not tuned, `muon@0.02`.
         width: of the model.
         steps: optimizer steps of a run.
-        rates_per_recipe: how many learning rates each recipe is tuned with: exactly so many.
+        rates_per_recipe: the exact number of learning rates that each recipe is tuned with.
         tuning_seeds: every rate is run with so many, from 0.
         seeds: of the final runs, those after the tuning seeds.
         evaluations: of the validation loss during a final run, at most.
@@ -195,7 +195,7 @@ class Comparison(Configuration):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those who take part: the tuned recipes, then the published settings."""
+        """The participants: the tuned recipes, then the published settings."""
         return self.recipes + self.published
 
     @property
@@ -215,7 +215,7 @@ class Comparison(Configuration):
         """The sweep of the second stage.
 
         Args:
-            rates: log2 of the learning rate, by the names of those who have one.
+            rates: log2 of the learning rate, by the names of participants that have one.
 
         Returns:
             The sweep; a method that is tuned as well as published has both rates.
@@ -227,16 +227,16 @@ class Comparison(Configuration):
         return SweepConfig(tuple(own), (self.width,), seeds, self.steps, Own(own), settings)
 
     def method(self, name: str) -> str:
-        """The method of one who takes part."""
+        """The method of a participant."""
         return parse_at(name)[0] if name in self.published else name
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a comparison's runs; another one needs no other runs.
+    """What is asked of a comparison's runs; another question needs no other runs.
 
     Args:
-        baseline: name of the one that the others are compared with.
+        baseline: name of the participant that the others are compared with.
         target: the loss in nats to which steps and time are counted; None for the baseline's mean final loss.
     """
 

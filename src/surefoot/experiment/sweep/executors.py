@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are run: what every executor has, and that of one machine, a pool of processes."""
+"""Where a sweep's runs are run: the interface of all executors, and the one for this machine, a pool of processes."""
 
 import multiprocessing
 import os
@@ -21,16 +21,16 @@ Function = Callable[[Any], Any]
 
 
 class Killed(Exception):
-    """Why a run has no result: its process ended, and no Python exception says more, or it had no memory."""
+    """Why a run has no result: its process ended without a Python exception, or ran out of memory."""
 
 
 class NeverStarted(Killed):
-    """As `Killed`, of a process that ended before it could begin the run."""
+    """As `Killed`, for a process that ended before it could begin the run."""
 
 
 @dataclass(eq=False)
 class Raised(Exception):
-    """What a run raised, elsewhere: one line for people, and the traceback there, which is the text of this one.
+    """What a run raised in another process: one line for people, and its traceback, which is the text of this one.
 
     Args:
         summary: the exception's name and message.
@@ -99,7 +99,7 @@ def outcomes(
         wanted: gives the items without a result, the most urgent first; asked again whenever one has ended.
 
     Yields:
-        Each item that has ended, with its result, or `Killed` where that was so twice.
+        Each item that has ended, with its result, or `Killed` if its process was killed twice.
 
     Raises:
         SweepError: the function raised (`DataError` if it was one), or twice a process could not even begin.
@@ -127,9 +127,9 @@ def outcomes(
 
 
 def guarded(function: Function, item: Any) -> Any:
-    """What a worker process calls: the function on one thread, what it raises returned as `Raised`.
+    """Called in a worker process: run the function on one thread, and return what it raises as `Raised`.
 
-    Without memory it ends as the system would end it: other runs may have enough.
+    Out of memory counts as `Killed`, as if the system had ended it: other runs may have enough.
     """
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read when torch is loaded
     if "torch" in sys.modules:

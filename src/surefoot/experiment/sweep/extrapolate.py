@@ -49,7 +49,7 @@ def run(
             print(f"surefoot: {begun}", file=sys.stderr)
             there = directory / axis.folder(value)
             with suppress(OSError, ValueError, KeyError):  # not begun; damaged, which `configs.claimed` says
-                # A search that has begun stays where it did, also when a run of the value before is made again.
+                # A search that has begun keeps its start, even if a run of the value before is made again.
                 centres = configs.read(there / configs.CONFIG)["search"]["centres"]
             sweep.run(config.sweep(value, centres), there, run_trial, **sweeping)
             summary = _write(shared, target, directory)

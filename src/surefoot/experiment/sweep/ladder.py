@@ -1,4 +1,4 @@
-"""A ladder of sizes in a run directory: runs at the rate of the law, the curve through their losses, a larger one's."""
+"""A ladder of sizes in a run directory: runs at the law's rate, the curve through their losses, a larger model's."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

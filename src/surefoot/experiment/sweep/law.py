@@ -104,7 +104,7 @@ def _line(rates: Mapping[int, float]) -> Line:
 
 
 POWERS = (0.01, 2.0)
-"""Between which the power of a loss is looked for."""
+"""The range in which the power of a loss is searched for."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class Floored:
 
     Args:
         floor: that no size goes below, 0 or more.
-        excess: above it at the largest size that was measured.
-        power: of the fall.
-        largest: size that was measured.
+        excess: loss above the floor at the largest size that was measured.
+        power: exponent of the fall.
+        largest: the largest size that was measured.
         freedom: runs beyond the numbers that were fitted, the degrees of freedom of the scatter.
         variance: of a run around the curve; None without freedom.
         covariance: of floor, excess and power for runs of variance 1.
@@ -151,7 +151,7 @@ class Floored:
 
 @dataclass(frozen=True)
 class Between:
-    """The middle of a power law with a fitted floor and of one without: few sizes do not tell which of them it is.
+    """The middle of two power laws, with a fitted floor and without: few sizes do not tell which of them holds.
 
     On held-out ladders (docs/log.md) the loss lay between the two where they differed, about as far from either.
 

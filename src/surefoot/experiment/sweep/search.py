@@ -34,7 +34,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Own:
-    """The log2 rates of each recipe's own, at every width.
+    """Each recipe's own log2 rates, at every width.
 
     Args:
         rates: recipe -> its log2 rates.
@@ -81,8 +81,8 @@ class Bracket:
 class Exact(Bracket):
     """The search of `Bracket`, which goes on until exactly `budget` rates have been run, whatever it finds.
 
-    Once the optimum is bracketed, the rates of the rest lie between those around it, ever closer. Where it is not, the
-    search goes on beyond the edge.
+    Once the optimum is bracketed, the remaining rates lie between those around it, ever closer. Until it is, the search
+    goes on beyond the edge.
     """
 
     def next(self, recipe: str, means: Mapping[float, float | None]) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ LINE_POINTS = 17  # at which the law is drawn: its interval is curved on logarit
 
 @dataclass(frozen=True)
 class Swept:
-    """What there is of one value's sweep.
+    """The sweep at one value, as far as it has come.
 
     Args:
         records: of the runs that have finished.
@@ -77,7 +77,7 @@ def summarise(config: Mapping[str, Any], records: Sequence[Record], environment:
 
 
 def as_json(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary as who reads its file has it: lists in place of tuples, strings for keys."""
+    """A summary as its file reads back: lists in place of tuples, strings for keys."""
     return json.loads(dumps(summary))  # type: ignore[no-any-return]
 
 
@@ -95,7 +95,7 @@ def _over_widths(recipe: str, widths: Sequence[int], records: Iterable[Record]) 
 
 
 def _entry(recipe: str, sizes: str, optima: Mapping[int, fit.Optimum], more: Record, records: Sequence[Any]) -> Record:
-    """What a summary says of a recipe; where there are several sizes, each key has a list."""
+    """A recipe's entry in a summary; where there are several sizes, each key has a list."""
     best, runs = list(optima.values()), [[r for r in each if r["recipe"] == recipe] for each in records]
     pairs = zip(best, runs, strict=True)
     return {
@@ -135,7 +135,7 @@ def optima(width: int, swept: Mapping[int, Swept], recipe: str) -> dict[int, fit
         The optima, by value.
     """
     found = {value: fit.optimum(points(one.records, recipe, width)) for value, one in swept.items()}
-    # What is to come may move an unfinished one.
+    # Runs still to come may move an unfinished optimum.
     vague: dict[str, Any] = {"status": UNFINISHED, "log2_lr": None, "interval": None, "by_seed": {}}
     return {value: best if swept[value].finished else replace(best, **vague) for value, best in found.items()}
 

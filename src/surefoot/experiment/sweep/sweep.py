@@ -68,7 +68,7 @@ def run(
         with Log(directory / RESULTS, _KINDS) as log, nullcontext(progress) if progress else on_stderr() as show:
             with closing(executor or Pool(workers)) as place:
                 search = _Search(config, log)
-                if search.missing():  # an earlier summary is of runs that were taken out
+                if search.missing():  # an earlier summary counts runs that were removed
                     (directory / SUMMARY).unlink(missing_ok=True)
                 for trial, end in outcomes(place, run_trial, search.missing):
                     show(search.add(_to_record(trial, end), place.workers))
@@ -142,7 +142,7 @@ class _Search:
         return Progress(record, len(self.done), max(expected, len(self.done)), seconds_left / at_once)
 
     def missing(self) -> list[Trial]:
-        """Trials that can be run now: of the narrowest width, for whose rate the widest waits, then widest first."""
+        """Trials that can be run now: the narrowest width's, for whose rate the widest waits, then widest first."""
         config = self.config
         narrowest, *wider = config.widths
         return [

@@ -16,7 +16,7 @@ class Average:
     Or the mean of the weights after each step of the last part of a run; before that part, the weights themselves.
 
     As `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn` and `get_swa_multi_avg_fn`, without a copy of
-    the model: on a mesh each process averages what it holds of the weights. Buffers are not averaged.
+    the model: on a mesh each process averages its shards of the weights. Buffers are not averaged.
 
     Args:
         model: with its initial values, cut over the mesh.
@@ -51,7 +51,7 @@ class Average:
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """The model with the average in the place of its weights, which come back bit for bit.
+        """Context in which the average is in the place of the model's weights, which come back bit for bit.
 
         Nothing that watches for writes to the weights (`PostClip`'s running bound) notices.
         """
@@ -64,5 +64,5 @@ class Average:
             torch._foreach_copy_(here, kept)
 
     def _here(self) -> list[Tensor]:
-        """What this process holds of the weights, with counts of writes of their own."""
+        """This process's shards of the weights, with version counters of their own."""
         return [local_of(p.detach()).data for p in self._model.parameters()]

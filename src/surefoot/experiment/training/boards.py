@@ -20,8 +20,8 @@ class Board(ExitStack):
     Use as a context manager. Nothing is begun before the first record.
 
     Args:
-        begin: what writes numbers from a step on, and ends with the stack it is given. The step of what is written is
-            never below an earlier one.
+        begin: given the first step and the stack with which writing ends, returns the function that writes a step's
+            numbers; steps never decrease.
     """
 
     def __init__(self, begin: Callable[[int, ExitStack], Write]) -> None:

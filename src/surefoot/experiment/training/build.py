@@ -71,7 +71,7 @@ def classes(config: TrainConfig, vocab: int) -> int:
 
 
 class _Undrawn(TorchFunctionMode):
-    """No normal numbers are drawn."""
+    """Mode in which `nn.init.normal_` draws nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call all other functions."""
@@ -80,13 +80,13 @@ class _Undrawn(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Models are built on the meta device; embeddings are not drawn there: torch imports its compiler to do so."""
+    """Build models on the meta device, without drawing embeddings there: torch imports its compiler to do so."""
     with torch.device("meta"), _Undrawn():
         yield
 
 
 def require_model(config: TrainConfig, corpus: Corpus) -> nn.Module:
-    """Refuse a model that cannot be trained, before anything is written; only a user's own is given memory.
+    """Refuse a model that cannot be trained, before anything is written; only a user's own is allocated.
 
     Args:
         config: of a run.

@@ -228,7 +228,7 @@ class Checkpoints:
             raise CheckpointError(f"{error}; start from another one with --resume") from None
 
     def _restore(self, run: Run, path: Path) -> None:
-        """Go on from one checkpoint; `CheckpointError` on all processes if it is on one."""
+        """Go on from one checkpoint; a `CheckpointError` on one process is raised on all."""
         if path.is_dir():
             run.load_folder(path)
         else:
@@ -241,7 +241,7 @@ class Checkpoints:
             self.on_resume(path)
 
     def _clean(self) -> None:
-        """Delete what processes that were killed have left: half of a checkpoint, or the digests of a deleted one."""
+        """Delete what killed processes have left behind: half of a checkpoint, or the digests of a deleted one."""
         digests = self.folder.glob(f"step-*{MANIFEST}")
         alone = [path for path in digests if not path.with_name(path.name.removesuffix(MANIFEST)).exists()]
         for path in (*self.folder.glob(f"*step-*{UNFINISHED}"), *alone):

@@ -1,4 +1,4 @@
-"""What determines a training run. Each setting is declared once, as a field whose metadata is its option.
+"""What determines a training run: each setting is declared once, as a field whose metadata is its option.
 
 The command line makes its options of them (`surefoot.cli.options.add`); a field that is not declared by `setting` has
 an option of the command line's own. Nothing here imports torch, so that `--help` is quick.
@@ -79,7 +79,7 @@ class Schedule(Settings):
     """The steps of a run, the learning rate's warm-up and cool-down as fractions of them, and the cool-down's shape.
 
     Raises:
-        ValueError: a number out of range, or a shape that is none.
+        ValueError: a number out of range, or an unknown shape.
     """
 
     steps: int = setting(120, "optimizer steps of a run", COUNT)
@@ -130,7 +130,7 @@ class Schedule(Settings):
         return self._fallen(min(1.0, max(0.0, (self.steps - step) / max(1, fall))))
 
     def _fallen(self, rest: float) -> float:
-        """The factor where this part of the cool-down is still to come."""
+        """The factor on the learning rate where this part of the cool-down is still to come."""
         name, _, power = self.cooldown_shape.partition(":")
         if self.cooldown_shape == "linear":
             return rest
@@ -147,8 +147,8 @@ class Schedule(Settings):
 
 @dataclass(frozen=True)
 class TrainConfig(Schedule, Optimisation, Architecture):
-    """Everything that determines a run: besides its bases, the shape of a batch and which of the training split a step
-    reads; where a run computes ("auto": on a GPU where there is one) and in which dtype its forward pass; the seed.
+    """Everything that determines a run: its bases' settings, a batch's shape, the order of the training data, the
+    device ("auto": a GPU where there is one), the dtype of the forward pass, and the seed.
 
     Raises:
         ValueError: a number out of range or an unknown choice.

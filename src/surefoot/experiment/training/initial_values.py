@@ -73,7 +73,7 @@ def mup_plan(model: nn.Module) -> Plan:
 
 
 def input_embedding(model: nn.Module) -> Tensor:
-    """The table of the model's tokens, whose columns are as many as the model is wide; ValueError if it names none."""
+    """The model's token table, which has as many columns as the model is wide; ValueError if the model names none."""
     declared = getattr(model, "get_input_embeddings", None)
     if declared is None:
         raise ValueError("mup_adamw reads the width from get_input_embeddings(), which the model lacks")

@@ -28,8 +28,8 @@ def train(
 ) -> TrainResult:
     """Train a model, from its newest checkpoint if there is one. A run that diverges ends early.
 
-    With checkpoints, SIGTERM and Ctrl-C let the step that is being taken end, and save it, before they act as they
-    would without: nothing of the finished steps is lost. A second one acts at once.
+    With checkpoints, SIGTERM and Ctrl-C first let the present step end and save it, then act as they would without:
+    nothing of the finished steps is lost. A second one acts at once.
 
     Args:
         config: settings of the run.
@@ -64,7 +64,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Watch:
-    """What looks at a run and when: as the arguments of `train`."""
+    """The observers of a run, and when they are called: as the arguments of `train`."""
 
     on_step: Callable[[Record], None] | None
     observe: Callable[[Run], None] | None
@@ -72,7 +72,7 @@ class _Watch:
     eval_every: int
 
     def look(self, run: Run, meter: Meter) -> float | None:
-        """Call what observes the run; the validation loss, if it was measured."""
+        """Call the observers of the run; returns the validation loss if it was measured."""
         losses = run.evaluate() if _due(run, self.eval_every) else {}
         if self.on_step is not None:
             self.on_step(run.record() | meter.window() | losses)
@@ -104,6 +104,6 @@ def _diverged(run: Run) -> bool:
 
 
 def _due(run: Run, every: int, ahead: int = 0) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens now or so many steps ahead."""
+    """Whether an event of every so many steps, and of the end, is due now or so many steps ahead."""
     step = run.step + ahead
     return every > 0 and (step == run.config.steps or step % every == 0)

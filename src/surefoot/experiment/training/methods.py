@@ -150,9 +150,9 @@ class MupAdamW(AdamW):
 
 
 def moonlight_tuned() -> Recipe:
-    """Muon under Moonlight's scale with the settings that the search of studies/search found, nine of them together.
+    """Muon under Moonlight's scale, with the nine settings that the search of studies/search found together.
 
-    As the default's, its decay was found in short runs, and falls with the length of others.
+    Like the default's, its decay was found in short runs, and falls with a run's length.
     """
     hidden, adam, decay = Momentum(0.76, 0.5), Adam(0.92, 0.984), 0.085
     factors = {"embedding": 3.5, "head": 0.7, **dict.fromkeys(("gain", "bias", "scalar"), 0.9)}

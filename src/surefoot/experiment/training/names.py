@@ -1,4 +1,4 @@
-"""What settings may be: names of methods, kinds of numbers, and the base class that checks them. Without torch."""
+"""What settings may be: names of methods, kinds of numbers, and the base class that checks them; without torch."""
 
 import math
 from collections.abc import Callable
@@ -118,12 +118,12 @@ def log2_lr(text: str, run: Run) -> float:
 
 
 def centre(text: str, run: Run) -> float:
-    """The same to a quarter of an octave: where a search starts."""
+    """`log2_lr` to a quarter of an octave: where a search starts."""
     return round(4 * log2_lr(text, run)) / 4
 
 
 LAST = "last:"
-"""Before the part of the steps whose weights are averaged."""
+"""Prefix of the part of the steps whose weights are averaged."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Number:
 
     Args:
         name: for messages about text that is not a number.
-        read: `int` or `float`, or what reads a value that may be another thing.
+        read: `int` or `float`, or a function for values that may be something else.
         condition: what is allowed, for messages, as in "must be at least 1".
         allows: whether a value is allowed.
     """
@@ -170,7 +170,7 @@ def last_part(average: float | str) -> float | None:
 
 
 def _averages(value: float | str) -> bool:
-    """Whether a setting is an average."""
+    """Whether a setting is a valid average."""
     try:
         part = last_part(value)
     except ValueError:

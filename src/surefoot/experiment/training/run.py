@@ -86,7 +86,7 @@ class Run:
         use_onednn(model)
         if self.layout.recompute:
             plain = (each for each in blocks_of(model) if not any(isinstance(x, _BatchNorm) for x in each.modules()))
-            for block in plain:  # the others' statistics would move twice
+            for block in plain:  # batch norms' statistics would move twice
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         self.model: nn.Module
         self.model, self._autocasts = processes.place(model, self.device, config.autocast == "bfloat16")
@@ -106,7 +106,7 @@ class Run:
         """Take one step, without synchronising with the device.
 
         Args:
-            keep: the weights before it in `before`, for what observes the step; else `before` is None.
+            keep: whether to keep the weights before it in `before`, for observers; else `before` is None.
         """
         self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()} if keep else None
         self.optimizer.zero_grad(set_to_none=True)
@@ -123,7 +123,7 @@ class Run:
         self.scheduler.step()
         if self.average is not None:
             self.average.update(self.step)
-        self.layout.processes.average_(total)  # what decides anything reads the same loss on every process
+        self.layout.processes.average_(total)  # decisions read the same loss on every process
         self.losses[self.step] = total
         self.step += 1
 
@@ -176,7 +176,7 @@ class Run:
         return None
 
     def facts(self) -> dict[str, Any]:
-        """What of the run's state is no tensor, as JSON values."""
+        """The run's state apart from tensors, as JSON values."""
         return {
             "config": self.config.to_json(),
             "corpus": self.corpus.sha256,

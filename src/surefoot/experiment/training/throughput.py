@@ -25,7 +25,7 @@ PEAKS = (
 
 
 class Meter:
-    """The clock of a run's training, which stands still while it is evaluated, observed and saved.
+    """The clock of a run's training, which stands still while the run is evaluated, observed and saved.
 
     Args:
         run: between two steps.
@@ -95,7 +95,7 @@ class _Timer:
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    """Five digits of it; None where nothing was measured."""
+    """The ratio to five digits; None where nothing was measured."""
     return float(f"{part / whole:.5g}") if part and whole > 0 else None
 
 
@@ -134,7 +134,7 @@ def flops_per_token(config: TrainConfig, vocab: int) -> float | None:
         vocab: number of the data's tokens.
 
     Returns:
-        The number; None, with a warning, for a model of one's own that needs tensors with memory.
+        The number; None, with a warning, for a user's model that needs tensors with memory.
 
     Source: A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B.
     """
