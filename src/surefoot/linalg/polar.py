@@ -50,9 +50,9 @@ def msign(x: Tensor, method: str = "auto") -> Tensor:
 
     `auto` takes `polar_express` if gradients of the sign are needed, as the others write in place; else `qdwh` in
     float64, `polar_express_fp16` on an accelerator; on a CPU `halley` for 32 to 128 rows of at least twice that length
-    and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast. On gradients the alignment `<o,
-    x> / (|o|_2 |x|_*)` is about .98. Half precision is computed in float32 on a CPU, on an accelerator in bfloat16 by
-    `newton_schulz`, `polar_express` and `gram`; there `gram` can diverge on singular values 1/i. Results in half
+    and at most 2048, else `qdwh_2`, with bfloat16 from 192 rows on where that is fast. On gradients the alignment
+    `<o, x> / (|o|_2 |x|_*)` is about .98. Half precision is computed in float32 on a CPU, on an accelerator in bfloat16
+    by `newton_schulz`, `polar_express` and `gram`; there `gram` can diverge on singular values 1/i. Results in half
     precision are rounded: .003 more in our tests, at most 2**-8 (float16: 2**-11) of their Frobenius norm.
 
     Args:
