@@ -181,6 +181,14 @@ def test_import_surefoot_does_not_import_torch():
     assert done.stdout.strip() == "[]"
 
 
+def test_audit_needs_torch_alone():
+    absent = ("numpy", "scipy", "tqdm", "filelock", "jinja2", "altair")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from surefoot.cli import main\n"
+    code += "sys.exit(main(['audit', 'gpt', '--width', '64']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "path", [p for p in FILES if LEVEL.get(module_name(p).split(".")[0], 9) < LEVEL["_api"]], ids=module_name
 )

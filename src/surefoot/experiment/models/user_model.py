@@ -8,7 +8,6 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -77,6 +76,8 @@ def drawn_by(device: torch.device, *key: int) -> Iterator[None]:
     Yields:
         Nothing.
     """
+    import numpy as np  # `surefoot audit` needs none
+
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
         yield
