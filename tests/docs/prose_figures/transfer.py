@@ -70,6 +70,15 @@ FIGURES = [
             "second ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
             ],
+            "its best rate moves by {} octave over 32x the width": lambda: [
+                at("confirm_sooner", "1024", "drift from 32")
+            ],
+            "costs {} nats in the mean of fifteen held-out settings, and {} in the worst": lambda: [
+                at("one_rate", "steady | of the length", head) for head in ("mean above", "largest")
+            ],
+            "with the rate of width 32, it is {} nats below a Muon": lambda: [
+                at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon")
+            ],
             "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
             "searched**, AdamW {}. In one": lambda: [at("one_rate", "adamw...", "minus steady")],
             "The law loses {} nats to the": lambda: [
