@@ -161,6 +161,7 @@ SETTINGS: dict[str, Setting] = {
     "bpe 2k": Setting(gpt(), "bpe:2048"),
     "context 128, batch 8": Setting(gpt(), batch=8, context=128),
     "hf gpt2": Setting(transformer("gpt2"), flat=True),
+    "hf gpt2 its own initial values": Setting(transformer("gpt2"), initialise=False, flat=True),
     "hf gpt2, 300 steps": Setting(transformer("gpt2"), steps=300),
     "hf gpt2 untied": Setting(transformer("gpt2", tied=False)),
     "hf llama 32": Setting(transformer("llama", 32)),

@@ -85,7 +85,7 @@ class Smoothing(ABC):
 
     @abstractmethod
     def init_state(self, w: Tensor) -> State:
-        """The state before the first step, for a weight `w` in the dtype that the step computes in."""
+        """The state before the first step, for `w` in the dtype of the step: tensors of w's shape, and scalars."""
 
     def init_memory(self, block: Tensor) -> State:
         """State that is not of the parameter's shape, for a block `(n, out, in)` or `(n, size)`.

@@ -237,7 +237,7 @@ class SteepestDescent(Optimizer):
     def _restore(self, loaded: dict[str, Any]) -> None:
         """Take a loaded state as it was saved, before torch has cast it, and store it as `precision` says."""
         self._bounds.clear()  # the state may be of other weights
-        self._dtypes = {}
+        self._dtypes, self._lr_reason = {}, "lr as loaded"
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
             ours |= {"param_names": [self._known[p][0] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
@@ -295,6 +295,6 @@ class SteepestDescent(Optimizer):
         return {**pickled, **own, "_bounds": RunningBound(), "_vectors": {}, "_sharding": None, "_replicas": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"_lr_reason": "lr as given", **state})  # which 0.2 did not save
         if self._sharding is None:
             self._prepare()

@@ -84,7 +84,7 @@ def steady_soap(every: int = 1) -> Recipe:
 
     State: 8 bytes per parameter of a hidden matrix, and `8 d^2` for its shorter side d (`16 d^2` if square): 9.5 per
     parameter of GPT-2 Small. Cost beside the step of `steady`: a Gram matrix, a QR and four products for each side with
-    a basis. docs/transfer.md has the measured cost and gain.
+    a basis. docs/other-recipes.md has the measured cost and gain.
 
     Args:
         every: steps from one turn of the bases to the next.
@@ -110,7 +110,7 @@ def steady_bounded() -> Recipe:
 
     Norms are at most 2 in the unit of the role (`print(plan)` shows it). For a hidden matrix that is
     `2 r sqrt(d_out/d_in)` with the r of `steady`, since steps r times as long lead to weights r times as large. All
-    else is as in `steady`. docs/transfer.md has the measured cost.
+    else is as in `steady`. docs/other-recipes.md has the measured cost.
 
     Returns:
         The recipe.

@@ -77,7 +77,10 @@ def test_print_says_where_the_rate_comes_from():
     assert "run: Run(steps=1000, tokens=4096)" in shown
     assert shown.endswith(f"\n{plan.lr_reason}\n)")
     assert repr(pickle.loads(pickle.dumps(optimizer))) == shown
-    assert repr(sf.SteepestDescent(model(), plan, lr=0.5)).endswith("\nlr as given\n)")
+    given = sf.SteepestDescent(model(), plan, lr=0.5)
+    assert repr(given).endswith("\nlr as given\n)")
+    optimizer.load_state_dict(given.state_dict())
+    assert repr(optimizer).endswith("\nlr as loaded\n)")
     assert "law" not in str(sf.Plan.of(model()))
     assert "no law, for 1,000 steps" in str(sf.Plan.of(model(), recipes.muon(), run=RUN))
 
