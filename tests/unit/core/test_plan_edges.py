@@ -130,7 +130,7 @@ def test_a_row_of_eta_zero_is_not_moved_by_pre_decay() -> None:
     ],
 )
 def test_what_is_no_recipe_stabiliser_or_run_is_named(given, named) -> None:
-    with pytest.raises(ValueError, match=rf"a (Recipe|Stabiliser|Run) is as .*\), not {named}"):
+    with pytest.raises(ValueError, match=rf"give a (Recipe|Stabiliser|Run) like .*\), not {named}"):
         sf.Plan.of(nn.Linear(2, 2), **given)
 
 
