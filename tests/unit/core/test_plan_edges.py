@@ -103,7 +103,7 @@ def test_a_geometry_needs_blocks_of_its_kind() -> None:
 
 def test_a_function_needs_a_role_to_change() -> None:
     model = nn.Bilinear(3, 4, 5)
-    with pytest.raises(ValueError, match=r"weight.*none was"):
+    with pytest.raises(ValueError, match=r"weight.*no role was found"):
         sf.Plan.of(model, overrides=[("weight", lambda role: role)])
 
 

@@ -244,9 +244,7 @@ def test_a_step_without_any_gradient_says_once_that_it_moves_nothing(caplog):
         backward(copy.deepcopy(model), 0)
         optimizer.step()
     (record,) = caplog.records
-    assert (
-        "no parameter of the optimizer has a gradient; copy or wrap the model before making it" in record.message
-    )
+    assert "no parameter of the optimizer has a gradient; copy or wrap the model before making it" in record.message
     backward(model, 0)
     optimizer.step()
     assert len(caplog.records) == 1

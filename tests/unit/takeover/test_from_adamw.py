@@ -178,9 +178,7 @@ def test_what_adamw_held_still_stays_so():
     assert [role for role, lr in rates.items() if not lr] == ["embedding"]
     train(net, ours, range(3, 6))
     assert torch.equal(net.table.weight, before)
-    with pytest.raises(
-        ValueError, match=r"rate is 0 for qkv\.weight but not for out\.weight, both linear: freeze qkv"
-    ):
+    with pytest.raises(ValueError, match=r"rate is 0 for qkv\.weight but not for out\.weight, both linear: freeze qkv"):
         continued([net.qkv.weight], lr=0.0)
     with pytest.raises(ValueError, match="the optimizer's groups differ in maximize"):
         continued([net.table.weight], maximize=True)
