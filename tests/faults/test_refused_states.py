@@ -33,10 +33,7 @@ def no_tensor(state):
             lambda state: state.update(momentum=state["momentum"].mT.reshape(-1)),
             "'momentum' of the checkpoint has shape",
         ),
-        (
-            lambda state: state.update(momentum=state["momentum"].long()),
-            "'momentum' of the checkpoint has torch.int64",
-        ),
+        (lambda state: state.update(momentum=state["momentum"].long()), "'momentum' of the checkpoint has torch.int64"),
         (
             lambda state: state.update(momentum=state["momentum"] * 1j),
             "'momentum' of the checkpoint has torch.complex64",
