@@ -31,7 +31,7 @@ def model():
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "10", None, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["steps", "tokens"])
 def test_a_run_is_two_positive_whole_numbers(wrong, name):
-    with pytest.raises(ValueError, match=f"{name} of a run is a positive whole number, not"):
+    with pytest.raises(ValueError, match=f"{name} of a run must be a positive integer, not"):
         sf.Run(**{"steps": 5, "tokens": 5, name: wrong})
     run = sf.Run(**{"steps": 5, "tokens": 5, name: np.int64(9)})
     assert run == sf.Run(**{"steps": 5, "tokens": 5, name: 9.0})  # as num_train_epochs times steps is
