@@ -240,7 +240,7 @@ def test_queries_and_keys_of_qwen_have_rms_one_before_the_gain():
 
 def test_experts_that_cannot_be_are_refused():
     for active in (0, 3):
-        with pytest.raises(ValueError, match=f"1 to 2 of 2 experts, not {active}"):
+        with pytest.raises(ValueError, match=f"active must be from 1 to 2, not {active}"):
             Mixture(2, active)
     with pytest.raises(ValueError, match="norm='pre'"):
         LlamaConfig(SMALL, norm="in", mixture=Mixture(2, 1))
